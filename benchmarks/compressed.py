@@ -19,7 +19,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from turns import HostSide, Side, TurnRank, arguments, network, ranks_run, start, take_turns, write
+from turns import (
+    HostWorkerGroup,
+    TurnWorker,
+    WorkerGroup,
+    arguments,
+    network,
+    ranks_run,
+    start,
+    take_turns,
+    write,
+)
 
 from unisono.commands.bench.measure import ratio
 
@@ -32,10 +42,10 @@ def contribution(rank: int, numel: int) -> np.ndarray:
     return np.random.default_rng(rank).standard_normal(numel, np.float32)
 
 
-class CodecRank(TurnRank):
+class CodecRank(TurnWorker):
     """A rank that reduces one array with each codec."""
 
-    COMMANDS = (*TurnRank.COMMANDS, "prepare", "check")
+    COMMANDS = (*TurnWorker.COMMANDS, "prepare", "check")
 
     def prepare(self, numel: int) -> dict[str, Any]:
         """Make the array, and the call of each codec."""
@@ -64,16 +74,16 @@ class CodecRank(TurnRank):
 
 
 @contextmanager
-def side_of(layout: str) -> Iterator[Side]:
+def side_of(layout: str) -> Iterator[WorkerGroup]:
     """The ranks of a layout. "4@1gbit": 4 hosts on links of that rate; "2@": unshaped; "2": of this host."""
     count, at, rate = layout.partition("@")
     if not at:
-        with Side("unisono", int(count), ranks_run(__file__)) as side:
+        with WorkerGroup("unisono", int(count), ranks_run(__file__)) as side:
             yield side
         return
     with (
         network(int(count), rate) as (net, token),
-        HostSide("unisono", net, 1, token, worker=ranks_run(__file__)) as side,
+        HostWorkerGroup("unisono", net, 1, token, worker=ranks_run(__file__)) as side,
     ):
         yield side
 

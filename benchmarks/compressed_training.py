@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from turns import HostSide, Side, TurnRank, arguments, hosts, network, ranks_run, start, write
+from turns import HostWorkerGroup, TurnWorker, WorkerGroup, arguments, hosts, network, ranks_run, start, write
 
 WAYS = ("none", "bf16", "int8", "low-rank", "gloo-none", "gloo-fp16", "gloo-low-rank")
 LIMIT_S = 1500.0
@@ -84,10 +84,10 @@ def compress(ddp: Any, way: str, rank: int, start: int, factors: str) -> Any:
     return None
 
 
-class CompressingRank(TurnRank):
+class CompressingRank(TurnWorker):
     """A rank that trains, or averages one matrix."""
 
-    COMMANDS = (*TurnRank.COMMANDS, "train", "average")
+    COMMANDS = (*TurnWorker.COMMANDS, "train", "average")
 
     def train(
         self, way: str, steps: int, batch: int, width: int, bucket_mb: float, **how: Any
@@ -177,7 +177,7 @@ def worst(answers: list[dict[str, Any]], figure: str, skipped: int = 0) -> list[
     return [max(each) for each in zip(*(one[figure] for one in answers), strict=True)][skipped:]
 
 
-def show_training(args: Any, sides: dict[str, Side]) -> dict[str, Any]:
+def show_training(args: Any, sides: dict[str, WorkerGroup]) -> dict[str, Any]:
     """Train every way; a line for each."""
     print(
         f"# {args.hosts} hosts, links of {args.shape}, {args.steps} steps of {args.batch} x 128 bytes a rank"
@@ -206,7 +206,7 @@ def show_training(args: Any, sides: dict[str, Side]) -> dict[str, Any]:
     return found
 
 
-def show_matrix(args: Any, sides: dict[str, Side]) -> dict[str, Any]:
+def show_matrix(args: Any, sides: dict[str, WorkerGroup]) -> dict[str, Any]:
     """One matrix: a line for each way, and the ratio to the exact one within a round."""
     keys = ("matrix", "rounds", "rank", "factors")
     command = {"do": "average", **{key: getattr(args, key) for key in keys}}
@@ -247,7 +247,7 @@ def main() -> int:
     with network(args.hosts, args.shape) as (net, token), ExitStack() as stack:
         names = ["unisono-torch"] if args.matrix else ["unisono-torch", "gloo"]
         sides = {
-            name: stack.enter_context(HostSide(name, net, 1, token, worker=ranks_run(__file__)))
+            name: stack.enter_context(HostWorkerGroup(name, net, 1, token, worker=ranks_run(__file__)))
             for name in names
         }
         found = (show_matrix if args.matrix else show_training)(args, sides)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
+from turns import TurnWorker, WorkerGroup, arguments, ranks_run, start, started, take_turns, write
 
 from unisono.commands.bench.contenders import UnisonoContender
 from unisono.commands.bench.measure import ratio
@@ -88,10 +88,10 @@ class Decoder:
         return part
 
 
-class DecodingRank(TurnRank):
+class DecodingRank(TurnWorker):
     """A joined rank with two decoders: one communicates, the other does not."""
 
-    COMMANDS = (*TurnRank.COMMANDS, "logits")
+    COMMANDS = (*TurnWorker.COMMANDS, "logits")
 
     def __init__(self, command: dict[str, Any]) -> None:
         import torch
@@ -118,7 +118,7 @@ class DecodingRank(TurnRank):
 # ---- the command ---------------------------------------------------------------------------------------
 
 
-def compare(sides: list[Side]) -> float:
+def compare(sides: list[WorkerGroup]) -> float:
     """The largest difference between any two ranks' logits."""
     command = {"do": "logits", "tokens": COMPARED_TOKENS}
     found = np.array([answer["logits"] for side in sides for answer in side.ask(command)])
@@ -136,7 +136,7 @@ def main() -> None:
     args = parser.parse_args()
     if HEADS % args.ranks:
         parser.error(f"--ranks {args.ranks} does not divide {HEADS} heads")
-    sides = [Side(name, args.ranks, ranks_run(__file__)) for name in SIDES]
+    sides = [WorkerGroup(name, args.ranks, ranks_run(__file__)) for name in SIDES]
     record: dict[str, Any] = {"ranks": args.ranks, "sides": {}}
     with started(sides):
         model = f"{LAYERS} layers of width {WIDTH}"

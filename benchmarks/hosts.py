@@ -1,7 +1,7 @@
 """Collectives across hosts, Unisono against other libraries, on namespaces of this machine. Needs root.
 
     python benchmarks/hosts.py                         2x1, 2x2 and 4x2 ranks, unshaped links: ratios to Gloo
-    python benchmarks/hosts.py --against mpich,openmpi      the MPI libraries of `make bench-peers`, over TCP
+    python benchmarks/hosts.py --against mpich,openmpi      the MPI libraries of `make bench-libraries`, over TCP
     python benchmarks/hosts.py --against before --before ../other/.venv/bin/python       another Unisono
     python benchmarks/hosts.py --layout 4x1 --shape 1gbit --sizes 64M       share of the bound, bytes on links
 
@@ -24,14 +24,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from turns import PORTS, HostSide, arguments, bytes_sent, hosts, network, write
+from turns import PORTS, HostWorkerGroup, arguments, bytes_sent, hosts, network, write
 
-from unisono.commands.bench.cases import OPERATIONS, Case, sweep
-from unisono.commands.bench.measure import Line, Timing, measure_sweep
-from unisono.commands.bench.noise import CpuMeter, Pace, ticks_of
-from unisono.commands.bench.peers import MPIS, Mpi, MpiSide
+from unisono.commands.bench.cases import OPERATIONS, BenchCase, sweep
+from unisono.commands.bench.libraries import MPIS, MpiLibrary, MpiWorkerGroup
+from unisono.commands.bench.measure import CaseResult, Timing, measure_sweep
+from unisono.commands.bench.noise import CoreSpeed, CpuMeter, ticks_of
 from unisono.commands.bench.report import noise_line, reasons
-from unisono.commands.bench.side import Side
+from unisono.commands.bench.worker_group import WorkerGroup
 from unisono.engine.environment.env import parse_size
 
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -56,14 +56,14 @@ def bits_per_s(rate: str) -> float:
 # ---- sides ---------------------------------------------------------------------------------------------
 
 
-class MpiHostSide(MpiSide):
+class MpiHostWorkerGroup(MpiWorkerGroup):
     """Ranks that an MPI library starts on the hosts, through an agent instead of ssh."""
 
     def __init__(self, name: str, net: hosts.Network, per_host: int, inside: str) -> None:
         super().__init__(name, len(net) * per_host)
         self._net, self._per_host, self._inside = net, per_host, inside
 
-    def _launcher(self, mpi: Mpi, folder: str) -> list[str]:
+    def _launcher(self, mpi: MpiLibrary, folder: str) -> list[str]:
         agent = Path(folder, "agent")
         places = "\n".join(f"{node.address}|{node.name}) pid={node.pid} ;;" for node in self._net)
         agent.write_text(AGENT.format(places=places))
@@ -108,14 +108,14 @@ OF_HOSTS = {"mpich": "-hosts", "openmpi": "-H"}
 # ---- measuring -----------------------------------------------------------------------------------------
 
 
-def make_side(name: str, net: hosts.Network, per_host: int, args: Any, token: str) -> Side:
+def make_side(name: str, net: hosts.Network, per_host: int, args: Any, token: str) -> WorkerGroup:
     """The ranks of a library, not started yet."""
     if name in MPI_LAUNCH:
-        return MpiHostSide(name, net, per_host, args.mpi_inside)
-    return HostSide(name, net, per_host, token, args.before if name == "before" else sys.executable)
+        return MpiHostWorkerGroup(name, net, per_host, args.mpi_inside)
+    return HostWorkerGroup(name, net, per_host, token, args.before if name == "before" else sys.executable)
 
 
-def carried(side: Side, case: Case, net: hosts.Network) -> float:
+def carried(side: WorkerGroup, case: BenchCase, net: hosts.Network) -> float:
     """Bytes that a call sends through the busiest host's link, headers included."""
     side.ask({"do": "bind", "case": case.to_json()})
     calls, before = 5, bytes_sent(net)
@@ -136,7 +136,7 @@ def measure(layout: str, operation: str, args: Any) -> list[dict[str, Any]]:
         sides = [make_side(name, net, per_host, args, token) for name in ("unisono", *args.against)]
         own, *peers = [stack.enter_context(side) for side in sides]
         meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
-        lines = measure_sweep(swept, own, peers, rounds=args.rounds, round_ms=args.round_ms, pace=Pace())
+        lines = measure_sweep(swept, own, peers, rounds=args.rounds, round_ms=args.round_ms, pace=CoreSpeed())
         noise = noise_line(meter.read(), len(os.sched_getaffinity(0)))
         sent = [carried(own, line.case, net) if line.case.count else 0.0 for line in lines]
     print(f"{layout} {operation}{', links of ' + args.shape if args.shape else ''}")
@@ -148,7 +148,7 @@ def measure(layout: str, operation: str, args: Any) -> list[dict[str, Any]]:
     ]
 
 
-def shown(line: Line, sent: float, count: int, shape: str) -> str:
+def shown(line: CaseResult, sent: float, count: int, shape: str) -> str:
     """A line of the table: microseconds, and the ratio to each peer."""
     text = f"  {line.case.nbytes:>10} bytes {line.own.p50_us:>10.0f} us"
     for peer in line.peers:

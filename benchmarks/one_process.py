@@ -16,17 +16,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
+from turns import TurnWorker, WorkerGroup, arguments, ranks_run, start, started, take_turns, write
 
 from unisono.commands.bench.measure import ratio
 
 STEPS, WARMUP = 25, 5
 
 
-class PartsRank(TurnRank):
+class PartsRank(TurnWorker):
     """A rank of one of several processes, or the one process; all parts share the rows of a batch."""
 
-    COMMANDS = (*TurnRank.COMMANDS, "bind", "serial")
+    COMMANDS = (*TurnWorker.COMMANDS, "bind", "serial")
 
     def bind(self, width: int, layers: int, rows: int, parts: int) -> dict[str, Any]:
         """Make a model for each way: a step of AdamW on layers of a width."""
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024, help="rows of a batch, all parts together")
     args = parser.parse_args()
     parts, case = args.parts, {name: getattr(args, name) for name in ("width", "layers", "rows", "parts")}
-    one, many = (Side("unisono-torch", size, ranks_run(__file__)) for size in (1, parts))
+    one, many = (WorkerGroup("unisono-torch", size, ranks_run(__file__)) for size in (1, parts))
     with started([one, many]):
         for side in (one, many):
             side.ask({"do": "bind", **case})

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.commands.bench.contenders import LIMITS
-from unisono.commands.bench.peers import PEERS
+from unisono.commands.bench.libraries import PEERS
 from unisono.commands.bench.report import machine
 
 HERE = Path(__file__).resolve().parent

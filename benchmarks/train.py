@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
+from turns import TurnWorker, WorkerGroup, arguments, ranks_run, start, started, take_turns, write
 
 from unisono.commands.bench.measure import Timing, ratio
 
@@ -53,10 +53,10 @@ def width_of(model: str) -> int:
 # ---- a rank --------------------------------------------------------------------------------------------
 
 
-class TrainingRank(TurnRank):
+class TrainingRank(TurnWorker):
     """A joined rank, with a model for each way."""
 
-    COMMANDS = (*TurnRank.COMMANDS, "bind", "losses", "peak")
+    COMMANDS = (*TurnWorker.COMMANDS, "bind", "losses", "peak")
 
     def bind(self, way: str, width: int, batch: int, context: int) -> dict[str, Any]:
         """Make the model of a way, and its step."""
@@ -186,13 +186,13 @@ def deepspeeds(model: Any, way: str, ranks: int, tokens: Any) -> Callable[[], fl
 # ---- the command ---------------------------------------------------------------------------------------
 
 
-def bind(side: Side, way: str, args: Any) -> int:
+def bind(side: WorkerGroup, way: str, args: Any) -> int:
     """Make the model of a way on every rank; returns its number of parameters."""
     command = {"do": "bind", "way": way, "width": width_of(args.model), "batch": args.batch}
     return int(side.ask({**command, "context": args.context})[0]["parameters"])
 
 
-def measure(sides: list[Side], ways: list[str], args: Any) -> dict[tuple[str, str], Timing]:
+def measure(sides: list[WorkerGroup], ways: list[str], args: Any) -> dict[tuple[str, str], Timing]:
     """Bind all ways, compare their losses, time the rounds; a timing for each (side, way)."""
     losses = {}
     for side in sides:
@@ -242,7 +242,7 @@ def peaks(ways: list[str], args: Any) -> dict[str, Any]:
     """Print the peak memory of a rank for each way; every way has its own processes."""
     records = {}
     for way in ways:
-        with Side("unisono-torch", args.ranks, ranks_run(__file__)) as side:
+        with WorkerGroup("unisono-torch", args.ranks, ranks_run(__file__)) as side:
             parameters = bind(side, way, args)
             side.ask({"do": "losses", "way": way, "steps": COMPARED_STEPS})
             peak = statistics.median(answer["peak"] for answer in side.ask({"do": "peak"}))
@@ -268,7 +268,7 @@ def main(words: list[str] | None = None) -> None:
     if args.memory:
         records = peaks(ways, args)
     else:
-        sides = [Side(name, args.ranks, ranks_run(__file__)) for name in names]
+        sides = [WorkerGroup(name, args.ranks, ranks_run(__file__)) for name in names]
         with started(sides):
             records = show(measure(sides, ways, args), ways, names)
     write(args.json, {"ranks": args.ranks, "model": args.model, "ways": records})

@@ -25,18 +25,18 @@ import hosts  # noqa: E402  (from tests/support)
 from unisono.commands.bench.measure import Timing  # noqa: E402
 from unisono.commands.bench.noise import CpuMeter, ticks_of  # noqa: E402
 from unisono.commands.bench.report import noise_line  # noqa: E402
-from unisono.commands.bench.side import Side  # noqa: E402
-from unisono.commands.bench.worker import Answer, Rank  # noqa: E402
+from unisono.commands.bench.worker import Answer, BenchWorker  # noqa: E402
 from unisono.commands.bench.worker import main as worker_main  # noqa: E402
+from unisono.commands.bench.worker_group import WorkerGroup  # noqa: E402
 
 PORTS = {"unisono": 29500, "gloo": 29501, "before": 29502, "unisono-torch": 29503}
 """The port of the rendezvous on the first host, where all ports are free."""
 
 
-class TurnRank(Rank):
+class TurnWorker(BenchWorker):
     """A rank with a call for each way; `way` chooses the one that a block times."""
 
-    COMMANDS = (*Rank.COMMANDS, "way")
+    COMMANDS = (*BenchWorker.COMMANDS, "way")
 
     def __init__(self, command: dict[str, Any]) -> None:
         super().__init__(command)
@@ -48,7 +48,7 @@ class TurnRank(Rank):
         return {}
 
 
-class HostSide(Side):
+class HostWorkerGroup(WorkerGroup):
     """A side with `per_host` ranks on each host.
 
     Args:
@@ -96,7 +96,7 @@ def ranks_run(program: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def started(sides: Sequence[Side]) -> Iterator[None]:
+def started(sides: Sequence[WorkerGroup]) -> Iterator[None]:
     """Start sides; print at the end whether the machine was quiet."""
     with ExitStack() as stack:
         for side in sides:
@@ -107,7 +107,7 @@ def started(sides: Sequence[Side]) -> Iterator[None]:
 
 
 def take_turns(
-    turns: Mapping[str, tuple[Side, str]], *, rounds: int, calls: int, warmup: int = 1
+    turns: Mapping[str, tuple[WorkerGroup, str]], *, rounds: int, calls: int, warmup: int = 1
 ) -> dict[str, Timing]:
     """A timing for each turn, a way of a side. Who begins changes; a first round warms up."""
     timings, names = {name: Timing(name) for name in turns}, list(turns)
@@ -136,6 +136,6 @@ def write(file: str | None, record: object) -> None:
         Path(file).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def start(main: Callable[[], int | None], rank: Callable[[dict[str, Any]], Rank]) -> None:
+def start(main: Callable[[], int | None], rank: Callable[[dict[str, Any]], BenchWorker]) -> None:
     """The program; with --worker one of its ranks."""
     sys.exit(worker_main(sys.argv[2:], rank) if sys.argv[1:2] == ["--worker"] else main())

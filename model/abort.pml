@@ -1,4 +1,4 @@
-// The abort cell (csrc: region.hpp, world.cpp, waiting.cpp): rank 0 finds a fault, the others may find one, or
+// The abort cell (csrc: region.hpp, group_state.cpp, waiter.cpp): rank 0 finds a fault, the others may find one, or
 // sleep, and the last one may be killed at any moment. Who finds a fault writes it into a record of its own, and
 // puts its number into the cell, if no other one is there.
 //
@@ -66,7 +66,7 @@ inline fail() {
   fi
 }
 
-inline settle() {
+inline complete() {
   if
   :: memory[CELL] == WRITTEN
   :: dead ->
@@ -109,7 +109,7 @@ inline fail() {
   fi
 }
 
-inline settle() {
+inline complete() {
   load(CELL, value, ACQUIRE);
   load(FAULT_A(value - 1), a, ACQUIRE);
 #ifdef FAULT_READ_RELAXED
@@ -124,7 +124,7 @@ inline settle() {
 #endif
 
 inline conclude() {
-  settle();
+  complete();
   assert(a == b && value != 0);
   verdict[me] = value;
   assert(verdict[0] == 0 || verdict[0] == value);

@@ -1,15 +1,15 @@
-// Closing (csrc: engine.cpp, channels.cpp, waiting.cpp): rank 0 sends every other rank MESSAGES messages and
-// leaves. The last one is lent: it lies in memory of rank 0, which it overwrites when all have returned it or when
+// Closing (csrc: engine.cpp, channels.cpp, waiter.cpp): rank 0 sends every other rank MESSAGES messages and
+// leaves. The last one is sent with zero copy: it lies in memory of rank 0, which it overwrites when all have returned it or when
 // it has left, whichever comes first. The others want these messages, or one more.
 //
-// Right: what was sent before arrives, who wants one more learns that rank 0 has left, and lent memory that was
+// Right: what was sent before arrives, who wants one more learns that rank 0 has left, and zero-copy memory that was
 // overwritten is never taken for the message.
 //
 // seed LEFT_READ_LAST: the receiver looks for the message first, and then whether its sender has left
 // seed LEFT_EARLY: rank 0 says that it has left before it has sent its last message
 // seed NOBODY_WOKEN: who leaves wakes nobody
-// seed LENDER_ASKED_FIRST: the receiver asks whether the lender has left before it has copied
-// seed NO_FENCE: memory that was lent may be seen overwritten before its lender has left
+// seed LENDER_ASKED_FIRST: the receiver asks whether the sender has left before it has copied
+// seed NO_FENCE: memory that was published for zero copy may be seen overwritten before its sender has left
 
 #ifndef RANKS
 #define RANKS 2
@@ -27,13 +27,13 @@
 #define NUMBER(r) (2 * RANKS + (r))
 #define RETURNED(r) (3 * RANKS + (r))
 #define LEFT (4 * RANKS)
-#define LENT_A (4 * RANKS + 1)
-#define LENT_B (4 * RANKS + 2)
+#define DATA_A (4 * RANKS + 1)
+#define DATA_B (4 * RANKS + 2)
 #define CELLS (4 * RANKS + 3)
 #include "memory.h"
 #include "event.h"
 
-#define LENT 7
+#define ZERO_COPY 7
 #define OVERWRITTEN 9
 
 #ifdef LEFT_EARLY
@@ -46,7 +46,7 @@
 
 active proctype leaver() {
   byte me = 0, m = 1, r, awake_, i_;
-  memory[LENT_A] == LENT && memory[LENT_B] == LENT;
+  memory[DATA_A] == ZERO_COPY && memory[DATA_B] == ZERO_COPY;
   do
   :: m <= MESSAGES ->
     if
@@ -64,15 +64,15 @@ active proctype leaver() {
   m = 0;
   r = 0;
   if
-  :: memory[RETURNED(1)] && memory[RETURNED(LAST)]  // it waited for what it lent
+  :: memory[RETURNED(1)] && memory[RETURNED(LAST)]  // it waited for what it published
   :: true                                           // its operation has failed
   fi;
   SAY_LAST
 #ifndef NO_FENCE
   fence_release();
 #endif
-  store(LENT_A, OVERWRITTEN, RELAXED);
-  store(LENT_B, OVERWRITTEN, RELAXED);
+  store(DATA_A, OVERWRITTEN, RELAXED);
+  store(DATA_B, OVERWRITTEN, RELAXED);
 #ifdef NOBODY_WOKEN
   skip
 #else
@@ -104,12 +104,12 @@ active proctype leaver() {
 #endif
 
 inline copy_lent() {
-  load(LENT_A, a, ACQUIRE);
-  load(LENT_B, b, ACQUIRE)
+  load(DATA_A, a, ACQUIRE);
+  load(DATA_B, b, ACQUIRE)
 }
 
 inline borrow() {
-#ifdef LENDER_ASKED_FIRST
+#ifdef SENDER_ASKED_FIRST
   LOOK_FOR_LEFT;
   copy_lent();
 #else
@@ -118,7 +118,7 @@ inline borrow() {
 #endif
   if
   :: left
-  :: else -> assert(a == LENT && b == LENT); store(RETURNED(me), 1, SEQ_CST)
+  :: else -> assert(a == ZERO_COPY && b == ZERO_COPY); store(RETURNED(me), 1, SEQ_CST)
   fi;
   a = 0;
   b = 0
@@ -149,8 +149,8 @@ proctype receiver(byte me) {
 
 init {
   atomic {
-    memory[LENT_A] = LENT;
-    memory[LENT_B] = LENT;
+    memory[DATA_A] = ZERO_COPY;
+    memory[DATA_B] = ZERO_COPY;
     run receiver(1);
 #if RANKS > 2
     run receiver(2)

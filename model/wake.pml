@@ -1,4 +1,4 @@
-// Sleeping and waking (csrc: waiting.cpp, world.hpp, shm.cpp): the other ranks send rank 0 messages over lanes of
+// Sleeping and waking (csrc: waiter.cpp, group_state.hpp, shm.cpp): the other ranks send rank 0 messages over FIFOs of
 // one entry, so that both ends have to wait for each other and may sleep. Rank 0 takes from each in turn and has
 // one event count for all.
 //

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from unisono.commands.drawing.diagram import svg
 from unisono.commands.drawing.page import html
-from unisono.commands.drawing.picture import depict
-from unisono.engine.costs import price
-from unisono.engine.costs.choice import (
+from unisono.commands.drawing.trace import trace_plan
+from unisono.engine.costs import plan_cost
+from unisono.engine.costs.tuner import (
     BETWEEN,
     CANDIDATES,
     DIRECT_RANKS,
     INSIDE,
     ONE_SHOT_BYTES,
     REDUCING_S_PER_BYTE,
-    Chooser,
+    Tuner,
 )
 from unisono.plans import ALGORITHMS, PLACED, Plan, Recv, Reduce, Send, make
 
@@ -66,7 +66,7 @@ tables have four figures for {sizes} ranks of one host:
 - **time** until the last rank is done. A message of l bytes takes a + b l; reducing l bytes takes g l. The
   terms in a, b and g are computed separately and added.
 
-In this model (`engine/costs/timing.py`) a rank sends one message at a time and receives one at a time.
+In this model (`engine/costs/simulation.py`) a rank sends one message at a time and receives one at a time.
 Within one host the engine writes a message once for all its readers, so the direct algorithms are faster
 there than the tables say. Algorithms that reduce in several hops round 16-bit floats at each hop.
 
@@ -93,7 +93,7 @@ On one host:
 - Everything else takes `direct`.
 - With more than {ranks} ranks `leaders` takes the place of `one_shot`, and of `direct` for barrier.
 
-On several hosts Unisono takes the cheapest of a few candidates by the cost model (`engine/costs/choice.py`).
+On several hosts Unisono takes the cheapest of a few candidates by the cost model (`engine/costs/tuner.py`).
 The table holds for the model's defaults: {inside} within a host, {between}
 between hosts, {reducing} for reducing. Bytes are those of one rank, for all_gather and reduce_scatter
 those of one block.
@@ -115,11 +115,11 @@ def row(collective: str, algorithm: str) -> str:
     plans = [make(collective, algorithm, size) for size in SIZES]
     counts = [
         " / ".join(str(max(count(plan))) for plan in plans)
-        for count in (lambda plan: [price.rounds(plan)], price.messages, price.bytes_sent)
+        for count in (lambda plan: [plan_cost.rounds(plan)], plan_cost.messages, plan_cost.bytes_sent)
     ]
     if collective == "barrier":
         counts[2] = "0"
-    prices = " / ".join(price.formula(plan) for plan in plans)
+    prices = " / ".join(plan_cost.formula(plan) for plan in plans)
     mark = " *" if algorithm in PLACED.get(collective, {}) else ""
     return f"| {algorithm}{mark} | {' | '.join(counts)} | {prices} | {module(collective, algorithm)} |"
 
@@ -159,7 +159,7 @@ def links() -> Iterator[str]:
     for algorithm in ALGORITHMS["all_reduce"]:
         found = []
         for hosts in PLACEMENTS.values():
-            passed = price.link_bytes(make("all_reduce", algorithm, len(hosts), 0, hosts)).values()
+            passed = plan_cost.link_bytes(make("all_reduce", algorithm, len(hosts), 0, hosts)).values()
             found.append(f"{max(out for out, _ in passed)}, {max(into for _, into in passed)}")
         yield f"| {algorithm} | {' | '.join(found)} |"
     yield LINKS_TAIL
@@ -180,7 +180,7 @@ def choices() -> Iterator[str]:
         if len(candidates) == 1 or collective == "barrier":
             continue
         for name, hosts in PLACEMENTS.items():
-            chooser = Chooser(len(hosts), hosts)
+            chooser = Tuner(len(hosts), hosts)
             taken = [chooser.choose(collective, nbytes) for nbytes in BYTES.values()]
             yield f"| {collective} | {name} | {' | '.join(taken)} |"
     yield CHOICES_TAIL
@@ -220,7 +220,7 @@ def plan_of(collective: str, algorithm: str) -> Plan:
     if algorithm in PLACED.get(collective, {}):
         return make(collective, algorithm, len(HOSTS), 0, HOSTS)
     more = make(collective, algorithm, MANY)
-    return more if price.rounds(more) < MANY - 1 else make(collective, algorithm, FEW)
+    return more if plan_cost.rounds(more) < MANY - 1 else make(collective, algorithm, FEW)
 
 
 def page(collective: str, algorithm: str) -> Iterator[str]:
@@ -259,7 +259,7 @@ def write_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"index.md": "\n".join(index()) + "\n"}
     for collective, algorithm in ((name, one) for name, known in ALGORITHMS.items() for one in known):
-        picture, name = depict(plan_of(collective, algorithm)), f"{collective}-{algorithm}"
+        picture, name = trace_plan(plan_of(collective, algorithm)), f"{collective}-{algorithm}"
         texts |= {f"{name}.svg": svg(picture), f"{name}-rounds.html": html(picture)}
         texts[f"{name}.md"] = "\n".join(page(collective, algorithm)) + "\n"
     for name, text in texts.items():

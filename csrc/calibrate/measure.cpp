@@ -51,7 +51,7 @@ double middle(
   return *mid;
 }
 
-struct alignas(kLine) Word {
+struct alignas(kLine) FlagWord {
   std::atomic<uint32_t> value{0};
 };
 
@@ -73,7 +73,7 @@ void give(std::atomic<uint32_t>& word, uint32_t value, bool wake) {
 
 // Two threads pass a word back and forth; returns the seconds one way of the fastest batch.
 double hand_over(int first_core, int second_core, int round_trips, bool sleeping) {
-  Word there, back;
+  FlagWord there, back;
   const auto wait = sleeping ? wait_sleeping : wait_spinning;
   const uint32_t all = static_cast<uint32_t>(round_trips) * kBatches;
   std::thread partner([&] {
@@ -115,7 +115,7 @@ Bytes allocate(size_t nbytes) {
 void add(void* out, const void* in, size_t nbytes) {
   const void* inputs[] = {out, in};
   const auto kernel = kernels().reduce[static_cast<size_t>(DType::kF32)][static_cast<size_t>(ReduceOp::kSum)];
-  kernel(out, inputs, 2, nbytes / sizeof(float), Finish{});
+  kernel(out, inputs, 2, nbytes / sizeof(float), PostOperation{});
 }
 
 // ---- sockets --------------------------------------------------------------------------------------------
@@ -125,11 +125,11 @@ int must(int result) {
   return result;
 }
 
-Descriptor connected(int listener) {
+FileDescriptor connected(int listener) {
   sockaddr_in address{};
   socklen_t length = sizeof address;
   must(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length));
-  Descriptor made(must(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  FileDescriptor made(must(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   must(connect(made, reinterpret_cast<sockaddr*>(&address), length));
   return made;
 }
@@ -151,14 +151,14 @@ void answer(int descriptor, unsigned char* bytes, size_t nbytes) {
 
 // Seconds of one round trip: a message of `nbytes`, answered by one byte.
 double exchange(size_t nbytes, double seconds) {
-  const Descriptor listener(must(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const FileDescriptor listener(must(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   must(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address));
   must(listen(listener, 1));
-  const Descriptor mine = connected(listener);
-  const Descriptor there(must(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)));
+  const FileDescriptor mine = connected(listener);
+  const FileDescriptor there(must(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)));
   const int on = 1;
   const timeval patience{kSilenceSeconds, 0};  // bounded: another process may have connected first
   for (const int end : {static_cast<int>(mine), static_cast<int>(there)}) {
@@ -196,7 +196,7 @@ double wake(int core, int round_trips) { return hand_over(core, core, round_trip
 
 double crowd(const std::vector<int>& cores, int rounds) {
   const size_t count = 2 * cores.size();
-  std::vector<Word> come(count);
+  std::vector<FlagWord> come(count);
   std::vector<double> took;
   const auto work = [&](size_t me) {
     pin(cores[me % cores.size()]);
@@ -218,11 +218,11 @@ double crowd(const std::vector<int>& cores, int rounds) {
   return middle(took);
 }
 
-Handing hand(size_t nbytes, int first_core, int second_core, int rounds) {
+HandoverRates hand(size_t nbytes, int first_core, int second_core, int rounds) {
   const Bytes buffers[] = {allocate(nbytes), allocate(nbytes), allocate(nbytes),
                            allocate(nbytes)};  // two shared, two private
   for (const auto& each : buffers) std::memset(each.get(), 0, nbytes);
-  Word come[2];
+  FlagWord come[2];
   std::vector<double> gave, took;
   const auto work = [&](int me, int core) {
     pin(core);
@@ -251,7 +251,7 @@ Handing hand(size_t nbytes, int first_core, int second_core, int rounds) {
   return {static_cast<double>(nbytes) / middle(gave), static_cast<double>(nbytes) / middle(took)};
 }
 
-double rate(Pass pass, size_t nbytes, const std::vector<int>& cores, double seconds) {
+double rate(MemoryPass pass, size_t nbytes, const std::vector<int>& cores, double seconds) {
   std::atomic<size_t> ready{0};
   std::vector<double> rates(cores.size());
   std::vector<Bytes> buffers;
@@ -267,35 +267,35 @@ double rate(Pass pass, size_t nbytes, const std::vector<int>& cores, double seco
       const auto start = Clock::now();
       size_t passes = 0;
       for (; passes < 2 || since(start) < seconds; ++passes)
-        pass == Pass::kCopy ? static_cast<void>(std::memcpy(to, from, nbytes)) : add(to, from, nbytes);
+        pass == MemoryPass::kCopy ? static_cast<void>(std::memcpy(to, from, nbytes)) : add(to, from, nbytes);
       rates[number] = static_cast<double>(passes * nbytes) / since(start);
     });
   for (auto& thread : threads) thread.join();
   return *std::min_element(rates.begin(), rates.end());
 }
 
-Socket loopback(double seconds) {
+SocketRates loopback(double seconds) {
   const double small = exchange(1, seconds / 2), large = exchange(kLargeMessage, seconds / 2);
   return {small / 2, kLargeMessage / std::max(large - small, large / 4)};
 }
 
-void touch(Touch kind, void* out, const void* in, size_t nbytes) {
+void touch(MemoryAccess kind, void* out, const void* in, size_t nbytes) {
   constexpr size_t kTile = 16 * 1024;
   alignas(64) thread_local unsigned char tile[kTile];
   switch (kind) {
-    case Touch::kCopy:
+    case MemoryAccess::kCopy:
       std::memcpy(out, in, nbytes);
       return;
-    case Touch::kWrite:
+    case MemoryAccess::kWrite:
       std::memset(out, 0, nbytes);
       return;
-    case Touch::kUpdate: {  // adds a tile that stays in the first-level cache
+    case MemoryAccess::kUpdate: {  // adds a tile that stays in the first-level cache
       auto* bytes = static_cast<unsigned char*>(out);
       for (size_t done = 0; done < nbytes; done += kTile)
         add(bytes + done, tile, std::min(kTile, nbytes - done));
       return;
     }
-    case Touch::kRead: {
+    case MemoryAccess::kRead: {
       const auto* bytes = static_cast<const unsigned char*>(in);
       for (size_t done = 0; done < nbytes; done += kTile)
         std::memcpy(tile, bytes + done, std::min(kTile, nbytes - done));
@@ -305,9 +305,9 @@ void touch(Touch kind, void* out, const void* in, size_t nbytes) {
   }
 }
 
-void line_up(void* slots, size_t count, size_t mine, bool crowded) {
-  static_assert(sizeof(Word) == kLineUpSlot);
-  Word* const words = static_cast<Word*>(slots);
+void start_barrier(void* slots, size_t count, size_t mine, bool crowded) {
+  static_assert(sizeof(FlagWord) == kStartBarrierSlot);
+  FlagWord* const words = static_cast<FlagWord*>(slots);
   const uint32_t round = words[mine].value.load(std::memory_order_relaxed) + 1;
   words[mine].value.store(round, std::memory_order_release);
   for (size_t other = 0; other < count; ++other)

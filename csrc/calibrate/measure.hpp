@@ -18,37 +18,37 @@ double wake(int core, int round_trips);
 // ranks do when there are more ranks than cores.
 double crowd(const std::vector<int>& cores, int rounds);
 
-struct Handing {
+struct HandoverRates {
   double give;
   double take;
 };
 
 // Bytes per second of a thread that copies `nbytes`: into memory that another core has read before (give),
 // and from memory that another core has just written (take). The other thread does the same at that time.
-Handing hand(size_t nbytes, int first_core, int second_core, int rounds);
+HandoverRates hand(size_t nbytes, int first_core, int second_core, int rounds);
 
-enum class Pass { kCopy, kReduce };
+enum class MemoryPass { kCopy, kReduce };
 
 // Bytes per second of the slowest thread, when one thread on each of `cores` works for `seconds` on its own
 // buffers of `nbytes`: it copies one to another, or adds the f32 of one to another.
-double rate(Pass pass, size_t nbytes, const std::vector<int>& cores, double seconds);
+double rate(MemoryPass pass, size_t nbytes, const std::vector<int>& cores, double seconds);
 
-struct Socket {
+struct SocketRates {
   double latency_s;
   double bytes_per_s;
 };
 
 // Loopback TCP: the one-way latency of a message of one byte, and the bandwidth of large messages.
-Socket loopback(double seconds);
+SocketRates loopback(double seconds);
 
-enum class Touch { kRead, kWrite, kUpdate, kCopy };
+enum class MemoryAccess { kRead, kWrite, kUpdate, kCopy };
 
 // Passes over `nbytes` once: reads them, writes them, updates them in place, or copies them.
-void touch(Touch kind, void* out, const void* in, size_t nbytes);
+void touch(MemoryAccess kind, void* out, const void* in, size_t nbytes);
 
 // A barrier of `count` processes in shared memory. Each process counts in its own slot; slots are one line
 // apart. No process leaves systematically first. It polls; `crowded`: it yields the core between polls.
-constexpr size_t kLineUpSlot = 128;
-void line_up(void* slots, size_t count, size_t mine, bool crowded);
+constexpr size_t kStartBarrierSlot = 128;
+void start_barrier(void* slots, size_t count, size_t mine, bool crowded);
 
 }  // namespace unisono::calibrate

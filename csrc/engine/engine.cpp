@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostYieldUs = 20'000;
 // Larger segments where nothing is staged, or where a step costs more than within a host.
-constexpr size_t kLentSegmentBytes = 4096 * 1024;
+constexpr size_t kZeroCopySegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 700'000'000;
 constexpr auto kGrace = std::chrono::microseconds(20);  // within it the caller may begin to wait for its call
@@ -64,28 +64,28 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-// With more ranks than cores collectives lend little: a lender waits until all receivers had their turn on a
-// core, but a rank that stages continues. All ranks of a host know the same number of cores.
-Limits limits(World& world, const EngineOptions& options) {
-  const bool lending = !crowded(world.region().ranks(), options.cores);
-  const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
+// With more ranks than cores collectives use little zero copy: such a sender waits until all receivers had
+// their turn on a core, but a rank that stages continues. All ranks of a host know the same number of cores.
+ExecutorLimits limits(GroupState& world, const EngineOptions& options) {
+  const bool zero_copy = !crowded(world.region().ranks(), options.cores);
+  const size_t segment_bytes = world.region().zero_copy() ? kZeroCopySegmentBytes : 0;
   if (!world.spans_hosts())
     return {.segment_bytes = options.segment_bytes,
             .capacity = ShmTransport::capacity(world.region()),
-            .lent_bytes = lending ? lent : 0,
-            .lending = lending,
-            .ahead_bytes = lending ? 0 : lent};
+            .zero_copy_segment_bytes = zero_copy ? segment_bytes : 0,
+            .zero_copy = zero_copy,
+            .ahead_bytes = zero_copy ? 0 : segment_bytes};
   const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
   return {.segment_bytes = kFarSegmentBytes,
           .capacity = std::min(staged, TcpTransport::kCapacity),
-          .lent_bytes = 0,
-          .lending = lending,
+          .zero_copy_segment_bytes = 0,
+          .zero_copy = zero_copy,
           .ahead_bytes = 0,
           .apart = !world.shares_memory()};
 }
 
 // Whether another rank of this host is a thread of this process.
-bool has_threads(const World& world, int rank, const Descriptors& pidfds) {
+bool has_threads(const GroupState& world, int rank, const FileDescriptors& pidfds) {
   for (int peer = 0; peer < world.ranks(); ++peer)
     if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
   return false;
@@ -118,14 +118,14 @@ Connections checked(int rank, const EngineOptions& options, Connections given) {
 }
 
 // Records the thread that runs a call, until the call ends in any way.
-class Runner {
+class RunningThread {
  public:
-  explicit Runner(std::atomic<std::thread::id>& noted) : noted_(noted) {
+  explicit RunningThread(std::atomic<std::thread::id>& noted) : noted_(noted) {
     noted_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
-  ~Runner() { noted_.store(std::thread::id(), std::memory_order_relaxed); }
-  Runner(const Runner&) = delete;
-  Runner& operator=(const Runner&) = delete;
+  ~RunningThread() { noted_.store(std::thread::id(), std::memory_order_relaxed); }
+  RunningThread(const RunningThread&) = delete;
+  RunningThread& operator=(const RunningThread&) = delete;
 
  private:
   std::atomic<std::thread::id>& noted_;
@@ -147,7 +147,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       peers_(std::move(options.pidfds), options.status_fd),
       patience_(foreground(options, region->ranks())),
       control_(world_.spans_hosts()
-                   ? std::make_unique<Control>(world_, peers_, rank, std::move(connections.control))
+                   ? std::make_unique<ControlPlane>(world_, peers_, rank, std::move(connections.control))
                    : nullptr),
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
@@ -178,7 +178,7 @@ const Program* Engine::load(std::span<const int32_t> code, uint64_t plan) {
   return &programs_.back();
 }
 
-uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
+uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {
   uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ before_;
   mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
   mixed ^= call.program->plan() * 0xff51afd7ed558ccdULL;
@@ -193,12 +193,12 @@ uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
 }
 
 // The dtype as ranks report it: above its four bits the number of the codec, from 1 on.
-static uint8_t form(DType dtype, const Coder& coder) {
+static uint8_t form(DType dtype, const EdgeCoding& coder) {
   const size_t codec = coder.kernels == nullptr ? 0 : static_cast<size_t>(coder.codec) + 1;
   return static_cast<uint8_t>(static_cast<size_t>(dtype) | codec << kCodecShift);
 }
 
-void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
+void Engine::record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint) {
   RankCell& cell = world_.cell(rank_);
   CallRecord record{seq,
                     fingerprint,
@@ -214,7 +214,7 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
   cell.started.store(seq, std::memory_order_release);
 }
 
-FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) {
+FaultKind Engine::execute(const CollectiveCall& call, bool in_background, ReleasableLock* held) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
   before_ = print;
@@ -231,7 +231,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
   } catch (const Fault& fault) {
     clear_up(call);
     world_.wake_control();  // the rank of this host that found the fault may die before it reports it
-    if (fault.kind == FaultKind::kMismatch && call.site.describe != nullptr) remark(seq, call.site.text());
+    if (fault.kind == FaultKind::kMismatch && call.site.describe != nullptr) report(seq, call.site.text());
     return fault.kind;
   } catch (const std::bad_alloc&) {
     clear_up(call);
@@ -239,7 +239,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
     return FaultKind::kNoMemory;
   } catch (const std::domain_error& error) {  // the caller has changed its buffer during the call
     clear_up(call);
-    remark(kLeaving, error.what());
+    report(kLeaving, error.what());
     abort(Fault{FaultKind::kAborted, rank_, rank_});
     return FaultKind::kAborted;
   }
@@ -248,10 +248,10 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
 }
 
 // After a failure. Runs in exception handlers, also that of std::bad_alloc: nothing here may throw.
-void Engine::clear_up(const Call& call) {
+void Engine::clear_up(const CollectiveCall& call) {
   if (tcp_) tcp_->drop();
   // A peer may still write into the packed memory.
-  if (call.packed != nullptr && executor_.unsettled()) call.packed->kept = call.packed;
+  if (call.packed != nullptr && executor_.has_open_transfers()) call.packed->kept = call.packed;
 }
 
 // A rank that computes sends nothing, so the kernel has to accept all queued bytes before the call returns.
@@ -265,14 +265,15 @@ void Engine::drain() {
 }
 
 // Packs the buffers of a coalesced call before, and unpacks them after.
-void Engine::perform(const Call& call, uint64_t fingerprint) {
+void Engine::perform(const CollectiveCall& call, uint64_t fingerprint) {
   const bool in_place = !call.program->equal_blocks();
   if (call.packed != nullptr) {
     call.packed->in.gather();
     if (in_place) call.packed->out.gather();
   }
-  executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint, call.coder},
-                waiter_);
+  executor_.run(
+      CollectiveTask{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint, call.coder},
+      waiter_);
   if (call.packed != nullptr && call.program->writes_out()) call.packed->out.scatter();
 }
 
@@ -289,26 +290,26 @@ void Engine::throw_if_within() const {
         "called from a signal handler while an operation of the same group is under way");
 }
 
-FaultKind Engine::run(Call&& call, HeldLock* held) {
+FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* held) {
   check_process();
   throw_if_within();
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed since check_process
-    const Runner running(runner_);
+    const RunningThread running(runner_);
     direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return execute(call, false, held);
   }
   return wait(enqueue(std::move(call)), INT64_MAX, held);
 }
 
-uint64_t Engine::start(Call&& call) {
+uint64_t Engine::start(CollectiveCall&& call) {
   check_process();
   return enqueue(std::move(call));
 }
 
-uint64_t Engine::enqueue(Call&& call) {
+uint64_t Engine::enqueue(CollectiveCall&& call) {
   const bool large = call.large;
   const std::lock_guard lock(queue_mutex_);
   if (stopping_) return kLateTicket;
@@ -326,10 +327,10 @@ uint64_t Engine::enqueue(Call&& call) {
 
 // Runs the call at the head of the queue. Only the holder of `executing_` takes a call to run, so calls keep
 // their order. Without it (`executing` is false) the group was left, and the call ends unexecuted.
-void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
+void Engine::run_queued(bool executing, bool in_background, ReleasableLock* held) {
   std::unique_lock lock(queue_mutex_);
   if (queue_.empty()) return;
-  const Call call = std::move(queue_.front());
+  const CollectiveCall call = std::move(queue_.front());
   queue_.pop_front();
   FaultKind result = FaultKind::kAborted;
   if (executing && !left_.load(std::memory_order_acquire)) {
@@ -339,7 +340,7 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
     if (in_background) {
       result = execute(call, true, held);
     } else {
-      const Runner running(runner_);
+      const RunningThread running(runner_);
       result = execute(call, false, held);
     }
     lock.lock();
@@ -359,11 +360,11 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
 }
 
 // Runs the queued calls up to `ticket` in the caller's thread, until another thread runs one.
-void Engine::run_up_to(uint64_t ticket, HeldLock* held) {
+void Engine::run_up_to(uint64_t ticket, ReleasableLock* held) {
   while (!done(ticket)) {
     std::unique_lock executing(executing_, std::try_to_lock);
     if (!executing) return;
-    if (held != nullptr && completed_.load(std::memory_order_acquire) + 1 < ticket) held->let_go();
+    if (held != nullptr && completed_.load(std::memory_order_acquire) + 1 < ticket) held->release();
     run_queued(true, false, held);
   }
 }
@@ -414,14 +415,14 @@ void Engine::serve() {
   }
 }
 
-FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, HeldLock* held) {
+FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, ReleasableLock* held) {
   check_process();
   if (!done(ticket)) {
     throw_if_within();
     if (deadline == INT64_MAX) run_up_to(ticket, held);
   }
   if (!done(ticket)) {
-    if (held != nullptr) held->let_go();
+    if (held != nullptr) held->release();
     std::unique_lock lock(queue_mutex_);
     const auto slice = [&] {
       return std::chrono::nanoseconds(std::clamp<Nanoseconds>(deadline - now_ns(), 0, kWaitSlice.count()));
@@ -445,8 +446,8 @@ FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, HeldLock* held) {
   return kind == FaultKind::kNone ? FaultKind::kAborted : kind;
 }
 
-void Engine::remark(uint64_t seq, const std::string& text) {
-  if (!write_remark(world_.cell(rank_), seq, text)) return;
+void Engine::report(uint64_t seq, const std::string& text) {
+  if (!write_report(world_.cell(rank_), seq, text)) return;
   if (control_) control_->announce();
 }
 

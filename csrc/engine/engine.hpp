@@ -16,8 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/buffer_packer.hpp"
 #include "engine/executor.hpp"
-#include "engine/packing.hpp"
 #include "p2p/channels.hpp"
 #include "transport/shm.hpp"
 #include "transport/tcp.hpp"
@@ -29,12 +29,12 @@ constexpr uint64_t kLateTicket = UINT64_MAX;  // a call queued after the group w
 // How the ranks of a group are connected. Empty lists: all are on one host, rank r at place r. Owns the
 // sockets until an engine takes them over.
 struct Connections {
-  std::vector<int> places, hosts, pids;  // see World
-  Descriptors control, data, messages;   // sockets by rank, -1 for those of this host
+  std::vector<int> places, hosts, pids;     // see World
+  FileDescriptors control, data, messages;  // sockets by rank, -1 for those of this host
 };
 
 struct EngineOptions {
-  Descriptors pidfds;  // see Peers
+  FileDescriptors pidfds;  // see Peers
   int status_fd = -1;
   int cores = 1;                      // cores that the ranks of this host share
   double spin_us = -1;                // < 0: chosen from ranks and cores
@@ -54,17 +54,17 @@ struct CallSite {
 };
 
 // The buffers of a coalesced call.
-struct PackedBuffers {
-  Packing out, in;
+struct CoalescedBuffers {
+  BufferPacker out, in;
   // A reference to itself when it must never be freed: setting a pointer needs no memory.
-  std::shared_ptr<PackedBuffers> kept = nullptr;
+  std::shared_ptr<CoalescedBuffers> kept = nullptr;
 };
 
 // One call of a collective. `numel` is part of the fingerprint; 0 where ranks may differ in it.
-struct Call {
+struct CollectiveCall {
   // A constructor, because compilers clear an aggregate of this size as a whole: slower than its members.
-  Call(uint8_t kind, DType dtype, ReduceOp op, int32_t root, uint64_t numel, double factor,
-       const Program* program, Binding&& binding, Nanoseconds timeout)
+  CollectiveCall(uint8_t kind, DType dtype, ReduceOp op, int32_t root, uint64_t numel, double factor,
+                 const Program* program, BufferBinding&& binding, Nanoseconds timeout)
       : kind(kind),
         dtype(dtype),
         op(op),
@@ -82,13 +82,13 @@ struct Call {
   uint64_t numel;
   double factor;
   const Program* program;
-  Binding binding;
+  BufferBinding binding;
   Nanoseconds timeout;       // counted from the call's first long wait
   Nanoseconds deadline = 0;  // set for a queued call instead; 0: unset
   bool large = false;        // the call takes much longer than waking a thread
   CallSite site{};
-  std::shared_ptr<PackedBuffers> packed = nullptr;
-  Coder coder{};
+  std::shared_ptr<CoalescedBuffers> packed = nullptr;
+  EdgeCoding coder{};
 };
 
 class Engine {
@@ -100,7 +100,7 @@ class Engine {
 
   int rank() const { return rank_; }
   int size() const { return world_.ranks(); }
-  World& world() { return world_; }
+  GroupState& world() { return world_; }
   Channels& channels() { return channels_; }
 
   // Whether the calling thread is already inside a call: then it runs a signal handler.
@@ -116,17 +116,17 @@ class Engine {
 
   // Runs a call to its end: here, or behind the calls that `start` has queued. kNone: success.
   // held: a lock that the caller's thread holds, if any.
-  FaultKind run(Call&& call, HeldLock* held = nullptr);
+  FaultKind run(CollectiveCall&& call, ReleasableLock* held = nullptr);
   // Whether other ranks are threads of this process. They cannot run while this rank keeps the held lock.
   bool shares_process() const { return shares_process_; }
   // Queues a call and returns its ticket. Calls end in the order of their tickets.
-  uint64_t start(Call&& call);
+  uint64_t start(CollectiveCall&& call);
   bool done(uint64_t ticket) const {
     return completed_.load(std::memory_order_acquire) >= ticket || ticket == kLateTicket;
   }
   // Waits for a ticket; kTimeout when it is not done by the deadline (the call continues). Without a deadline
   // the caller's thread runs the calls that no other thread has begun. held: as in `run`.
-  FaultKind wait(uint64_t ticket, Nanoseconds deadline, HeldLock* held = nullptr);
+  FaultKind wait(uint64_t ticket, Nanoseconds deadline, ReleasableLock* held = nullptr);
 
   // The number of calls issued up to now: run directly or queued.
   uint64_t issued() const {
@@ -139,7 +139,7 @@ class Engine {
   }
 
   // Reports the fault to the other ranks, with its details; the first report counts.
-  void remark(uint64_t seq, const std::string& text);
+  void report(uint64_t seq, const std::string& text);
 
   // The fault that aborted the group; kind kNone while there is none.
   Fault fault() const { return world_.fault(); }
@@ -160,7 +160,7 @@ class Engine {
   std::atomic<int> handling{0};
 
   // Whether a peer may still write to the buffers of a failed call: then they must never be freed.
-  bool unsettled() const { return executor_.unsettled() || channels_.unsettled(); }
+  bool has_open_transfers() const { return executor_.has_open_transfers() || channels_.has_open_transfers(); }
 
   uint64_t opened() const { return executor_.opened(); }
 
@@ -174,30 +174,30 @@ class Engine {
  private:
   Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options, Connections connections,
          int complete);
-  FaultKind execute(const Call& call, bool in_background, HeldLock* held);
-  void perform(const Call& call, uint64_t fingerprint);
-  void clear_up(const Call& call);
-  uint64_t fingerprint(const Call& call, uint64_t seq) const;
-  void record(const Call& call, uint64_t seq, uint64_t fingerprint);
+  FaultKind execute(const CollectiveCall& call, bool in_background, ReleasableLock* held);
+  void perform(const CollectiveCall& call, uint64_t fingerprint);
+  void clear_up(const CollectiveCall& call);
+  uint64_t fingerprint(const CollectiveCall& call, uint64_t seq) const;
+  void record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();
   void drain();
-  uint64_t enqueue(Call&& call);
-  void run_queued(bool executing, bool in_background, HeldLock* held);
-  void run_up_to(uint64_t ticket, HeldLock* held);
+  uint64_t enqueue(CollectiveCall&& call);
+  void run_queued(bool executing, bool in_background, ReleasableLock* held);
+  void run_up_to(uint64_t ticket, ReleasableLock* held);
   void throw_if_within() const;
   bool in_call();
   bool await_queued();
   bool lock_executing(std::unique_lock<std::timed_mutex>& executing);
   void serve();
 
-  World world_;
+  GroupState world_;
   const int rank_;
   const bool shares_process_;
   const uint32_t forks_;  // of this process, when the engine was made
   const pid_t owner_;     // the process this engine belongs to; a forked child's copy does nothing
-  Peers peers_;
+  PeerProcesses peers_;
   const WaitPolicy patience_;
-  std::unique_ptr<Control> control_;  // this and tcp_: set when there are other hosts
+  std::unique_ptr<ControlPlane> control_;  // this and tcp_: set when there are other hosts
   std::unique_ptr<TcpTransport> tcp_;
   ShmTransport shm_;
   Executor executor_;
@@ -221,7 +221,7 @@ class Engine {
   std::atomic<uint64_t> first_failed_{UINT64_MAX};
   std::mutex queue_mutex_;
   std::condition_variable queue_grew_, ticket_done_;
-  std::deque<Call> queue_;
+  std::deque<CollectiveCall> queue_;
   bool stopping_ = false;
   bool asleep_ = false;          // the thread waits to be notified
   int waited_for_ = 0;           // successive queued calls that a caller ran because it waited for them

@@ -7,9 +7,9 @@
 namespace unisono {
 namespace {
 
-class Reader {
+class ProgramReader {
  public:
-  explicit Reader(std::span<const int32_t> code) : code_(code) {}
+  explicit ProgramReader(std::span<const int32_t> code) : code_(code) {}
   bool at_end() const { return next_ == code_.size(); }
   int32_t take(int32_t low, int32_t high, const char* what) {
     if (next_ == code_.size()) throw std::invalid_argument(std::string("lowered plan ends before ") + what);
@@ -30,7 +30,7 @@ class Reader {
 
 Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t plan)
     : size_(size), plan_(plan) {
-  Reader reader(code);
+  ProgramReader reader(code);
   const auto take_chunk = [&](const char* what) {
     const auto space = reader.take(0, kSpaces - 1, what);
     const int32_t count = chunks_[space];
@@ -39,7 +39,7 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
   constexpr int32_t kMany = 1 << 24;
   for (int32_t& count : chunks_) count = reader.take(0, kMany, "number of chunks");
   equal_blocks_ = reader.take(0, 1, "equal blocks") != 0;
-  lending_ = static_cast<Lending>(reader.take(0, 2, "lends"));
+  zero_copy_ = static_cast<ZeroCopyMode>(reader.take(0, 2, "zero copy"));
   in_flight_ = reader.take(1, kMany, "messages in flight");
   algorithm_ = reader.take(0, 255, "algorithm");
   while (!reader.at_end()) {
@@ -59,7 +59,7 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
     }
     coded_ |= step.coded;
     const bool mixed = step.coded && std::ranges::find(step.coded_peers, false) != step.coded_peers.end();
-    if ((step.opcode == Opcode::kSend && mixed) || (step.coded && lending_ != Lending::kNot) ||
+    if ((step.opcode == Opcode::kSend && mixed) || (step.coded && zero_copy_ != ZeroCopyMode::kNot) ||
         (step.coded && (step.flags & (kLast | kOpen)) != 0) || (!step.coded && (step.flags & kRounds) != 0))
       throw std::invalid_argument("lowered plan: codes in a message that cannot have them");
     const size_t inputs = step.peers.size() + (step.own_at >= 0 ? 1 : 0);
@@ -67,8 +67,8 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
       throw std::invalid_argument("lowered plan: a Reduce of nothing, or an own place beyond its inputs");
     const bool scratch = step.opcode == Opcode::kRecv && step.dst.space == Space::kTmp;
     const bool stays = step.opcode != Opcode::kSend || (step.flags & kLast) != 0;
-    if ((lending_ == Lending::kAhead && scratch) || (lending_ != Lending::kNot && !stays))
-      throw std::invalid_argument("lowered plan: a message that cannot be lent");
+    if ((zero_copy_ == ZeroCopyMode::kAhead && scratch) || (zero_copy_ != ZeroCopyMode::kNot && !stays))
+      throw std::invalid_argument("lowered plan: a message that cannot be sent with zero copy");
     if (step.opcode == Opcode::kRecv && peers != 1)
       throw std::invalid_argument("lowered plan: a Recv has one sender");
     if (step.opcode == Opcode::kReduce || step.opcode == Opcode::kRecv)

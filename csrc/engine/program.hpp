@@ -13,9 +13,9 @@ enum class Opcode : int32_t { kSend, kRecv, kReduce, kCopy };
 enum class Space : int32_t { kOut, kIn, kTmp };
 constexpr size_t kSpaces = 3;
 
-// Which messages of a plan can be lent. kNot: only those with kLast. kSegments: every Send of every rank.
-// kAhead: as kSegments, and messages may run ahead of their segments.
-enum class Lending : int32_t { kNot, kSegments, kAhead };
+// Which messages of a plan can be sent with zero copy. kNot: only those with kLast. kSegments: every Send of
+// every rank. kAhead: as kSegments, and messages may run ahead of their segments.
+enum class ZeroCopyMode : int32_t { kNot, kSegments, kAhead };
 
 constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
@@ -55,8 +55,8 @@ class Program {
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }
   bool equal_blocks() const { return equal_blocks_; }
   bool writes_out() const { return writes_out_; }
-  bool lends() const { return lending_ != Lending::kNot; }
-  bool runs_ahead() const { return lending_ == Lending::kAhead; }
+  bool can_zero_copy() const { return zero_copy_ != ZeroCopyMode::kNot; }
+  bool runs_ahead() const { return zero_copy_ == ZeroCopyMode::kAhead; }
   int32_t in_flight() const { return in_flight_; }
   int32_t algorithm() const { return algorithm_; }
   uint64_t plan() const { return plan_; }
@@ -71,7 +71,7 @@ class Program {
   std::vector<Instruction> instructions_;
   int32_t chunks_[kSpaces];
   bool equal_blocks_;  // chunks are whole blocks (all_gather ...), not an even cut of one buffer
-  Lending lending_;
+  ZeroCopyMode zero_copy_;
   bool writes_out_ = false;  // this rank's steps write the output
   int32_t in_flight_;        // messages a sender must be able to have outstanding
   int32_t algorithm_;

@@ -17,12 +17,12 @@ namespace unisono {
   X(kInt8, "int8", 8)     \
   X(kInt4, "int4", 4)
 
-enum class Codec : uint8_t {
+enum class CodecFormat : uint8_t {
 #define X(enumerator, name, bits) enumerator,
   UNISONO_CODECS(X)
 #undef X
 };
-constexpr size_t kCodecCount = static_cast<size_t>(Codec::kInt4) + 1;
+constexpr size_t kCodecCount = static_cast<size_t>(CodecFormat::kInt4) + 1;
 
 constexpr size_t kCodeBits[] = {
 #define X(enumerator, name, bits) bits,
@@ -32,7 +32,7 @@ constexpr size_t kCodeBits[] = {
 
 // Bytes of the codes of n values. Blocks begin at multiples of `block` (0: no blocks). For n at such a
 // multiple this is also the offset of the code of value n.
-constexpr size_t code_bytes(Codec codec, size_t block, size_t n) {
+constexpr size_t code_bytes(CodecFormat codec, size_t block, size_t n) {
   const size_t bits = kCodeBits[static_cast<size_t>(codec)];
   if (block == 0) return n * bits / 8;
   const size_t full = n / block, rest = n % block;
@@ -43,7 +43,7 @@ constexpr int kCodecShift = 4;  // in CallRecord::dtype: below it the dtype, abo
 constexpr size_t kMostBlock = 65536;
 
 // How values are rounded, and the size of a block.
-struct Coding {
+struct EncodeOptions {
   size_t block = 0;  // of int8 and int4: a multiple of 16
   bool stochastic = false;
   uint64_t seed = 0;
@@ -52,7 +52,7 @@ struct Coding {
 
 // Encodes in[0..n). Returns n, or the index of the first value that the format refuses: then `out` is
 // incomplete. `out` and `in` do not overlap; both may begin at any address.
-using EncodeKernel = size_t (*)(void* out, const float* in, size_t n, const Coding& coding);
+using EncodeKernel = size_t (*)(void* out, const float* in, size_t n, const EncodeOptions& coding);
 
 // out[i] = value of code i; `accumulate`: out[i] += that value.
 using DecodeKernel = void (*)(float* out, const void* in, size_t n, size_t block);

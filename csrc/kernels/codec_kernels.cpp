@@ -51,7 +51,7 @@ bool encode_range(typename F::Code* out, const float* in, size_t n, uint64_t key
 }
 
 template <class F, bool kStochastic>
-size_t encode_all(void* out, const float* in, size_t n, const Coding& coding) {
+size_t encode_all(void* out, const float* in, size_t n, const EncodeOptions& coding) {
   auto* const to = static_cast<typename F::Code*>(out);
   size_t refused = n;
   each_keyed(n, coding.seed, coding.first, [&](size_t start, size_t count, uint64_t key, uint32_t place) {
@@ -62,7 +62,7 @@ size_t encode_all(void* out, const float* in, size_t n, const Coding& coding) {
   return refused;
 }
 template <class F>
-size_t encode(void* out, const float* in, size_t n, const Coding& coding) {
+size_t encode(void* out, const float* in, size_t n, const EncodeOptions& coding) {
   return coding.stochastic ? encode_all<F, true>(out, in, n, coding)
                            : encode_all<F, false>(out, in, n, coding);
 }
@@ -108,7 +108,7 @@ inline int32_t whole(float value, uint32_t random, int32_t most) {
 
 template <bool kStochastic>
 inline void round_block(int8_t* codes, const float* in, size_t n, float inverse, int32_t most,
-                        const Coding& coding, uint64_t first) {
+                        const EncodeOptions& coding, uint64_t first) {
   const auto run = [&](size_t start, size_t count, uint64_t key, uint32_t place) {
     const auto low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
     UNISONO_INDEPENDENT
@@ -134,11 +134,11 @@ constexpr uint32_t largest_scale(int32_t most) {
 }
 
 // An infinity or NaN in a block makes its scale NaN, and so all of its values: it must not be lost.
-struct Scaled {
+struct BlockScale {
   float scale, inverse;
 };
 template <int32_t kMost>
-inline Scaled scaled(uint32_t largest) {
+inline BlockScale scaled(uint32_t largest) {
   if (largest >= kInfinite) return {bits_to_float(kInfinite | 0x400000u), 0.0f};
   const float least = bits_to_float(power_of_two(-126)), most = bits_to_float(largest_scale(kMost));
   const float wanted = bits_to_float(largest) / static_cast<float>(kMost);
@@ -154,9 +154,9 @@ constexpr size_t code_bytes(size_t n) {
 }
 
 template <int kBits, bool kStochastic>
-inline void encode_block(unsigned char* out, const float* in, size_t n, const Coding& coding,
+inline void encode_block(unsigned char* out, const float* in, size_t n, const EncodeOptions& coding,
                          uint64_t first) {
-  const Scaled by = scaled<kMost<kBits>>(largest_magnitude(in, n));
+  const BlockScale by = scaled<kMost<kBits>>(largest_magnitude(in, n));
   put(reinterpret_cast<float*>(out), by.scale);
   auto* const codes = reinterpret_cast<int8_t*>(out + kScale);
   if (by.inverse == 0.0f) {
@@ -180,7 +180,7 @@ inline void encode_block(unsigned char* out, const float* in, size_t n, const Co
 
 // `kBlock`: the block size as a compile-time constant, or 0.
 template <int kBits, bool kStochastic, size_t kBlock>
-size_t encode_blocks(void* out, const float* in, size_t n, const Coding& coding) {
+size_t encode_blocks(void* out, const float* in, size_t n, const EncodeOptions& coding) {
   const size_t block = kBlock != 0 ? kBlock : coding.block;
   auto* to = static_cast<unsigned char*>(out);
   size_t start = 0;
@@ -190,7 +190,7 @@ size_t encode_blocks(void* out, const float* in, size_t n, const Coding& coding)
   return n;
 }
 template <int kBits>
-size_t encode_scaled(void* out, const float* in, size_t n, const Coding& coding) {
+size_t encode_scaled(void* out, const float* in, size_t n, const EncodeOptions& coding) {
   if (coding.stochastic) return encode_blocks<kBits, true, 0>(out, in, n, coding);
   return coding.block == 64 ? encode_blocks<kBits, false, 64>(out, in, n, coding)
                             : encode_blocks<kBits, false, 0>(out, in, n, coding);
@@ -285,15 +285,17 @@ constexpr CodecKernels kScaledBlocks = {encode_scaled<kBits>, decode_scaled<kBit
 
 void UNISONO_CONCAT(add_codecs_, UNISONO_ISA)(KernelTable& table);
 void UNISONO_CONCAT(add_codecs_, UNISONO_ISA)(KernelTable& table) {
-  const auto row = [&](Codec codec) -> CodecKernels& { return table.codecs[static_cast<size_t>(codec)]; };
-  row(Codec::kBF16) = kPlain<BFloat16>;
-  row(Codec::kFP16) = kPlain<Half>;
-  row(Codec::kE4M3) = kPlain<E4M3>;
-  row(Codec::kE5M2) = kPlain<E5M2>;
-  row(Codec::kF169) = kPlain<F169>;
-  row(Codec::kU0610) = kPlain<U0610>;
-  row(Codec::kInt8) = kScaledBlocks<8>;
-  row(Codec::kInt4) = kScaledBlocks<4>;
+  const auto row = [&](CodecFormat codec) -> CodecKernels& {
+    return table.codecs[static_cast<size_t>(codec)];
+  };
+  row(CodecFormat::kBF16) = kPlain<BFloat16>;
+  row(CodecFormat::kFP16) = kPlain<Half>;
+  row(CodecFormat::kE4M3) = kPlain<E4M3>;
+  row(CodecFormat::kE5M2) = kPlain<E5M2>;
+  row(CodecFormat::kF169) = kPlain<F169>;
+  row(CodecFormat::kU0610) = kPlain<U0610>;
+  row(CodecFormat::kInt8) = kScaledBlocks<8>;
+  row(CodecFormat::kInt4) = kScaledBlocks<4>;
   table.adam = adam;
 }
 

@@ -17,7 +17,7 @@ const KernelTable& kernels_v4();
 
 namespace {
 
-struct Runnable {
+struct SupportedKernels {
   const KernelTable* tables[3];
   size_t count = 0;
 };
@@ -42,8 +42,8 @@ int level() {
 }
 #endif
 
-Runnable runnable() {
-  Runnable found{{&kernels_base()}, 1};
+SupportedKernels runnable() {
+  SupportedKernels found{{&kernels_base()}, 1};
 #ifdef UNISONO_HAVE_X86_LEVELS
   const int offered = level();
   if (offered >= 3) found.tables[found.count++] = &kernels_v3();
@@ -55,7 +55,7 @@ Runnable runnable() {
 }  // namespace
 
 std::span<const KernelTable* const> all_kernels() {
-  static const Runnable found = runnable();
+  static const SupportedKernels found = runnable();
   return {found.tables, found.count};
 }
 

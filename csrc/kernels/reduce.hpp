@@ -10,13 +10,13 @@
 namespace unisono {
 
 // The last step of a reduction, applied to the accumulated value before it is rounded and stored.
-struct Finish {
+struct PostOperation {
   double divisor = 1.0;  // AVG: the number of ranks, on the step that completes the sum
 };
 
 // out[i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for i < n; `out` may be any one of the inputs.
 // 16-bit floats accumulate in f32 and round once. k >= 1; k == 1 copies (and divides).
-using ReduceKernel = void (*)(void* out, const void* const* in, size_t k, size_t n, Finish finish);
+using ReduceKernel = void (*)(void* out, const void* const* in, size_t k, size_t n, PostOperation finish);
 
 // out[i] = factor * in[i]; `out` may be `in`.
 using ScaleKernel = void (*)(void* out, const void* in, size_t n, double factor);

@@ -208,7 +208,7 @@ bool reduce_few(T* out, const void* const* in, size_t k, size_t n) {
 }
 
 template <class T, class Op>
-void reduce(void* out, const void* const* in, size_t k, size_t n, Finish finish) {
+void reduce(void* out, const void* const* in, size_t k, size_t n, PostOperation finish) {
   T* const dst = static_cast<T*>(out);
   const bool divides = kDivides<Op> && finish.divisor != 1.0;
   if (!divides && k == 1) {

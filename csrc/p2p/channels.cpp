@@ -6,28 +6,28 @@
 
 namespace unisono {
 
-Channels::Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
-                   Descriptors sockets, Control* control)
-    : world_(world),
+Channels::Channels(GroupState& state, const PeerProcesses& peers, int rank, WaitPolicy patience,
+                   WaitPolicy background, FileDescriptors sockets, ControlPlane* control)
+    : state_(state),
       peers_(peers),
       rank_(rank),
       patience_(patience),
       background_(background),
-      sends_(static_cast<size_t>(world.ranks())),
-      incoming_(static_cast<size_t>(world.ranks())),
-      lent_(static_cast<size_t>(world.ranks())),
-      kept_bytes_(static_cast<size_t>(world.ranks())),
-      streams_(world, rank, std::move(sockets), control),
+      sends_(static_cast<size_t>(state.ranks())),
+      incoming_(static_cast<size_t>(state.ranks())),
+      zero_copy_sends_(static_cast<size_t>(state.ranks())),
+      kept_bytes_(static_cast<size_t>(state.ranks())),
+      streams_(state, rank, std::move(sockets), control),
       control_(control) {}
 
 Channels::~Channels() {
   leave(false);
-  if (unsettled_) never_free(std::move(unexpected_));
+  if (has_open_transfers_) never_free(std::move(unexpected_));
 }
 
 Waiter Channels::waiter(WaitPolicy patience) {
-  Sockets* const sockets = world_.spans_hosts() ? &streams_ : nullptr;
-  return Waiter(world_, peers_, rank_, &RankCell::message_event, patience, sockets, control_);
+  SocketPoller* const sockets = state_.spans_hosts() ? &streams_ : nullptr;
+  return Waiter(state_, peers_, rank_, &RankCell::message_event, patience, sockets, control_);
 }
 
 // ---- moving bytes ----------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ void Channels::finish(Request& request, FaultKind fault) {
   streams_.wake();  // another thread of this rank may wait for it
 }
 
-void Channels::progress(Large large) {
+void Channels::progress(LargeMessages large) {
   if (failed_) return;
   streams_.look();
   for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
@@ -50,23 +50,23 @@ void Channels::progress(Large large) {
   }
 }
 
-void Channels::push(int peer, Large large) {
+void Channels::push(int peer, LargeMessages large) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
-    if (!request.lent && request.header_moved == 0) offer(request);
-    const uint32_t lent = request.lent ? Header::kLent : 0;
-    const Header header{request.nbytes, request.tag, request.form | lent};
+    if (!request.zero_copy && request.header_moved == 0) offer(request);
+    const uint32_t zero_copy = request.zero_copy ? Header::kZeroCopy : 0;
+    const Header header{request.nbytes, request.tag, request.form | zero_copy};
     const auto* const head = reinterpret_cast<const unsigned char*>(&header);
     if (request.header_moved < sizeof header)
       request.header_moved += streams_.write(peer, head + request.header_moved,
                                              sizeof header - request.header_moved, request.nbytes > 0);
     if (request.header_moved < sizeof header) return;
-    if (!request.lent)
+    if (!request.zero_copy)
       request.moved +=
           streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
-    if (request.lent && large == Large::kLater) return;
-    if (request.lent ? !lend(request) : request.moved < request.nbytes) return;
+    if (request.zero_copy && large == LargeMessages::kLater) return;
+    if (request.zero_copy ? !progress_zero_copy(request) : request.moved < request.nbytes) return;
     const std::shared_ptr<Request> sent = std::move(queue.front());
     queue.pop_front();
     finish(*sent, FaultKind::kNone);
@@ -116,25 +116,25 @@ bool Channels::take_unexpected(Request& request) {
   return false;
 }
 
-std::vector<Envelope> Channels::unexpected() {
+std::vector<MessageEnvelope> Channels::unexpected() {
   const std::lock_guard lock(mutex_);
-  std::vector<Envelope> found;
+  std::vector<MessageEnvelope> found;
   for (const UnexpectedMessage& kept : unexpected_)
     if (kept.whole) found.push_back(envelope(kept.peer, kept.header));
   for (size_t peer = 0; peer < incoming_.size(); ++peer)
-    if (const Incoming& one = incoming_[peer]; one.open && one.held)
+    if (const IncomingMessage& one = incoming_[peer]; one.open && one.held)
       found.push_back(envelope(static_cast<int>(peer), one.header));
   return found;
 }
 
 // ---- requests --------------------------------------------------------------------------------------
 
-void Channels::post(std::shared_ptr<Request> request, HeldLock& held) {
-  if (request->nbytes >= kLarge) held.let_go();  // a message to this rank itself, or a kept one, is copied
+void Channels::post(std::shared_ptr<Request> request, ReleasableLock& held) {
+  if (request->nbytes >= kLarge) held.release();  // a message to this rank itself, or a kept one, is copied
   try {
     const std::unique_lock lock = locked(held);
     enqueue(std::move(request));
-    progress(Large::kLater);
+    progress(LargeMessages::kLater);
     streams_.wake();  // the background thread has another deadline to keep
   } catch (const std::bad_alloc&) {
     Waiter waiting = waiter(patience_);
@@ -172,15 +172,15 @@ void Channels::loop_back(Request& send) {
 }
 
 // Another thread may copy a large message meanwhile.
-std::unique_lock<std::mutex> Channels::locked(HeldLock& held) {
+std::unique_lock<std::mutex> Channels::locked(ReleasableLock& held) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock) return lock;
-  held.let_go();
+  held.release();
   lock.lock();
   return lock;
 }
 
-void Channels::detach(HeldLock& held) {
+void Channels::detach(ReleasableLock& held) {
   const std::unique_lock lock = locked(held);
   if (idle() || stopping_) return;
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
@@ -245,8 +245,8 @@ void Channels::fail_all(FaultKind fault) {
   for (const auto& request : receives_) finish(*request, fault);
   receives_.clear();
   for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
-    Incoming& incoming = incoming_[static_cast<size_t>(peer)];
-    if (incoming.open && !incoming.held && incoming.header.lent()) give_up(peer);
+    IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
+    if (incoming.open && !incoming.held && incoming.header.zero_copy()) give_up(peer);
     if (incoming.request) finish(*incoming.request, fault);
     incoming.request = nullptr;
     incoming.open = false;
@@ -268,7 +268,7 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
   for (const auto& queue : sends_)
     for (const auto& request : queue) look(*request);
   for (const auto& request : receives_) look(*request);
-  for (const Incoming& incoming : incoming_)
+  for (const IncomingMessage& incoming : incoming_)
     if (incoming.request) look(*incoming.request);
   waiter.begin(0, 0, deadline);
 }
@@ -310,9 +310,9 @@ void Channels::leave(bool forked) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
-    // After everything that was sent, and before lent memory belongs to the caller again: a receiver that has
-    // read such memory checks `left` afterwards.
-    world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
+    // After everything that was sent, and before zero-copy memory belongs to the caller again: a receiver
+    // that has read such memory checks `left` afterwards.
+    state_.cell(rank_).left.store(1, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_release);  // R3
     fail_all(FaultKind::kAborted);
     streams_.finish();

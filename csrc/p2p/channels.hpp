@@ -1,6 +1,6 @@
 // Point-to-point messages: one byte stream per ordered pair, messages with a header, matched by tag.
 //
-// Only two ranks take part in a message, and it may overlap any collective, so messages do not use the lanes.
+// Only two ranks take part in a message, and it may overlap any collective, so messages do not use the FIFOs.
 // A waiting thread also receives messages for other requests: two ranks that both send first do not
 // deadlock, whatever the size. Unexpected messages are kept in ordinary memory, up to kKeptBytes for each
 // sender.
@@ -20,7 +20,7 @@
 #include "kernels/dtype.hpp"
 #include "p2p/streams.hpp"
 #include "protocol/frames.hpp"
-#include "protocol/waiting.hpp"
+#include "protocol/waiter.hpp"
 
 namespace unisono {
 
@@ -44,9 +44,9 @@ struct Request {
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
-  bool lent = false;   // the bytes are copied from memory to memory, not through the stream
-  bool exact = false;  // receive: a shorter message is refused, too
-  bool sized = false;  // receive: of any size, into memory that is made when a message matches
+  bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
+  bool exact = false;      // receive: a shorter message is refused, too
+  bool sized = false;      // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;  // that memory
   bool cancelled = false;                // set before `done`
   std::atomic<FaultKind> fault{FaultKind::kNone};
@@ -65,12 +65,12 @@ struct Request {
 };
 
 // What a header says about a message.
-struct Envelope {
+struct MessageEnvelope {
   int source, tag;
   uint32_t form;
   uint64_t nbytes;
 };
-inline Envelope envelope(int source, const MessageHeader& header) {
+inline MessageEnvelope envelope(int source, const MessageHeader& header) {
   return {source, header.tag, header.form(), header.nbytes};
 }
 
@@ -85,8 +85,8 @@ constexpr uint64_t kLarge = 64 * 1024;
 class Channels {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
-  Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
-           Descriptors sockets, Control* control);
+  Channels(GroupState& state, const PeerProcesses& peers, int rank, WaitPolicy patience,
+           WaitPolicy background, FileDescriptors sockets, ControlPlane* control);
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
@@ -100,26 +100,26 @@ class Channels {
 
   // Starts a request and moves small messages that can be moved now. Lets go of `held` before it waits for
   // another thread or copies much.
-  void post(std::shared_ptr<Request> request, HeldLock& held);
+  void post(std::shared_ptr<Request> request, ReleasableLock& held);
   // Leaves the open requests to the background thread, for callers that do not wait at once.
-  void detach(HeldLock& held);
+  void detach(ReleasableLock& held);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
   // Cancels a receive that no message has matched; false: one has, it has ended, or it is a send.
   bool cancel(Request& request);
   // The message that a receive from `peer` with `tag` would get now, if one has arrived. A peer that is lost,
   // or has left without sending one, is the same fault as in a receive.
-  FaultKind look(int peer, int tag, std::optional<Envelope>& found);
+  FaultKind look(int peer, int tag, std::optional<MessageEnvelope>& found);
   // Waits for such a message. kTimeout: none arrived; the group continues.
   FaultKind probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
-                  std::optional<Envelope>& found);
+                  std::optional<MessageEnvelope>& found);
   // Whole unexpected messages, in order.
-  std::vector<Envelope> unexpected();
+  std::vector<MessageEnvelope> unexpected();
   // Ends all requests and the thread. `forked`: this is a forked child's copy; thread and lock are the
   // parent's.
   void leave(bool forked);
-  bool unsettled() const { return unsettled_; }     // see Executor
-  void close_copies() { streams_.close_copies(); }  // see Control
+  bool has_open_transfers() const { return has_open_transfers_; }  // see Executor
+  void close_copies() { streams_.close_copies(); }                 // see Control
 
  private:
   using Header = MessageHeader;
@@ -131,7 +131,7 @@ class Channels {
     bool whole;  // all bytes have arrived
   };
   // The message that is arriving from one peer: into a receive's buffer, or into an UnexpectedMessage.
-  struct Incoming {
+  struct IncomingMessage {
     bool open = false;
     bool held = false;  // no receive matches it yet, and it cannot be kept
     Header header{};
@@ -141,16 +141,16 @@ class Channels {
     std::list<UnexpectedMessage>::iterator kept;
   };
 
-  bool works() const { return !stopping_ && !failed_ && !world_.aborted(); }
+  bool works() const { return !stopping_ && !failed_ && !state_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
-  enum class Large { kNow, kLater };               // when large messages are allocated and copied
-  void progress(Large large = Large::kNow);
-  void push(int peer, Large large);
-  void pull(int peer, Large large);
-  std::unique_lock<std::mutex> locked(HeldLock& held);
+  enum class LargeMessages { kNow, kLater };       // when large messages are allocated and copied
+  void progress(LargeMessages large = LargeMessages::kNow);
+  void push(int peer, LargeMessages large);
+  void pull(int peer, LargeMessages large);
+  std::unique_lock<std::mutex> locked(ReleasableLock& held);
   Channel& channel(int sender, int receiver);
   void offer(Request& request);
-  bool lend(Request& request);
+  bool progress_zero_copy(Request& request);
   bool borrow(int peer, unsigned char* target);
   void give_up(int peer);
   bool read_header(int peer);
@@ -158,15 +158,15 @@ class Channels {
   template <class Make>
   void allocate(int peer, const Header& header, Make make);
   bool room_for(int peer, uint64_t nbytes) const;
-  void refuse_frame(int peer, const BadFrame& bad);
+  void refuse_frame(int peer, const FrameError& bad);
   void forget(std::list<UnexpectedMessage>::iterator kept);
   void finish_incoming(int peer);
   std::shared_ptr<Request> match(int peer, const Header& header);
   bool take_unexpected(Request& request);
   template <class Wait>
   FaultKind probing(Waiter& waiting, Wait wait);
-  std::optional<Envelope> progress_to(int peer, int tag);
-  std::optional<Envelope> first_come(int peer, int tag) const;
+  std::optional<MessageEnvelope> progress_to(int peer, int tag);
+  std::optional<MessageEnvelope> first_come(int peer, int tag) const;
   bool asked_for(int peer, int tag) const;
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
   void loop_back(Request& send);
@@ -180,24 +180,24 @@ class Channels {
   Waiter waiter(WaitPolicy patience);
   void serve();
 
-  World& world_;
-  const Peers& peers_;
+  GroupState& state_;
+  const PeerProcesses& peers_;
   const int rank_;
   const WaitPolicy patience_, background_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
-  std::vector<Incoming> incoming_;
-  std::vector<uint64_t> lent_;  // messages lent to each rank
+  std::vector<IncomingMessage> incoming_;
+  std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   std::list<UnexpectedMessage> unexpected_;
   std::vector<uint64_t> kept_bytes_;  // by peer
-  Streams streams_;
-  Control* const control_;
+  SocketStreams streams_;
+  ControlPlane* const control_;
   size_t open_ = 0;                                      // requests that are not done
   uint64_t changes_ = 0;                                 // requests posted or ended
   Fault no_memory_{FaultKind::kNoMemory, rank_, rank_};  // `about`: whose message cannot be kept
   bool failed_ = false;  // after a fault: the messages in the rings can no longer be separated
-  std::atomic<bool> unsettled_{false};
+  std::atomic<bool> has_open_transfers_{false};
   bool stopping_ = false;
   bool abandoned_ = false;  // by a fork
   std::condition_variable work_came_;

@@ -43,16 +43,16 @@ int checked(int descriptor) {
 
 }  // namespace
 
-Streams::Streams(World& world, int rank, Descriptors sockets, Control* control)
-    : world_(world),
+SocketStreams::SocketStreams(GroupState& state, int rank, FileDescriptors sockets, ControlPlane* control)
+    : state_(state),
       rank_(rank),
       control_(control),
-      backed_(static_cast<size_t>(world.ranks()), false),
-      known_consumed_(static_cast<size_t>(world.ranks()), 0),
+      backed_(static_cast<size_t>(state.ranks()), false),
+      known_consumed_(static_cast<size_t>(state.ranks()), 0),
       far_(sockets.size()) {
   if (sockets.empty()) return;
-  poll_ = Descriptor(checked(epoll_create1(EPOLL_CLOEXEC)));
-  wake_ = Descriptor(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)));
+  poll_ = FileDescriptor(checked(epoll_create1(EPOLL_CLOEXEC)));
+  wake_ = FileDescriptor(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)));
   for (size_t peer = 0; peer < sockets.size(); ++peer) {
     if (sockets[peer] < 0) continue;
     avoid_pacing(sockets[peer]);
@@ -64,62 +64,62 @@ Streams::Streams(World& world, int rank, Descriptors sockets, Control* control)
 
 // ---- on this host ----------------------------------------------------------------------------------
 
-bool Streams::open(int peer) {
+bool SocketStreams::open(int peer) {
   const auto i = static_cast<size_t>(peer);
-  if (!world_.near(peer)) return true;
-  if (!backed_[i]) backed_[i] = world_.region().back_channel(world_.place(rank_), world_.place(peer));
+  if (!state_.near(peer)) return true;
+  if (!backed_[i]) backed_[i] = state_.region().back_channel(state_.place(rank_), state_.place(peer));
   return backed_[i];
 }
 
-size_t Streams::write(int peer, const void* data, size_t nbytes, bool more) {
-  if (!world_.near(peer)) return write_far(far_[static_cast<size_t>(peer)], peer, data, nbytes, more);
+size_t SocketStreams::write(int peer, const void* data, size_t nbytes, bool more) {
+  if (!state_.near(peer)) return write_far(far_[static_cast<size_t>(peer)], peer, data, nbytes, more);
   return in_slices(nbytes, [&](size_t first, size_t slice) {
     return write_slice(peer, static_cast<const unsigned char*>(data) + first, slice);
   });
 }
 
-size_t Streams::write_slice(int peer, const unsigned char* data, size_t nbytes) {
-  const int from = world_.place(rank_), to = world_.place(peer);
-  Channel& ring = world_.region().channel(from, to);
+size_t SocketStreams::write_slice(int peer, const unsigned char* data, size_t nbytes) {
+  const int from = state_.place(rank_), to = state_.place(peer);
+  Channel& ring = state_.region().channel(from, to);
   const uint64_t position = ring.written.load(std::memory_order_relaxed);
   const uint64_t room = kChannelBytes - (position - ring.consumed.load(std::memory_order_seq_cst));
   const size_t piece = std::min<uint64_t>(nbytes, room);
   if (piece == 0) return 0;
-  unsigned char* const bytes = world_.region().channel_bytes(from, to);
+  unsigned char* const bytes = state_.region().channel_bytes(from, to);
   const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
   kernels().copy(bytes + offset, data, first);
   kernels().copy(bytes, data + first, piece - first);
   ring.written.store(position + piece, std::memory_order_seq_cst);  // R1: the bytes; R2
-  notify(world_.cell(peer).message_event);
+  notify(state_.cell(peer).message_event);
   return piece;
 }
 
-size_t Streams::read(int peer, void* data, size_t nbytes) {
-  if (!world_.near(peer)) return read_far(far_[static_cast<size_t>(peer)], peer, data, nbytes);
+size_t SocketStreams::read(int peer, void* data, size_t nbytes) {
+  if (!state_.near(peer)) return read_far(far_[static_cast<size_t>(peer)], peer, data, nbytes);
   return in_slices(nbytes, [&](size_t first, size_t slice) {
     return read_slice(peer, static_cast<unsigned char*>(data) + first, slice);
   });
 }
 
-size_t Streams::read_slice(int peer, unsigned char* data, size_t nbytes) {
-  const int from = world_.place(peer), to = world_.place(rank_);
-  Channel& ring = world_.region().channel(from, to);
+size_t SocketStreams::read_slice(int peer, unsigned char* data, size_t nbytes) {
+  const int from = state_.place(peer), to = state_.place(rank_);
+  Channel& ring = state_.region().channel(from, to);
   const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
   const uint64_t there = ring.written.load(std::memory_order_seq_cst) - position;
   const size_t piece = std::min<uint64_t>(nbytes, there);
   if (piece == 0) return 0;
-  const unsigned char* const bytes = world_.region().channel_bytes(from, to);
+  const unsigned char* const bytes = state_.region().channel_bytes(from, to);
   const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
   kernels().copy(data, bytes + offset, first);
   kernels().copy(data + first, bytes, piece - first);
   ring.consumed.store(position + piece, std::memory_order_seq_cst);  // R1: behind the reads; R2
-  notify(world_.cell(peer).message_event);
+  notify(state_.cell(peer).message_event);
   return piece;
 }
 
 // ---- between hosts ---------------------------------------------------------------------------------
 
-size_t Streams::write_far(Far& far, int peer, const void* data, size_t nbytes, bool more) {
+size_t SocketStreams::write_far(RemoteStream& far, int peer, const void* data, size_t nbytes, bool more) {
   if (!far.writable || nbytes == 0) return 0;
   const ssize_t taken = send(far.fd, data, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL | (more ? MSG_MORE : 0));
   if (taken < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) broke(far, peer);
@@ -128,7 +128,7 @@ size_t Streams::write_far(Far& far, int peer, const void* data, size_t nbytes, b
   return piece;
 }
 
-size_t Streams::read_far(Far& far, int peer, void* data, size_t nbytes) {
+size_t SocketStreams::read_far(RemoteStream& far, int peer, void* data, size_t nbytes) {
   if (!far.readable || far.ended || nbytes == 0) return 0;
   const ssize_t got = recv(far.fd, data, nbytes, MSG_DONTWAIT);
   if (got > 0) return static_cast<size_t>(got);
@@ -139,47 +139,47 @@ size_t Streams::read_far(Far& far, int peer, void* data, size_t nbytes) {
 
 // Nothing more is sent or received. Epoll must not watch it: an ended connection would wake every waiter
 // again and again.
-void Streams::broke(Far& far, int peer) {
+void SocketStreams::broke(RemoteStream& far, int peer) {
   if (far.ended.exchange(true)) return;
   far.writable = far.readable = false;
   epoll_ctl(poll_, EPOLL_CTL_DEL, far.fd, nullptr);
   control_->doubt(peer);
 }
 
-void Streams::watch(int peer, bool for_room) {
-  Far& far = far_[static_cast<size_t>(peer)];
+void SocketStreams::watch(int peer, bool for_room) {
+  RemoteStream& far = far_[static_cast<size_t>(peer)];
   far.writable = !for_room;
   if (far.watches_output == for_room || far.ended) return;
   far.watches_output = for_room;
   set_events(peer);
 }
 
-void Streams::set_events(int peer) {
-  const Far& far = far_[static_cast<size_t>(peer)];
+void SocketStreams::set_events(int peer) {
+  const RemoteStream& far = far_[static_cast<size_t>(peer)];
   epoll_event event{0, {.u32 = static_cast<uint32_t>(peer)}};
   if (far.watches_input) event.events |= EPOLLIN;
   if (far.watches_output) event.events |= EPOLLOUT;
   epoll_ctl(poll_, EPOLL_CTL_MOD, far.fd, &event);
 }
 
-void Streams::listen(int peer, bool wanted) {
-  if (world_.near(peer)) return;
-  Far& far = far_[static_cast<size_t>(peer)];
+void SocketStreams::listen(int peer, bool wanted) {
+  if (state_.near(peer)) return;
+  RemoteStream& far = far_[static_cast<size_t>(peer)];
   if (far.watches_input == wanted || far.ended) return;
   far.watches_input = wanted;
   set_events(peer);
 }
 
-void Streams::hang_up(int peer) {
-  if (world_.near(peer)) return;
-  Far& far = far_[static_cast<size_t>(peer)];
+void SocketStreams::hang_up(int peer) {
+  if (state_.near(peer)) return;
+  RemoteStream& far = far_[static_cast<size_t>(peer)];
   if (far.ended.exchange(true)) return;
   far.writable = far.readable = false;
   epoll_ctl(poll_, EPOLL_CTL_DEL, far.fd, nullptr);
   shutdown(far.fd, SHUT_RDWR);
 }
 
-void Streams::look() {
+void SocketStreams::look() {
   if (poll_ < 0) return;
   epoll_event events[kEvents];
   const int count = epoll_wait(poll_, events, kEvents, 0);
@@ -191,19 +191,19 @@ void Streams::look() {
   }
 }
 
-void Streams::close_copies() {
-  for (Far& far : far_) far.fd.reset();
+void SocketStreams::close_copies() {
+  for (RemoteStream& far : far_) far.fd.reset();
 }
 
-void Streams::finish() {
-  for (const Far& far : far_)
+void SocketStreams::finish() {
+  for (const RemoteStream& far : far_)
     if (far.fd >= 0) shutdown(far.fd, SHUT_WR);
 }
 
 // ---- sleeping --------------------------------------------------------------------------------------
 
-void Streams::wake() {
-  notify(world_.cell(rank_).message_event);
+void SocketStreams::wake() {
+  notify(state_.cell(rank_).message_event);
   if (wake_ < 0) return;
   epoch_.fetch_add(1, std::memory_order_seq_cst);
   const int sleepers = sleepers_.load(std::memory_order_seq_cst);
@@ -214,8 +214,8 @@ void Streams::wake() {
 
 // `epoch`: read before the caller's last check. A thread that has changed something since has raised it, or
 // sees that this thread sleeps.
-void Streams::sleep(int, Nanoseconds slice, uint32_t epoch) {
-  if (world_.region().ranks() > 1) slice = std::min(slice, kMixedSlice);
+void SocketStreams::sleep(int, Nanoseconds slice, uint32_t epoch) {
+  if (state_.region().ranks() > 1) slice = std::min(slice, kMixedSlice);
   pollfd polled[2] = {{poll_, POLLIN, 0}, {wake_, POLLIN, 0}};
   const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
   sleepers_.fetch_add(1, std::memory_order_seq_cst);

@@ -8,14 +8,14 @@
 #include <span>
 #include <vector>
 
-#include "protocol/waiting.hpp"
+#include "protocol/waiter.hpp"
 
 namespace unisono {
 
-class Streams final : public Sockets {
+class SocketStreams final : public SocketPoller {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
-  Streams(World& world, int rank, Descriptors sockets, Control* control);
+  SocketStreams(GroupState& state, int rank, FileDescriptors sockets, ControlPlane* control);
 
   // Allocates the ring to `peer`; false when there is no memory.
   bool open(int peer);
@@ -59,8 +59,8 @@ class Streams final : public Sockets {
 
  private:
   // A connection. `readable` and `writable` are hints, and may be wrong.
-  struct Far {
-    Descriptor fd;
+  struct RemoteStream {
+    FileDescriptor fd;
     bool readable = true, writable = true;
     bool watches_output = false;  // epoll waits for room to write
     bool watches_input = true;    // epoll waits for something to read
@@ -70,19 +70,19 @@ class Streams final : public Sockets {
   void consume(int peer, uint64_t nbytes);
   size_t write_slice(int peer, const unsigned char* data, size_t nbytes);
   size_t read_slice(int peer, unsigned char* data, size_t nbytes);
-  size_t write_far(Far& far, int peer, const void* data, size_t nbytes, bool more);
-  size_t read_far(Far& far, int peer, void* data, size_t nbytes);
+  size_t write_far(RemoteStream& far, int peer, const void* data, size_t nbytes, bool more);
+  size_t read_far(RemoteStream& far, int peer, void* data, size_t nbytes);
   void watch(int peer, bool for_room);
   void set_events(int peer);
-  void broke(Far& far, int peer);
+  void broke(RemoteStream& far, int peer);
 
-  World& world_;
+  GroupState& state_;
   const int rank_;
-  Control* const control_;
+  ControlPlane* const control_;
   std::vector<bool> backed_;
   std::vector<uint64_t> known_consumed_;  // by receiver: a lower bound of `consumed`
-  std::vector<Far> far_;                  // empty when all ranks are on one host
-  Descriptor poll_, wake_;
+  std::vector<RemoteStream> far_;         // empty when all ranks are on one host
+  FileDescriptor poll_, wake_;
   std::atomic<uint32_t> epoch_{0};  // raised by every wake
   std::atomic<int> sleepers_{0};
 };

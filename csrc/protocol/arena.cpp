@@ -234,7 +234,7 @@ bool is_arena(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<const ArenaView> ArenaView::of(const Identity& owner, const ArenaPlace& place) {
+std::shared_ptr<const ArenaView> ArenaView::of(const ProcessIdentity& owner, const ArenaLocation& place) {
   look_after_forks();
   const std::lock_guard lock(process_arenas().seeing);
   std::erase_if(process_arenas().views, [](const auto& one) { return one.second.expired(); });
@@ -246,7 +246,8 @@ std::shared_ptr<const ArenaView> ArenaView::of(const Identity& owner, const Aren
 
 // Made for this process's own arena, too, where ranks are threads: a view can read memory that its owner has
 // given back.
-ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place), process_(getpid()) {
+ArenaView::ArenaView(const ProcessIdentity& owner, const ArenaLocation& place)
+    : place_(place), process_(getpid()) {
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
   if (!is_arena(path)) return;
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -269,7 +270,7 @@ ArenaView::~ArenaView() {
 
 // The descriptor number may belong to another arena by now, and the pid to another process. The token
 // decides.
-bool ArenaView::shows(const Identity& owner) const {
+bool ArenaView::shows(const ProcessIdentity& owner) const {
   return widen(0, sizeof owner.token) && *reinterpret_cast<const uint64_t*>(base_) == owner.token;
 }
 

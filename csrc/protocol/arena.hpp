@@ -1,7 +1,7 @@
 // The memory of `un.empty` arrays, which other processes of the host may map to read a message in place. Each
 // process has one unnamed file, as long as the machine's memory and mostly empty. A process that may read
-// this process's memory (see loan.hpp) may map the file through /proc. Only the part in use is accessible in
-// each mapping: a core dump, or mlockall, must not fill the rest.
+// this process's memory (see zero_copy.hpp) may map the file through /proc. Only the part in use is
+// accessible in each mapping: a core dump, or mlockall, must not fill the rest.
 #pragma once
 
 #include <sys/types.h>
@@ -13,12 +13,12 @@
 #include <memory>
 #include <mutex>
 
-#include "protocol/loan.hpp"
+#include "protocol/zero_copy.hpp"
 
 namespace unisono {
 
 // How other processes find the arena of a process. Zero bytes: it has none.
-struct ArenaPlace {
+struct ArenaLocation {
   int32_t fd = -1;
   uint64_t base = 0;  // in its owner
   uint64_t bytes = 0;
@@ -45,7 +45,7 @@ class Arena {
     return at >= place_.base && at - place_.base < place_.bytes &&
            nbytes <= place_.bytes - (at - place_.base);
   }
-  const ArenaPlace& place() const { return place_; }
+  const ArenaLocation& place() const { return place_; }
 
   // Called around a fork. The child's arrays keep their contents, and become private: see arena.cpp.
   void before_fork() { mutex_.lock(); }
@@ -62,7 +62,7 @@ class Arena {
   void* at(uint64_t offset) const { return reinterpret_cast<void*>(place_.base + offset); }
 
   const pid_t owner_;
-  ArenaPlace place_;
+  ArenaLocation place_;
   uint64_t device_ = 0, inode_ = 0;
   std::mutex mutex_;
   Pieces free_, taken_;
@@ -72,7 +72,7 @@ class Arena {
 class ArenaView {
  public:
   // The view of the arena of this owner. Where it cannot be mapped, `at` always returns nullptr.
-  static std::shared_ptr<const ArenaView> of(const Identity& owner, const ArenaPlace& place);
+  static std::shared_ptr<const ArenaView> of(const ProcessIdentity& owner, const ArenaLocation& place);
   ~ArenaView();
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
@@ -86,11 +86,11 @@ class ArenaView {
   }
 
  private:
-  ArenaView(const Identity& owner, const ArenaPlace& place);
+  ArenaView(const ProcessIdentity& owner, const ArenaLocation& place);
   bool widen(uint64_t first, uint64_t last) const;
-  bool shows(const Identity& owner) const;
+  bool shows(const ProcessIdentity& owner) const;
 
-  const ArenaPlace place_;
+  const ArenaLocation place_;
   const pid_t process_;
   unsigned char* base_ = nullptr;  // nullptr: not mapped
   mutable std::mutex widening_;

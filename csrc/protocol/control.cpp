@@ -36,7 +36,7 @@ bool unanswered(int error) {
 
 }  // namespace
 
-Control::Control(World& world, const Peers& peers, int rank, Descriptors sockets)
+ControlPlane::ControlPlane(GroupState& world, const PeerProcesses& peers, int rank, FileDescriptors sockets)
     : world_(world),
       peers_(peers),
       rank_(rank),
@@ -46,17 +46,17 @@ Control::Control(World& world, const Peers& peers, int rank, Descriptors sockets
   thread_ = std::thread([this] { serve(); });
 }
 
-Control::~Control() {
+ControlPlane::~ControlPlane() {
   if (thread_.joinable()) leave(false);
 }
 
 // ---- called by other threads -----------------------------------------------------------------------
 
-void Control::ask() {
+void ControlPlane::ask() {
   const std::lock_guard lock(mutex_);
   if (leaving_ || ask_) return;
   ask_ = true;
-  for (Link& link : links_) {
+  for (ControlConnection& link : links_) {
     if (!link.open() || link.asked) continue;
     link.asked = true;
     ++due_;
@@ -64,30 +64,30 @@ void Control::ask() {
   world_.wake_control();
 }
 
-void Control::refresh(Nanoseconds patience) {
+void ControlPlane::refresh(Nanoseconds patience) {
   ask();
   std::unique_lock lock(mutex_);
   answers_came_.wait_for(lock, std::chrono::nanoseconds(patience), [&] { return due_ == 0 || leaving_; });
 }
 
-void Control::announce() {
+void ControlPlane::announce() {
   const std::lock_guard lock(mutex_);
   announce_ = true;
   world_.wake_control();
 }
 
-void Control::doubt(int peer) {
+void ControlPlane::doubt(int peer) {
   const std::lock_guard lock(mutex_);
   lost(peer, kDoubtGrace);
   world_.wake_control();
 }
 
-bool Control::ended(int peer) {
+bool ControlPlane::ended(int peer) {
   const std::lock_guard lock(mutex_);
   return links_[static_cast<size_t>(peer)].ended;
 }
 
-void Control::leave(bool forked) {
+void ControlPlane::leave(bool forked) {
   if (!thread_.joinable()) return;
   if (forked) return thread_.detach();
   {
@@ -99,13 +99,13 @@ void Control::leave(bool forked) {
   thread_.join();
 }
 
-void Control::close_copies() {
-  for (Link& link : links_) link.fd.reset();
+void ControlPlane::close_copies() {
+  for (ControlConnection& link : links_) link.fd.reset();
 }
 
 // ---- the thread ------------------------------------------------------------------------------------
 
-void Control::serve() {
+void ControlPlane::serve() {
   for (;;) try {
       return serve_to_the_end();
     } catch (const std::bad_alloc&) {
@@ -114,16 +114,16 @@ void Control::serve() {
     }
 }
 
-void Control::serve_to_the_end() {
+void ControlPlane::serve_to_the_end() {
   std::unique_lock lock(mutex_);
   for (;;) {
     wait(lock);
     for (int peer = 0; peer < world_.ranks(); ++peer) {
-      Link& link = links_[static_cast<size_t>(peer)];
+      ControlConnection& link = links_[static_cast<size_t>(peer)];
       if (link.open()) read_from(peer);
     }
     for (int peer = 0; peer < world_.ranks(); ++peer) {
-      Link& link = links_[static_cast<size_t>(peer)];
+      ControlConnection& link = links_[static_cast<size_t>(peer)];
       const bool lost = link.lost_at != 0 && link.lost_at != INT64_MAX;
       if (!lost || (now_ns() < link.lost_at && !(link.ended && nobody_tells(peer)))) continue;
       link.lost_at = INT64_MAX;  // report it once
@@ -140,12 +140,12 @@ void Control::serve_to_the_end() {
 }
 
 // Waits briefly until the peers' kernels have acknowledged the close messages.
-void Control::drain_goodbyes(std::unique_lock<std::mutex>& lock) {
+void ControlPlane::drain_goodbyes(std::unique_lock<std::mutex>& lock) {
   const Nanoseconds end = now_ns() + kGoodbyePatience;
   for (useconds_t nap = 50; now_ns() < end; nap = std::min<useconds_t>(2 * nap, 5000)) {
     bool under_way = false;
     for (int peer = 0; peer < world_.ranks(); ++peer) {
-      Link& link = links_[static_cast<size_t>(peer)];
+      ControlConnection& link = links_[static_cast<size_t>(peer)];
       if (link.open()) read_from(peer);
       int unacknowledged = 0;
       if (!link.open() || ioctl(link.fd, SIOCOUTQ, &unacknowledged) != 0) continue;
@@ -159,10 +159,10 @@ void Control::drain_goodbyes(std::unique_lock<std::mutex>& lock) {
 }
 
 // Sleeps until a connection is ready, a rank of this host ends, another thread calls, or a loss is due.
-void Control::wait(std::unique_lock<std::mutex>& lock) {
+void ControlPlane::wait(std::unique_lock<std::mutex>& lock) {
   std::vector<pollfd> polled{{world_.control_event(), POLLIN, 0}};
   for (int peer = 0; peer < world_.ranks(); ++peer) {
-    const Link& link = links_[static_cast<size_t>(peer)];
+    const ControlConnection& link = links_[static_cast<size_t>(peer)];
     const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
     if (link.open()) polled.push_back({link.fd, events, 0});
     if (peers_.pidfd(peer) >= 0 && !reported_dead_[static_cast<size_t>(peer)])
@@ -178,16 +178,16 @@ void Control::wait(std::unique_lock<std::mutex>& lock) {
 }
 
 // The time until the next loss has to be reported.
-Nanoseconds Control::patience() const {
+Nanoseconds ControlPlane::patience() const {
   Nanoseconds first = INT64_MAX;
-  for (const Link& link : links_)
+  for (const ControlConnection& link : links_)
     if (link.lost_at != 0) first = std::min(first, link.lost_at);
   return first == INT64_MAX ? first : std::clamp<Nanoseconds>(first - now_ns(), 0, kLongest);
 }
 
 // Ranks of this host that have died. Other ranks of this host may be busy; ranks of other hosts wait for the
 // report.
-std::vector<int> Control::find_deaths() {
+std::vector<int> ControlPlane::find_deaths() {
   std::vector<int> found;
   for (int peer = 0; peer < world_.ranks(); ++peer) {
     if (reported_dead_[static_cast<size_t>(peer)] || !peers_.dead(peer)) continue;
@@ -200,7 +200,7 @@ std::vector<int> Control::find_deaths() {
   return found;
 }
 
-void Control::report(int peer, Fault fault) {
+void ControlPlane::report(int peer, Fault fault) {
   fault.about = peer;
   fault.by = rank_;
   fault.seq = world_.cell(rank_).started.load(std::memory_order_relaxed);
@@ -208,11 +208,11 @@ void Control::report(int peer, Fault fault) {
 }
 
 // Sends all frames that are due.
-void Control::send_due_frames() {
+void ControlPlane::send_due_frames() {
   const bool tell = world_.aborted() && !abort_sent_;
   abort_sent_ = abort_sent_ || tell;
   for (int peer = 0; peer < world_.ranks(); ++peer) {
-    Link& link = links_[static_cast<size_t>(peer)];
+    ControlConnection& link = links_[static_cast<size_t>(peer)];
     if (!link.open()) continue;
     flush(link);
     if (tell) send_to(peer, Kind::kAbort);
@@ -227,8 +227,8 @@ void Control::send_due_frames() {
 
 // ---- frames ----------------------------------------------------------------------------------------
 
-void Control::send_to(int peer, Kind kind) {
-  Link& link = links_[static_cast<size_t>(peer)];
+void ControlPlane::send_to(int peer, Kind kind) {
+  ControlConnection& link = links_[static_cast<size_t>(peer)];
   if (kind == Kind::kAnswer && link.out.size() > kMostKept) return;
   ControlFrame frame{kind, {}, read_status(world_.cell(rank_))};
   if (kind == Kind::kAbort) frame.fault = world_.fault();
@@ -237,7 +237,7 @@ void Control::send_to(int peer, Kind kind) {
   flush(link);
 }
 
-void Control::flush(Link& link) {
+void ControlPlane::flush(ControlConnection& link) {
   if (link.out.empty()) return;
   const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (sent > 0) link.out.erase(link.out.begin(), link.out.begin() + sent);
@@ -245,8 +245,8 @@ void Control::flush(Link& link) {
   if (sent < 0 && errno != EAGAIN && errno != EINTR) link.out.clear();
 }
 
-void Control::read_from(int peer) {
-  Link& link = links_[static_cast<size_t>(peer)];
+void ControlPlane::read_from(int peer) {
+  ControlConnection& link = links_[static_cast<size_t>(peer)];
   for (int frames = 0; frames < kFramesPerTurn && link.open();) {
     const ssize_t got = recv(link.fd, link.in.data() + link.have, link.in.size() - link.have, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
@@ -261,21 +261,22 @@ void Control::read_from(int peer) {
     link.have = 0;
     ++frames;
     ControlFrame frame;
-    BadFrame bad = parse(link.in, world_.ranks(), frame);
+    FrameError bad = parse(link.in, world_.ranks(), frame);
     const bool over = world_.cell(peer).left.load(std::memory_order_acquire) != 0;
-    if (over && bad.flaw == Flaw::kNone) bad = {Wire::kControl, Flaw::kAfterEnd, uint64_t(frame.kind)};
-    if (bad.flaw != Flaw::kNone) return refuse(peer, bad);
+    if (over && bad.kind == FrameErrorKind::kNone)
+      bad = {ConnectionKind::kControl, FrameErrorKind::kAfterEnd, uint64_t(frame.kind)};
+    if (bad.kind != FrameErrorKind::kNone) return refuse(peer, bad);
     handle(peer, frame);
   }
 }
 
 // Ends the group and, once its sender has the report, the connection.
-void Control::refuse(int peer, const BadFrame& bad) {
+void ControlPlane::refuse(int peer, const FrameError& bad) {
   Fault fault{FaultKind::kBadFrame, rank_, peer};
   fault.seq = world_.cell(rank_).started.load(std::memory_order_relaxed);
   fault.frame = bad;
   world_.abort_with(fault);
-  Link& link = links_[static_cast<size_t>(peer)];
+  ControlConnection& link = links_[static_cast<size_t>(peer)];
   send_to(peer, Kind::kAbort);
   shutdown(link.fd, SHUT_RDWR);
   link.ended = true;
@@ -283,10 +284,10 @@ void Control::refuse(int peer, const BadFrame& bad) {
   answered(link);
 }
 
-void Control::handle(int peer, const ControlFrame& frame) {
+void ControlPlane::handle(int peer, const ControlFrame& frame) {
   RankCell& cell = world_.cell(peer);
   world_.take_status(peer, frame.status);
-  Link& link = links_[static_cast<size_t>(peer)];
+  ControlConnection& link = links_[static_cast<size_t>(peer)];
   if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
   if (frame.kind == Kind::kAnswer) answered(link);
   if (frame.kind == Kind::kAbort) world_.abort_with(frame.fault);
@@ -297,8 +298,8 @@ void Control::handle(int peer, const ControlFrame& frame) {
 }
 
 // The loss is reported after `grace`, unless the peer's close message or a more exact report comes first.
-void Control::lost(int peer, Nanoseconds grace) {
-  Link& link = links_[static_cast<size_t>(peer)];
+void ControlPlane::lost(int peer, Nanoseconds grace) {
+  ControlConnection& link = links_[static_cast<size_t>(peer)];
   if (link.ended) answered(link);
   const Nanoseconds when = now_ns() + grace;
   if (link.lost_at == 0 || when < link.lost_at)
@@ -306,13 +307,13 @@ void Control::lost(int peer, Nanoseconds grace) {
 }
 
 // Whether no other rank of its host is left that could report how it ended.
-bool Control::nobody_tells(int peer) const {
+bool ControlPlane::nobody_tells(int peer) const {
   for (int other = 0; other < world_.ranks(); ++other)
     if (links_[static_cast<size_t>(other)].open() && world_.share_host(peer, other)) return false;
   return true;
 }
 
-void Control::answered(Link& link) {
+void ControlPlane::answered(ControlConnection& link) {
   if (!link.asked) return;
   link.asked = false;
   if (--due_ == 0) answers_came_.notify_all();

@@ -10,17 +10,17 @@
 #include <vector>
 
 #include "protocol/frames.hpp"
-#include "protocol/waiting.hpp"
+#include "protocol/waiter.hpp"
 
 namespace unisono {
 
-class Control {
+class ControlPlane {
  public:
   // sockets[rank]: connected, or -1. Takes them over.
-  Control(World& world, const Peers& peers, int rank, Descriptors sockets);
-  ~Control();
-  Control(const Control&) = delete;
-  Control& operator=(const Control&) = delete;
+  ControlPlane(GroupState& world, const PeerProcesses& peers, int rank, FileDescriptors sockets);
+  ~ControlPlane();
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
 
   // Asks all remote ranks for their status; the answers go into their cells.
   void ask();
@@ -39,8 +39,8 @@ class Control {
 
  private:
   using Kind = ControlFrame::Kind;
-  struct Link {
-    Descriptor fd;
+  struct ControlConnection {
+    FileDescriptor fd;
     bool ended = false;       // nothing more will come
     bool silent = false;      // it ended because the peer's host did not answer
     bool asked = false;       // an answer is due
@@ -59,21 +59,21 @@ class Control {
   void send_due_frames();
   void read_from(int peer);
   void handle(int peer, const ControlFrame& frame);
-  void refuse(int peer, const BadFrame& bad);
+  void refuse(int peer, const FrameError& bad);
   void send_to(int peer, Kind kind);
-  void flush(Link& link);
+  void flush(ControlConnection& link);
   void lost(int peer, Nanoseconds grace);
   void report(int peer, Fault fault);
   bool nobody_tells(int peer) const;
-  void answered(Link& link);
+  void answered(ControlConnection& link);
   Nanoseconds patience() const;
 
-  World& world_;
-  const Peers& peers_;
+  GroupState& world_;
+  const PeerProcesses& peers_;
   const int rank_;
   std::mutex mutex_;
   std::condition_variable answers_came_;
-  std::vector<Link> links_;  // guarded by mutex_
+  std::vector<ControlConnection> links_;  // guarded by mutex_
   bool leaving_ = false, abort_sent_ = false;
   bool ask_ = false, announce_ = false;
   size_t due_ = 0;                   // answers that have not arrived

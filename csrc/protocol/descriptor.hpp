@@ -9,12 +9,12 @@
 namespace unisono {
 
 // Closes its descriptor; -1: it has none.
-class Descriptor {
+class FileDescriptor {
  public:
-  explicit Descriptor(int number = -1) : number_(number) {}
-  ~Descriptor() { reset(); }
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
+  explicit FileDescriptor(int number = -1) : number_(number) {}
+  ~FileDescriptor() { reset(); }
+  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     reset();
     number_ = std::exchange(other.number_, -1);
     return *this;
@@ -29,6 +29,6 @@ class Descriptor {
   int number_;
 };
 
-using Descriptors = std::vector<Descriptor>;
+using FileDescriptors = std::vector<FileDescriptor>;
 
 }  // namespace unisono

@@ -9,7 +9,7 @@
 namespace unisono {
 namespace {
 
-constexpr const char* kWireNames[kWires] = {"control", "data", "messages"};
+constexpr const char* kWireNames[kConnectionKinds] = {"control", "data", "messages"};
 constexpr const char* kFlawTexts[kFlaws] = {
 #define X(enumerator, what) what,
     UNISONO_FLAWS(X)
@@ -18,10 +18,10 @@ constexpr const char* kFlawTexts[kFlaws] = {
 
 // Writes the fields of a frame to bytes, or reads them, one after another.
 template <bool kWriting>
-class Mover {
+class FieldSerializer {
  public:
   using Bytes = std::conditional_t<kWriting, unsigned char*, const unsigned char*>;
-  explicit Mover(Bytes at) : at_(at) {}
+  explicit FieldSerializer(Bytes at) : at_(at) {}
 
   template <class T>
   void operator()(T& field) {
@@ -31,7 +31,7 @@ class Mover {
       (*this)(number);
       if constexpr (!kWriting) field = static_cast<Plain>(number);
     } else {
-      Little<Plain> little(field);
+      LittleEndian<Plain> little(field);
       if constexpr (kWriting)
         std::memcpy(at_, &little, sizeof little);
       else
@@ -67,51 +67,52 @@ void move_frame(Move& move, Frame& frame) {
   move_all(move, kind, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
   move_all(move, misfit.tag, misfit.wanted_form, misfit.got_form, misfit.wanted_nbytes, misfit.got_nbytes);
   move_all(move, misfit.seq, misfit.more, misfit.scratch);
-  move_all(move, fault.frame.wire, fault.frame.flaw, fault.frame.value);
+  move_all(move, fault.frame.wire, fault.frame.kind, fault.frame.value);
   move_all(move, status.started, status.finished);
   for (auto& call : status.history) {
     move_all(move, call.seq, call.fingerprint, call.numel, call.root);
     move_all(move, call.kind, call.dtype, call.op, call.algorithm, call.block, call.coding);
   }
-  move_all(move, status.remarked, status.remark_seq);
-  move.text(status.remark);
+  move_all(move, status.has_report, status.report_seq);
+  move.text(status.report);
 }
 
-BadFrame bad(Wire wire, Flaw flaw, uint64_t value) { return {wire, flaw, value}; }
-BadFrame bad_control(Flaw flaw, int64_t value) {
-  return bad(Wire::kControl, flaw, static_cast<uint64_t>(value));
+FrameError bad(ConnectionKind wire, FrameErrorKind kind, uint64_t value) { return {wire, kind, value}; }
+FrameError bad_control(FrameErrorKind kind, int64_t value) {
+  return bad(ConnectionKind::kControl, kind, static_cast<uint64_t>(value));
 }
 
-BadFrame check(const Fault& fault, int ranks) {
+FrameError check(const Fault& fault, int ranks) {
   const SizeMismatch& misfit = fault.misfit;
   if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
-    return bad_control(Flaw::kFault, static_cast<int64_t>(fault.kind));
-  if (fault.by < 0 || fault.by >= ranks) return bad_control(Flaw::kRank, fault.by);
+    return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.kind));
+  if (fault.by < 0 || fault.by >= ranks) return bad_control(FrameErrorKind::kRank, fault.by);
   // A receive from any rank names no rank in its Timeout.
   const int32_t first = fault.kind == FaultKind::kTimeout ? -1 : 0;
-  if (fault.about < first || fault.about >= ranks) return bad_control(Flaw::kRank, fault.about);
+  if (fault.about < first || fault.about >= ranks) return bad_control(FrameErrorKind::kRank, fault.about);
   for (const uint32_t form : {misfit.wanted_form, misfit.got_form})
-    if (!is_form(form)) return bad_control(Flaw::kDType, form);
-  if (static_cast<size_t>(fault.frame.wire) >= kWires)
-    return bad_control(Flaw::kWire, static_cast<int64_t>(fault.frame.wire));
-  if (static_cast<size_t>(fault.frame.flaw) >= kFlaws)
-    return bad_control(Flaw::kFault, static_cast<int64_t>(fault.frame.flaw));
+    if (!is_form(form)) return bad_control(FrameErrorKind::kDType, form);
+  if (static_cast<size_t>(fault.frame.wire) >= kConnectionKinds)
+    return bad_control(FrameErrorKind::kWire, static_cast<int64_t>(fault.frame.wire));
+  if (static_cast<size_t>(fault.frame.kind) >= kFlaws)
+    return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.frame.kind));
   return {};
 }
 
-BadFrame check(const RankStatus& status) {
-  if (status.finished > status.started) return bad(Wire::kControl, Flaw::kStatus, status.finished);
+FrameError check(const RankStatus& status) {
+  if (status.finished > status.started)
+    return bad(ConnectionKind::kControl, FrameErrorKind::kStatus, status.finished);
   for (const CallRecord& call : status.history) {
-    if (call.seq > status.started) return bad(Wire::kControl, Flaw::kStatus, call.seq);
+    if (call.seq > status.started) return bad(ConnectionKind::kControl, FrameErrorKind::kStatus, call.seq);
     if (call.seq == 0) continue;
     const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
-    if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(Flaw::kDType, call.dtype);
+    if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(FrameErrorKind::kDType, call.dtype);
     if (call.block > (codec == 0 ? 0 : kMostBlock) || call.coding >= (codec == 0 ? 1 : kCodings))
-      return bad_control(Flaw::kDType, call.block);
-    if (call.op >= kReduceOpCount) return bad_control(Flaw::kOperation, call.op);
+      return bad_control(FrameErrorKind::kDType, call.block);
+    if (call.op >= kReduceOpCount) return bad_control(FrameErrorKind::kOperation, call.op);
   }
-  const bool ends = std::memchr(status.remark, '\0', sizeof status.remark) != nullptr;
-  if (status.remarked > 1 || !ends) return bad_control(Flaw::kText, status.remarked);
+  const bool ends = std::memchr(status.report, '\0', sizeof status.report) != nullptr;
+  if (status.has_report > 1 || !ends) return bad_control(FrameErrorKind::kText, status.has_report);
   return {};
 }
 
@@ -124,43 +125,46 @@ bool is_form(uint32_t form) {
          block <= kMostBlock / 16;
 }
 
-BadFrame check(const DataHeader& header) {
-  if (header.nbytes > kMostBytes) return bad(Wire::kData, Flaw::kLength, header.nbytes);
-  if ((header.fingerprint & 1) == 0) return bad(Wire::kData, Flaw::kFingerprint, header.fingerprint);
+FrameError check(const DataHeader& header) {
+  if (header.nbytes > kMostBytes) return bad(ConnectionKind::kData, FrameErrorKind::kLength, header.nbytes);
+  if ((header.fingerprint & 1) == 0)
+    return bad(ConnectionKind::kData, FrameErrorKind::kFingerprint, header.fingerprint);
   return {};
 }
 
-BadFrame check(const MessageHeader& header, bool lending) {
-  if (header.lent() && !lending) return bad(Wire::kMessages, Flaw::kLoan, header.word);
-  if (!is_form(header.form())) return bad(Wire::kMessages, Flaw::kDType, header.form());
-  if (header.tag < 0) return bad(Wire::kMessages, Flaw::kTag, static_cast<uint32_t>(int32_t{header.tag}));
+FrameError check(const MessageHeader& header, bool zero_copy) {
+  if (header.zero_copy() && !zero_copy)
+    return bad(ConnectionKind::kMessages, FrameErrorKind::kZeroCopyFlag, header.word);
+  if (!is_form(header.form())) return bad(ConnectionKind::kMessages, FrameErrorKind::kDType, header.form());
+  if (header.tag < 0)
+    return bad(ConnectionKind::kMessages, FrameErrorKind::kTag, static_cast<uint32_t>(int32_t{header.tag}));
   const uint64_t item = itemsize(static_cast<DType>(dtype_of_form(header.form())));
   if (header.nbytes > kMostBytes || header.nbytes % item != 0)
-    return bad(Wire::kMessages, Flaw::kLength, header.nbytes);
+    return bad(ConnectionKind::kMessages, FrameErrorKind::kLength, header.nbytes);
   return {};
 }
 
 ControlBytes encode(const ControlFrame& frame) {
   ControlBytes bytes;
-  Mover<true> mover(bytes.data());
+  FieldSerializer<true> mover(bytes.data());
   move_frame(mover, frame);
   return bytes;
 }
 
-BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
-  Mover<false> mover(bytes.data());
+FrameError parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
+  FieldSerializer<false> mover(bytes.data());
   move_frame(mover, frame);
   using Kind = ControlFrame::Kind;
   if (frame.kind < Kind::kAsk || frame.kind > Kind::kLeft)
-    return bad_control(Flaw::kKind, static_cast<int64_t>(frame.kind));
+    return bad_control(FrameErrorKind::kKind, static_cast<int64_t>(frame.kind));
   if (frame.kind == Kind::kAbort)
-    if (const BadFrame found = check(frame.fault, ranks); found.flaw != Flaw::kNone) return found;
+    if (const FrameError found = check(frame.fault, ranks); found.kind != FrameErrorKind::kNone) return found;
   return check(frame.status);
 }
 
-std::string describe(const BadFrame& bad) {
+std::string describe(const FrameError& bad) {
   return std::string("its ") + kWireNames[static_cast<size_t>(bad.wire)] + " connection sent " +
-         kFlawTexts[static_cast<size_t>(bad.flaw)] + " (" + std::to_string(bad.value) + ")";
+         kFlawTexts[static_cast<size_t>(bad.kind)] + " (" + std::to_string(bad.value) + ")";
 }
 
 }  // namespace unisono

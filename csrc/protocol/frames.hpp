@@ -10,17 +10,17 @@
 #include <string>
 
 #include "kernels/dtype.hpp"
-#include "protocol/flaw.hpp"
-#include "protocol/world.hpp"
+#include "protocol/frame_error.hpp"
+#include "protocol/group_state.hpp"
 
 namespace unisono {
 
 // A number in little-endian byte order, as in a frame.
 template <class T>
-class Little {
+class LittleEndian {
  public:
-  Little() = default;
-  Little(T value) : raw_(turned(value)) {}
+  LittleEndian() = default;
+  LittleEndian(T value) : raw_(turned(value)) {}
   operator T() const { return turned(raw_); }
 
  private:
@@ -39,11 +39,11 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 48;
 // ---- `data`: before the bytes of a chunk -------------------------------------------------------------
 
 struct DataHeader {
-  Little<uint64_t> nbytes, fingerprint;
+  LittleEndian<uint64_t> nbytes, fingerprint;
 };
 static_assert(sizeof(DataHeader) == 16);
 
-BadFrame check(const DataHeader& header);
+FrameError check(const DataHeader& header);
 
 // What a message carries. Sender and receiver must agree in it.
 enum class MessageKind : uint8_t { kArray, kObject };
@@ -58,22 +58,23 @@ constexpr uint32_t dtype_of_form(uint32_t form) { return form & 0xff; }
 constexpr int kFormCodec = 9, kFormBlock = 13;
 bool is_form(uint32_t form);
 
-// ---- `messages`, and the rings of a host: before the bytes of a message; a lent one has only the header
+// ---- `messages`, and the rings of a host: before the bytes of a message; a zero-copy one has only the
+// header
 // ----
 
 struct MessageHeader {
-  Little<uint64_t> nbytes;
-  Little<int32_t> tag;
-  Little<uint32_t> word;  // the form, and kLent
+  LittleEndian<uint64_t> nbytes;
+  LittleEndian<int32_t> tag;
+  LittleEndian<uint32_t> word;  // the form, and kZeroCopy
 
-  static constexpr uint32_t kLent = 1u << 31;
-  bool lent() const { return (word & kLent) != 0; }
-  uint32_t form() const { return word & ~kLent; }
+  static constexpr uint32_t kZeroCopy = 1u << 31;
+  bool zero_copy() const { return (word & kZeroCopy) != 0; }
+  uint32_t form() const { return word & ~kZeroCopy; }
 };
 static_assert(sizeof(MessageHeader) == 16);
 
-// lending: the two ranks can read each other's memory.
-BadFrame check(const MessageHeader& header, bool lending);
+// zero copy: the two ranks can read each other's memory.
+FrameError check(const MessageHeader& header, bool zero_copy);
 
 // ---- `control` ---------------------------------------------------------------------------------------
 
@@ -89,9 +90,9 @@ using ControlBytes = std::array<unsigned char, kControlBytes>;
 
 ControlBytes encode(const ControlFrame& frame);
 // Reads a frame of a group of `ranks`. Returns how it breaks the protocol; Flaw::kNone: it does not.
-BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame);
+FrameError parse(const ControlBytes& bytes, int ranks, ControlFrame& frame);
 
 // The text for an error: "its messages connection sent an impossible length (9223372036854775813)".
-std::string describe(const BadFrame& bad);
+std::string describe(const FrameError& bad);
 
 }  // namespace unisono

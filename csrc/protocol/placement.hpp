@@ -5,13 +5,13 @@
 
 #include <sched.h>
 
-#include "protocol/world.hpp"
+#include "protocol/group_state.hpp"
 
 namespace unisono {
 
 class Placement {
  public:
-  Placement(World& world, int rank) : world_(world), rank_(rank) {}
+  Placement(GroupState& world, int rank) : world_(world), rank_(rank) {}
 
   // Publishes the core on which this thread runs.
   void tell() {
@@ -30,7 +30,7 @@ class Placement {
   int ranks_on(int core) const;
   bool foremost_here() const;
 
-  World& world_;
+  GroupState& world_;
   const int rank_;
   int32_t core_ = 0;
 };

@@ -12,7 +12,7 @@
 #include <string>
 #include <system_error>
 
-#include "protocol/layout.hpp"
+#include "protocol/region_layout.hpp"
 
 namespace unisono {
 namespace {
@@ -23,12 +23,12 @@ constexpr size_t kMostStaging = size_t{1} << 40;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-struct Layout {
-  size_t cells, lanes, channels, staging, channel_bytes, end;
-  Layout(size_t ranks, size_t staging_bytes) {
+struct RegionLayout {
+  size_t cells, fifos, channels, staging, channel_bytes, end;
+  RegionLayout(size_t ranks, size_t staging_bytes) {
     cells = whole_pages(sizeof(RegionHeader));
-    lanes = cells + whole_pages(ranks * sizeof(RankCell));
-    channels = lanes + whole_pages(ranks * ranks * sizeof(Lane));
+    fifos = cells + whole_pages(ranks * sizeof(RankCell));
+    channels = fifos + whole_pages(ranks * ranks * sizeof(Fifo));
     staging = channels + whole_pages(ranks * ranks * sizeof(Channel));
     channel_bytes = staging + ranks * staging_bytes;
     end = channel_bytes + ranks * ranks * kChannelBytes;
@@ -51,7 +51,7 @@ int back(int fd, size_t start, size_t nbytes) {
 
 // Sets the length of the file and allocates its pages, except those of the point-to-point buffers: see
 // back_channel.
-void allocate(int fd, const Layout& layout) {
+void allocate(int fd, const RegionLayout& layout) {
   if (ftruncate(fd, static_cast<off_t>(layout.end)) != 0)
     throw std::system_error(errno, std::generic_category(), "cannot size the shared memory");
   if (const int failed = back(fd, 0, layout.channel_bytes); failed != 0)
@@ -62,7 +62,9 @@ void allocate(int fd, const Layout& layout) {
 
 }  // namespace
 
-size_t Region::bytes_needed(uint32_t ranks, size_t staging_bytes) { return Layout(ranks, staging_bytes).end; }
+size_t Region::bytes_needed(uint32_t ranks, size_t staging_bytes) {
+  return RegionLayout(ranks, staging_bytes).end;
+}
 
 Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
     : fd_(fd), ranks_(ranks), staging_bytes_(staging_bytes) {
@@ -70,7 +72,7 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
     throw std::invalid_argument("a group has 1 to " + std::to_string(kMostRanks) + " ranks on a host");
   if (staging_bytes < 16 * kPageBytes || staging_bytes > kMostStaging || staging_bytes % kPageBytes != 0)
     throw std::invalid_argument("staging memory must be a multiple of 4096, from 65536 bytes to 2^40");
-  const Layout layout(ranks, staging_bytes);
+  const RegionLayout layout(ranks, staging_bytes);
   bytes_ = layout.end;
   if (fd >= 0 && create) allocate(fd, layout);
   struct stat info;
@@ -83,7 +85,7 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
   base_ = static_cast<unsigned char*>(base);
   header_ = reinterpret_cast<RegionHeader*>(base_);
   cells_ = reinterpret_cast<RankCell*>(base_ + layout.cells);
-  lanes_ = reinterpret_cast<Lane*>(base_ + layout.lanes);
+  fifos_ = reinterpret_cast<Fifo*>(base_ + layout.fifos);
   channels_ = reinterpret_cast<Channel*>(base_ + layout.channels);
   staging_ = base_ + layout.staging;
   channel_bytes_ = base_ + layout.channel_bytes;

@@ -1,11 +1,11 @@
 // The memory that the ranks of one group on one host share, and its layout. It is one mapping of one unnamed
 // memfd: nothing remains after a kill.
 //
-//   header | one RankCell per rank | one Lane per ordered pair | Channels | staging per rank | Channels'
+//   header | one RankCell per rank | one FIFO per ordered pair | Channels | staging per rank | Channels'
 //   buffers
 //
 // Fields that different ranks write lie on different cache lines (128 bytes apart: the prefetcher
-// fetches lines in pairs). A field that is added here goes into the table of layout.hpp, too.
+// fetches lines in pairs). A field that is added here goes into the table of region_layout.hpp, too.
 //
 // Who writes and reads each field, in which memory order and why: docs/protocol.md. Its rules are named in
 // comments: R1 publish, R2 store then load, R3 read and check, R4 single writer.
@@ -18,18 +18,18 @@
 
 #include "protocol/arena.hpp"
 #include "protocol/descriptor.hpp"
-#include "protocol/flaw.hpp"
-#include "protocol/loan.hpp"
+#include "protocol/frame_error.hpp"
+#include "protocol/zero_copy.hpp"
 
 namespace unisono {
 
 constexpr size_t kLineBytes = 128;
 constexpr size_t kPageBytes = 4096;
 constexpr uint32_t kHistory = 16;             // operations a rank remembers of itself, for error messages
-constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
-constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
+constexpr uint32_t kFifoSlots = 16;           // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;           // a message this small travels inside its FIFO slot
 constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
-constexpr size_t kRemarkBytes = 240;
+constexpr size_t kReportBytes = 240;
 
 // What went wrong; also the values that reach Python.
 enum class FaultKind : uint32_t {
@@ -65,7 +65,7 @@ struct Fault {
   int32_t exit_code = -1;
   uint64_t seq = 0;       // the operation of `by` that was running; 0: a message
   SizeMismatch misfit{};  // kMismatch of sizes
-  BadFrame frame{};       // kBadFrame: what `about` sent
+  FrameError frame{};     // kBadFrame: what `about` sent
 };
 
 // The group's abort cell. The first fault counts, and the group stays aborted. One compare-exchange decides,
@@ -95,10 +95,10 @@ struct alignas(kLineBytes) EventCount {
 };
 
 // A rank's text for the other ranks: about the fault that ended the group, or why it leaves. Written once.
-struct alignas(kLineBytes) Remark {
+struct alignas(kLineBytes) RankReport {
   std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 set
   uint64_t seq;                 // the operation it is about; 0: a message; 2^64-1: why this rank leaves
-  char text[kRemarkBytes];      // ends with a zero
+  char text[kReportBytes];      // ends with a zero
 };
 
 struct alignas(kLineBytes) RankCell {
@@ -114,59 +114,60 @@ struct alignas(kLineBytes) RankCell {
   EventCount collective_event;  // notified by peers for the thread that runs collectives
   EventCount message_event;     // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
-  Remark remark;
+  RankReport report;
   alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank
 
-  Identity process() const {
+  ProcessIdentity process() const {
     return {pid.load(std::memory_order_relaxed), token_address.load(std::memory_order_relaxed),
             token.load(std::memory_order_relaxed)};
   }
-  void set_process(const Identity& who) {
+  void set_process(const ProcessIdentity& who) {
     token_address.store(who.token_address, std::memory_order_relaxed);
     token.store(who.token, std::memory_order_relaxed);
     pid.store(who.pid, std::memory_order_release);  // R1
   }
-  ArenaPlace arena() const {
+  ArenaLocation arena() const {
     const uint64_t bytes = arena_bytes.load(std::memory_order_acquire);  // R1: before the other two
     return {arena_fd.load(std::memory_order_relaxed), arena_base.load(std::memory_order_relaxed), bytes};
   }
-  void set_arena(const ArenaPlace& place) {
+  void set_arena(const ArenaLocation& place) {
     arena_fd.store(place.fd, std::memory_order_relaxed);
     arena_base.store(place.base, std::memory_order_relaxed);
     arena_bytes.store(place.bytes, std::memory_order_release);  // R1: behind the other two
   }
 };
 
-// kStaged: in the entry or the sender's staging memory. kLent: in the sender's own memory. kOpen: in the
-// sender's arena, which the receiver maps.
-enum class Place : uint32_t { kStaged, kLent, kOpen };
+// kStaged: in the entry or the sender's staging memory. kZeroCopy: in the sender's own memory. kMapped: in
+// the sender's arena, which the receiver maps.
+enum class PayloadLocation : uint32_t { kStaged, kZeroCopy, kMapped };
 
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.
-struct alignas(64) LaneEntry {
+struct alignas(64) FifoSlot {
   std::atomic<uint32_t> number;
-  Place place;  // where the bytes are
+  PayloadLocation location;  // where the bytes are
   uint64_t fingerprint;
   uint64_t nbytes;
   union {
-    Loan loan;
+    ZeroCopyTransfer transfer;
     uint64_t offset;
     unsigned char payload[kInlineBytes];
   };
 };
-static_assert(sizeof(LaneEntry) == 64 && sizeof(Loan) <= kInlineBytes && kInlineBytes == 40);
+static_assert(sizeof(FifoSlot) == 64 && sizeof(ZeroCopyTransfer) <= kInlineBytes && kInlineBytes == 40);
 
 // An edge: sender -> receiver. `acked` counts the messages that the receiver has released.
-struct alignas(kLineBytes) Lane {
-  LaneEntry entries[kLaneEntries];
+struct alignas(kLineBytes) Fifo {
+  FifoSlot slots[kFifoSlots];
   alignas(kLineBytes) std::atomic<uint32_t> acked;
 };
 
-// A point-to-point channel: a byte ring in shared memory, and at most one lent message. Positions only grow.
+// A point-to-point channel: a byte ring in shared memory, and at most one zero-copy message. Positions only
+// grow.
 struct alignas(kLineBytes) Channel {
   alignas(kLineBytes) std::atomic<uint64_t> written;
   alignas(kLineBytes) std::atomic<uint64_t> consumed;
-  alignas(kLineBytes) Loan loan;
-  alignas(kLineBytes) std::atomic<uint64_t> returned;  // loans that the receiver has returned
+  alignas(kLineBytes) ZeroCopyTransfer transfer;
+  alignas(kLineBytes) std::atomic<uint64_t> completed_transfers;  // transfers that the receiver has returned
 };
 
 struct alignas(kLineBytes) RegionHeader {
@@ -193,7 +194,7 @@ class Region {
   size_t staging_bytes() const { return staging_bytes_; }
   AbortCell& abort() { return header_->abort; }
   RankCell& cell(int rank) { return cells_[rank]; }
-  Lane& lane(int sender, int receiver) { return lanes_[static_cast<size_t>(sender) * ranks_ + receiver]; }
+  Fifo& fifo(int sender, int receiver) { return fifos_[static_cast<size_t>(sender) * ranks_ + receiver]; }
   Channel& channel(int sender, int receiver) {
     return channels_[static_cast<size_t>(sender) * ranks_ + receiver];
   }
@@ -204,20 +205,20 @@ class Region {
   // Allocates the pages of a channel before they are used: running out of memory must be an error, never a
   // SIGBUS. Returns false when there is no memory.
   bool back_channel(int sender, int receiver);
-  // Whether its ranks may lend each other memory: each can read the memory of all others.
-  bool lending() const { return lending_; }
-  void allow_lending() { lending_ = true; }
+  // Whether its ranks may use zero copy: each can read the memory of all others.
+  bool zero_copy() const { return zero_copy_; }
+  void enable_zero_copy() { zero_copy_ = true; }
 
  private:
-  const Descriptor fd_;  // first: closed also when the rest of the constructor throws
+  const FileDescriptor fd_;  // first: closed also when the rest of the constructor throws
   uint32_t ranks_;
   size_t staging_bytes_;
   size_t bytes_;
-  bool lending_ = false;
+  bool zero_copy_ = false;
   unsigned char* base_ = nullptr;
   RegionHeader* header_ = nullptr;
   RankCell* cells_ = nullptr;
-  Lane* lanes_ = nullptr;
+  Fifo* fifos_ = nullptr;
   Channel* channels_ = nullptr;
   unsigned char* staging_ = nullptr;
   unsigned char* channel_bytes_ = nullptr;

@@ -12,24 +12,24 @@ using unisono::DType;
 
 // The first fields of arrays and dtypes in NumPy 1.7 to 2.x. `known_type` checks them with an array whose
 // values are known; where they differ, the buffer protocol is used.
-struct Descr {
+struct NumpyDescr {
   PyObject_HEAD PyTypeObject* type_object;
   char kind, type, byteorder, unused;
   int type_num;
 };
-struct Array {
+struct NumpyArray {
   PyObject_HEAD char* data;
   int ndim;
   Py_ssize_t* shape;
   Py_ssize_t* strides;
   PyObject* base;
-  Descr* descr;
+  NumpyDescr* descr;
   int flags;
 };
 
 constexpr int kContiguous = 0x1, kWriteable = 0x400, kWarnOnWrite = 1 << 31;
 
-std::optional<DType> dtype_of(const Descr& descr) {
+std::optional<DType> dtype_of(const NumpyDescr& descr) {
   if (descr.byteorder == '>') return std::nullopt;
   switch (descr.type) {
     case '?':
@@ -61,17 +61,17 @@ std::optional<DType> dtype_of(const Descr& descr) {
   }
 }
 
-const Array& as_array(nb::handle array) { return *reinterpret_cast<const Array*>(array.ptr()); }
+const NumpyArray& as_array(nb::handle array) { return *reinterpret_cast<const NumpyArray*>(array.ptr()); }
 
 // numpy.ndarray if its arrays have the layout above; otherwise nullptr.
 PyTypeObject* known_type() {
   const nb::object numpy = nb::module_::import_("numpy");
   const nb::object type = numpy.attr("ndarray");
   auto* const found = reinterpret_cast<PyTypeObject*>(type.ptr());
-  if (found->tp_basicsize < static_cast<Py_ssize_t>(sizeof(Array))) return nullptr;
+  if (found->tp_basicsize < static_cast<Py_ssize_t>(sizeof(NumpyArray))) return nullptr;
   const nb::object probe = numpy.attr("zeros")(nb::make_tuple(3, 5), "int16");
   const nb::object dtype = probe.attr("dtype"), turned = probe.attr("T"), base = turned.attr("base");
-  const Array &straight = as_array(probe), &across = as_array(turned);
+  const NumpyArray &straight = as_array(probe), &across = as_array(turned);
   const auto address = nb::cast<Address>(probe.attr("ctypes").attr("data"));
   const bool fields = reinterpret_cast<Address>(straight.data) == address && straight.ndim == 2 &&
                       reinterpret_cast<PyObject*>(straight.descr) == dtype.ptr() && across.base == base.ptr();
@@ -96,7 +96,7 @@ std::optional<BufferView> look_at_array(nb::handle array) {
     looked.store(true, std::memory_order_release);
   }
   if (Py_TYPE(array.ptr()) != known.load(std::memory_order_relaxed)) return std::nullopt;
-  const Array& seen = as_array(array);
+  const NumpyArray& seen = as_array(array);
   const auto dtype = dtype_of(*seen.descr);
   if (!dtype || (seen.flags & kContiguous) == 0) return std::nullopt;
   Py_ssize_t numel = 1;
@@ -117,19 +117,19 @@ nb::object shape_of(Py_ssize_t first, nb::handle shape, Py_ssize_t rest) {
 
 }  // namespace
 
-nb::object allocated(nb::handle input, Returned shape, int size) {
+nb::object allocated(nb::handle input, ResultKind shape, int size) {
   const nb::object given = nb::steal(PySequence_Tuple(nb::object(input.attr("shape")).ptr()));
   if (!given.is_valid()) throw nb::python_error();
   nb::object wanted = given;
-  if (shape == Returned::kGathered) wanted = shape_of(size, given, 0);
-  if (shape == Returned::kBlock) {
+  if (shape == ResultKind::kGathered) wanted = shape_of(size, given, 0);
+  if (shape == ResultKind::kBlock) {
     if (PyTuple_GET_SIZE(given.ptr()) == 0) return {};
     const Py_ssize_t first = PyNumber_AsSsize_t(PyTuple_GET_ITEM(given.ptr(), 0), nullptr);
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     if (first % size != 0) return {};
     wanted = shape_of(first == size ? -1 : first / size, given, 1);
   }
-  static Name new_empty{"new_empty"};
+  static InternedName new_empty{"new_empty"};
   if (look_at_array(input) || PyObject_HasAttr(input.ptr(), new_empty.get()) == 0) {
     static std::atomic<PyObject*> known = nullptr;  // not a guarded static: see `look_at_array`
     PyObject* empty = known.load(std::memory_order_acquire);

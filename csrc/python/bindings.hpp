@@ -22,7 +22,7 @@ void bind_codecs(nanobind::module_& m);
 // The index of the first value below zero, or `numel`. -0 and NaN are not below zero.
 size_t first_negative(const float* values, size_t numel);
 // Throws std::invalid_argument where the codec has no blocks of this size (0: no blocks).
-void check_block(unisono::Codec codec, size_t block);
+void check_block(unisono::CodecFormat codec, size_t block);
 void bind_fields(nanobind::module_& m);
 void bind_storages(nanobind::module_& m);
 // Daemon threads that the interpreter's end finds in C++ stop, and do not abort the process.
@@ -56,17 +56,17 @@ inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::l
 // apart from waiting the call takes only some microseconds, so that only a long wait releases the GIL.
 template <class Waiting>
 int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
-  struct Calling {
-    explicit Calling(std::atomic<int>& callers) : callers(callers) {
+  struct CallerCount {
+    explicit CallerCount(std::atomic<int>& callers) : callers(callers) {
       callers.fetch_add(1, std::memory_order_relaxed);
     }
-    ~Calling() { callers.fetch_sub(1, std::memory_order_relaxed); }
+    ~CallerCount() { callers.fetch_sub(1, std::memory_order_relaxed); }
     std::atomic<int>& callers;
   } const calling(engine.callers);
   unisono::FaultKind kind;
   {
-    Gil gil;
-    if (!brief || engine.shares_process()) gil.let_go();
+    GilLock gil;
+    if (!brief || engine.shares_process()) gil.release();
     kind = wait(gil);
   }
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
@@ -74,26 +74,26 @@ int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
 }
 
 // The part of a call that does not depend on how its buffers are given.
-struct Operation {
+struct OperationDescriptor {
   const unisono::Program* program;
   uint8_t kind;
   unisono::DType dtype;
   unisono::ReduceOp op;
-  unisono::Coder coder{};
+  unisono::EdgeCoding coder{};
   // Whether the output or the input has to be checked for negative numbers, because the codec refuses them.
   bool checks_out = false, checks_in = false;
 
-  unisono::Call call(int root, size_t numel, double factor, double timeout_s,
-                     unisono::Binding binding) const {
+  unisono::CollectiveCall call(int root, size_t numel, double factor, double timeout_s,
+                               unisono::BufferBinding binding) const {
     return {kind, dtype, op, root, numel, factor, program, std::move(binding), duration(timeout_s)};
   }
-  unisono::Binding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {
+  unisono::BufferBinding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {
     using unisono::Space;
     return {cut(Space::kOut, out, out_numel), cut(Space::kIn, in, in_numel)};
   }
 
-  unisono::Chunks cut(unisono::Space space, Address address, size_t numel) const {
-    return unisono::Chunks(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space),
-                           unisono::itemsize(dtype), program->equal_blocks());
+  unisono::ChunkList cut(unisono::Space space, Address address, size_t numel) const {
+    return unisono::ChunkList(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space),
+                              unisono::itemsize(dtype), program->equal_blocks());
   }
 };

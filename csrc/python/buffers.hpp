@@ -25,7 +25,7 @@ struct CallBuffers {
   bool number = false;   // the buffer holds a copy of it
   bool several = false;  // given as a list, also of one
   size_t count = 0;
-  std::array<unisono::Extent, kMostBuffers> extents;
+  std::array<unisono::BufferExtent, kMostBuffers> extents;
 
   CallBuffers() = default;
   CallBuffers(const CallBuffers&) = delete;
@@ -59,10 +59,10 @@ struct CallBuffers {
       PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(kept_[i]));
     return nanobind::steal(tuple);
   }
-  std::span<const unisono::Extent> all() const { return {extents.data(), count}; }
+  std::span<const unisono::BufferExtent> all() const { return {extents.data(), count}; }
   size_t nbytes() const {
     size_t numel = 0;
-    for (const unisono::Extent& extent : all()) numel += extent.numel;
+    for (const unisono::BufferExtent& extent : all()) numel += extent.numel;
     return count > 0 ? numel * unisono::itemsize(static_cast<unisono::DType>(dtype)) : 0;
   }
 
@@ -112,8 +112,8 @@ struct CallBuffers {
 // One side of a coalesced call: buffers of any dtypes.
 class BufferList {
  public:
-  struct One {
-    unisono::Extent extent;
+  struct TypedExtent {
+    unisono::BufferExtent extent;
     int dtype;
     bool readonly;
   };
@@ -141,11 +141,11 @@ class BufferList {
     }
     return true;
   }
-  const std::vector<One>& all() const { return seen_; }
+  const std::vector<TypedExtent>& all() const { return seen_; }
   // The items, and the views that pin memory.
   const std::vector<nanobind::object>& kept() const { return kept_; }
 
  private:
-  std::vector<One> seen_;
+  std::vector<TypedExtent> seen_;
   std::vector<nanobind::object> kept_;
 };

@@ -11,17 +11,17 @@ using namespace unisono;
 namespace {
 
 void touch(int kind, Address out, Address in, size_t nbytes) {
-  if (kind < 0 || kind > static_cast<int>(calibrate::Touch::kCopy))
+  if (kind < 0 || kind > static_cast<int>(calibrate::MemoryAccess::kCopy))
     throw nb::value_error("no such kind of touch");
-  const NoGil no_gil;
-  calibrate::touch(static_cast<calibrate::Touch>(kind), reinterpret_cast<void*>(out),
+  const GilRelease no_gil;
+  calibrate::touch(static_cast<calibrate::MemoryAccess>(kind), reinterpret_cast<void*>(out),
                    reinterpret_cast<void*>(in), nbytes);
 }
 
 }  // namespace
 
 void bind_calibrate(nb::module_& m) {
-  using Release = nb::call_guard<NoGil>;
+  using Release = nb::call_guard<GilRelease>;
   m.def("probe_flag", &calibrate::flag, nb::arg("first_core"), nb::arg("second_core"), nb::arg("round_trips"),
         Release(), "Seconds until one core sees a store of another core.");
   m.def("probe_wake", &calibrate::wake, nb::arg("core"), nb::arg("round_trips"), Release(),
@@ -39,8 +39,8 @@ void bind_calibrate(nb::module_& m) {
   m.def(
       "probe_rate",
       [](bool reduces, size_t nbytes, const std::vector<int>& cores, double seconds) {
-        return calibrate::rate(reduces ? calibrate::Pass::kReduce : calibrate::Pass::kCopy, nbytes, cores,
-                               seconds);
+        return calibrate::rate(reduces ? calibrate::MemoryPass::kReduce : calibrate::MemoryPass::kCopy,
+                               nbytes, cores, seconds);
       },
       nb::arg("reduces"), nb::arg("nbytes"), nb::arg("cores"), nb::arg("seconds"), Release(),
       "Bytes per second of the slowest of one thread per core, all at once, that copies or adds f32.");
@@ -51,11 +51,11 @@ void bind_calibrate(nb::module_& m) {
         return std::pair(found.latency_s, found.bytes_per_s);
       },
       nb::arg("seconds"), Release(), "(seconds one way, bytes per second) of TCP over loopback.");
-  m.attr("LINE_UP_SLOT") = calibrate::kLineUpSlot;
+  m.attr("LINE_UP_SLOT") = calibrate::kStartBarrierSlot;
   m.def(
       "line_up",
       [](Address slots, size_t count, size_t mine, bool crowded) {
-        calibrate::line_up(reinterpret_cast<void*>(slots), count, mine, crowded);
+        calibrate::start_barrier(reinterpret_cast<void*>(slots), count, mine, crowded);
       },
       nb::arg("slots"), nb::arg("count"), nb::arg("mine"), nb::arg("crowded"), Release(),
       "Waits for `count` processes, each of which counts in its own LINE_UP_SLOT bytes of shared memory.");

@@ -9,14 +9,14 @@
 #include <deque>
 #include <memory>
 
-#include "python/known.hpp"
+#include "python/call_cache.hpp"
 #include "python/messages.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
-using known::CallOptions;
-using known::Known;
-using known::KnownList;
+using known::CachedCall;
+using known::CachedCoalescedCall;
+using known::CallKey;
 
 namespace {
 
@@ -27,7 +27,7 @@ constexpr size_t kLargeBytes = 1 << 20;    // takes many times as long as waking
 // all_gather.
 using Extents = nb::typed<nb::list, nb::typed<nb::tuple, Address, size_t>>;
 
-Extent extent(nb::handle pair) {
+BufferExtent extent(nb::handle pair) {
   PyObject* const both = pair.ptr();
   if (!PyTuple_CheckExact(both) || PyTuple_GET_SIZE(both) != 2)
     throw nb::type_error("expected (address, numel)");
@@ -37,25 +37,26 @@ Extent extent(nb::handle pair) {
   return {reinterpret_cast<unsigned char*>(address), numel};
 }
 
-std::vector<Extent> all(const Extents& extents) {
-  std::vector<Extent> list;
+std::vector<BufferExtent> all(const Extents& extents) {
+  std::vector<BufferExtent> list;
   list.reserve(extents.size());
   for (const nb::handle pair : extents) list.push_back(extent(pair));
   return list;
 }
 
 // One extent is cut into the program's chunks; several are one chunk each.
-Chunks chunks(const Operation& operation, Space space, std::span<const Extent> extents) {
-  if (extents.size() > 1) return Chunks(std::vector<Extent>(extents.begin(), extents.end()));
-  const Extent whole = extents.empty() ? Extent{} : extents[0];
+ChunkList chunks(const OperationDescriptor& operation, Space space, std::span<const BufferExtent> extents) {
+  if (extents.size() > 1) return ChunkList(std::vector<BufferExtent>(extents.begin(), extents.end()));
+  const BufferExtent whole = extents.empty() ? BufferExtent{} : extents[0];
   return operation.cut(space, reinterpret_cast<Address>(whole.data), whole.numel);
 }
 
 // Block 0 of every buffer, then block 1 of every buffer, and so on. extents: of `count` buffers, one for
 // each, or one for each block of each.
-std::vector<Extent> by_block(const std::vector<Extent>& extents, size_t count, size_t blocks, size_t item) {
+std::vector<BufferExtent> by_block(const std::vector<BufferExtent>& extents, size_t count, size_t blocks,
+                                   size_t item) {
   const size_t each = extents.size() / count;
-  std::vector<Extent> list;
+  std::vector<BufferExtent> list;
   list.reserve(count * blocks);
   for (size_t block = 0; block < blocks; ++block) {
     for (size_t i = 0; i < count; ++i) {
@@ -71,13 +72,13 @@ std::vector<Extent> by_block(const std::vector<Extent>& extents, size_t count, s
 }
 
 // The native base class of `unisono.Group`: runs its calls, and remembers those that were checked.
-class Calls {
+class GroupBase {
  public:
-  Calls(nb::object planner, nb::object engine, double timeout_s)
+  GroupBase(nb::object planner, nb::object engine, double timeout_s)
       : planner(std::move(planner)), timeout_s_(timeout_s), engine_(std::move(engine)), slots_(kSlots) {}
 
-  Calls(const Calls&) = delete;
-  Calls& operator=(const Calls&) = delete;
+  GroupBase(const GroupBase&) = delete;
+  GroupBase& operator=(const GroupBase&) = delete;
 
   // Runs a collective and returns the caller's result.
   nb::object run(const Arguments& given) {
@@ -114,17 +115,17 @@ class Calls {
     CallBuffers out, in, feedback;
     if (!out.see(given[kOut]) || !in.see(given[kGiven]) || !feedback.see(given[kFeedback])) return {};
     if (in.number || feedback.number) return {};
-    const CallOptions options = options_of(given);
+    const CallKey options = options_of(given);
     // Copied: another thread, or Python code that `seconds` and an allocation run, may put another call into
     // the slot or close the group.
-    Operation operation;
+    OperationDescriptor operation;
     size_t numel, made_numel;
     double factor;
-    Returned returned;
+    ResultKind returned;
     nb::object note;
     {
       const nb::ft_lock_guard held(lock_);
-      const Known* const found = find(options, out, in, feedback);
+      const CachedCall* const found = find(options, out, in, feedback);
       if (found == nullptr) return {};
       operation = found->operation;
       numel = found->numel;
@@ -136,13 +137,13 @@ class Calls {
     const double timeout_s = seconds(given[kTimeout], default_timeout_s(), planner);
     const nb::object alive = engine();
     if (alive.is_none()) return {};  // closed
-    struct Side {
+    struct CallOperand {
       const CallBuffers* buffers;
       nb::handle owner;
     } written{&out, given[kOut]}, read{&in, given[kGiven]};
     CallBuffers made;
-    Outcome outcome;
-    if (returned > Returned::kNumber) {
+    CallResult outcome;
+    if (returned > ResultKind::kNumber) {
       if (read.owner.is_none()) read = written;
       outcome.owner = allocated_or_none(read.owner, returned, alive);
       if (!outcome.owner.is_valid() || !made.see(outcome.owner) || made.count != 1 ||
@@ -153,14 +154,15 @@ class Calls {
     } else if (out.number) {
       outcome = {out.kept(), out.extents[0].data, operation.dtype};
     }
-    Call call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
-                               {chunks(operation, Space::kOut, written.buffers->all()),
-                                chunks(operation, Space::kIn, read.buffers->all())});
+    CollectiveCall call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
+                                         {chunks(operation, Space::kOut, written.buffers->all()),
+                                          chunks(operation, Space::kIn, read.buffers->all())});
     call.coder = operation.coder;
     if (feedback.count > 0) call.coder.feedback = reinterpret_cast<float*>(feedback.extents[0].data);
     const auto keep = [&] {
-      return Kept{nb::borrow(written.owner), nb::borrow(read.owner),       written.buffers->kept(),
-                  read.buffers->kept(),      nb::borrow(given[kFeedback]), feedback.kept()};
+      return BufferReferences{nb::borrow(written.owner),    nb::borrow(read.owner),
+                              written.buffers->kept(),      read.buffers->kept(),
+                              nb::borrow(given[kFeedback]), feedback.kept()};
     };
     const size_t nbytes = written.buffers->nbytes() + read.buffers->nbytes();
     return issue(alive, given[kCollective], std::move(call), nbytes, std::move(outcome), note, keep,
@@ -172,7 +174,7 @@ class Calls {
     if (!plain(given)) return {};
     BufferList out, in;
     if (!out.see(given[kOut]) || !in.see(given[kGiven])) return {};
-    const CallOptions options = options_of(given);
+    const CallKey options = options_of(given);
     std::vector<BoundCall> calls;
     {
       const nb::ft_lock_guard held(lock_);
@@ -217,15 +219,15 @@ class Calls {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    Transfer message{sending, kind, now, default_timeout_s()};
+    MessageCall message{sending, kind, now, default_timeout_s()};
     if (!message.read(given, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    const auto keep = [&] { return Kept{nb::borrow(given[0]), {}, message.kept(), {}}; };
+    const auto keep = [&] { return BufferReferences{nb::borrow(given[0]), {}, message.kept(), {}}; };
     int fault;
     try {
-      fault = waiting(engine, true, [&](HeldLock& held) { return message.pass(engine, held); });
+      fault = waiting(engine, true, [&](ReleasableLock& held) { return message.pass(engine, held); });
     } catch (...) {
-      if (engine.unsettled()) keep().for_ever();
+      if (engine.has_open_transfers()) keep().leak();
       throw;
     }
     if (fault != 0) fail(engine, keep(), message.name(), message.timeout_s, nb::none());
@@ -247,7 +249,7 @@ class Calls {
   // group. It takes no lock: a free-threaded Python has stopped all threads, and stops none that holds it.
   int visit(visitproc visit, void* arg) {
     Py_VISIT(planner.ptr());
-    for (const Known& known : slots_)
+    for (const CachedCall& known : slots_)
       for (const nb::object& word : known.kept) Py_VISIT(word.ptr());
     for (const auto& list : lists_)
       for (const nb::object& word : list->kept) Py_VISIT(word.ptr());
@@ -266,7 +268,7 @@ class Calls {
   // Releases these works. Call when no thread moves bytes of their buffers any more.
   void release() {
     const std::deque<nb::object> works = taken_works();
-    for (const nb::object& work : works) nb::inst_ptr<CollectiveWork>(work)->let_go();
+    for (const nb::object& work : works) nb::inst_ptr<CollectiveWork>(work)->retain_buffers();
   }
 
   nb::object planner;
@@ -274,8 +276,8 @@ class Calls {
  private:
   // Forgets all remembered calls. Their end may run Python code, which must not run with the lock held.
   void drop_known() {
-    std::vector<Known> slots(kSlots);
-    KnownLists lists;
+    std::vector<CachedCall> slots(kSlots);
+    CachedCoalescedCalls lists;
     const nb::ft_lock_guard held(lock_);
     keys_ = {};
     std::swap(slots_, slots);
@@ -297,7 +299,7 @@ class Calls {
   }
 
   // Invalid also where the array cannot be allocated: Python then raises the error.
-  static nb::object allocated_or_none(nb::handle input, Returned shape, const nb::object& engine) {
+  static nb::object allocated_or_none(nb::handle input, ResultKind shape, const nb::object& engine) {
     try {
       return allocated(input, shape, nb::inst_ptr<Engine>(engine)->size());
     } catch (const nb::python_error& error) {
@@ -321,19 +323,19 @@ class Calls {
   nb::object execute_one(const BoundCall& bound, bool async, double timeout_s) {
     nb::object alive = engine();
     if (alive.is_none()) alive = planner.attr("engine");  // raises once the group was closed
-    const auto keep = [&] { return Kept{bound.keep, {}, {}, {}}; };
+    const auto keep = [&] { return BufferReferences{bound.keep, {}, {}, {}}; };
     return issue(alive, bound.name, bound.call(timeout_s), bound.nbytes(), bound.outcome(), bound.note, keep,
                  async, timeout_s);
   }
 
   template <class Keep>
-  nb::object issue(const nb::object& alive, nb::handle name, Call&& made, size_t nbytes, Outcome outcome,
-                   const nb::object& note, Keep keep, bool async, double timeout_s) {
+  nb::object issue(const nb::object& alive, nb::handle name, CollectiveCall&& made, size_t nbytes,
+                   CallResult outcome, const nb::object& note, Keep keep, bool async, double timeout_s) {
     const bool brief = nbytes <= kBriefBytes;
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     release_ended();
     if (async) {
-      Kept kept = keep();
+      BufferReferences kept = keep();
       kept.hold_storages();
       made.large = nbytes >= kLargeBytes;
       const nb::object handed = nb::inst_alloc(work_type_);  // the work lies in it: one allocation
@@ -347,9 +349,10 @@ class Calls {
     }
     int fault;
     try {
-      fault = waiting(engine, brief, [&](HeldLock& held) { return engine.run(std::move(made), &held); });
+      fault =
+          waiting(engine, brief, [&](ReleasableLock& held) { return engine.run(std::move(made), &held); });
     } catch (...) {
-      if (engine.unsettled()) keep().for_ever();
+      if (engine.has_open_transfers()) keep().leak();
       throw;
     }
     if (fault != 0) fail(engine, keep(), name, timeout_s, note);
@@ -359,7 +362,7 @@ class Calls {
   // Lets the works at the front go that have ended, waited for or not.
   [[gnu::always_inline]] void release_ended() {
     for (nb::object ended = ended_work(); ended.is_valid(); ended = ended_work())
-      nb::inst_ptr<CollectiveWork>(ended)->let_go();
+      nb::inst_ptr<CollectiveWork>(ended)->retain_buffers();
   }
   // Takes the work at the front if it has ended; otherwise invalid.
   [[gnu::always_inline]] nb::object ended_work() {
@@ -375,14 +378,14 @@ class Calls {
   }
 
   // Raises the error. A stopped rank may write to the buffers later: then they are never freed.
-  [[noreturn]] void fail(const Engine& engine, Kept&& buffers, nb::handle name, double timeout_s,
+  [[noreturn]] void fail(const Engine& engine, BufferReferences&& buffers, nb::handle name, double timeout_s,
                          const nb::object& note) {
-    if (engine.unsettled()) buffers.for_ever();
+    if (engine.has_open_transfers()) buffers.leak();
     planner.attr("fail")(name, timeout_s, note);
     throw std::logic_error("an operation failed, and no error was raised");
   }
 
-  static CallOptions options_of(const Arguments& given) {
+  static CallKey options_of(const Arguments& given) {
     int overflow = 0;
     const int64_t root = PyLong_AsLongLongAndOverflow(given[kRoot], &overflow);
     return {given[kCollective], given[kOp],           given[kAlgorithm], given[kReproducible],
@@ -392,20 +395,21 @@ class Calls {
   void remember(const Arguments& given, const BoundCall& bound) {
     CallBuffers out, in;
     if (!plain(given) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
-    const bool allocates = bound.returned > Returned::kNumber;
-    if (allocates && (bound.operation.checks_out || bound.operation.checks_in)) return;  // see `Known::codes`
-    if (out.number != (bound.returned == Returned::kNumber)) return;
+    const bool allocates = bound.returned > ResultKind::kNumber;
+    if (allocates && (bound.operation.checks_out || bound.operation.checks_in))
+      return;  // see `CachedCall::codes`
+    if (out.number != (bound.returned == ResultKind::kNumber)) return;
     // The buffers may have changed since they were checked, if the caller has other threads.
     const CallBuffers& read = allocates && in.count == 0 ? out : in;
     if (!known::are(bound.given, read) || !(allocates || out.number || known::are(bound.out, out))) return;
-    const CallOptions options = options_of(given);
-    Known known;
+    const CallKey options = options_of(given);
+    CachedCall known;
     known.kept = options.owned();
     known.options = options;
     known.out_dtype = out.dtype;
     known.given_dtype = in.dtype;
-    for (const Extent& extent : out.all()) known.out_numel.push_back(extent.numel);
-    for (const Extent& extent : in.all()) known.given_numel.push_back(extent.numel);
+    for (const BufferExtent& extent : out.all()) known.out_numel.push_back(extent.numel);
+    for (const BufferExtent& extent : in.all()) known.given_numel.push_back(extent.numel);
     known.feedback_numel = bound.feedback.numel;
     known.place(out, in);
     known.number = out.number;
@@ -434,7 +438,7 @@ class Calls {
   void remember_coalesced(const Arguments& given, nb::handle planned) {
     BufferList out, in;
     if (!plain(given) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
-    auto known = std::make_unique<KnownList>();
+    auto known = std::make_unique<CachedCoalescedCall>();
     for (const nb::handle one : planned) {
       known->calls.push_back(nb::cast<const BoundCall&>(one));
       BoundCall& call = known->calls.back();
@@ -449,10 +453,10 @@ class Calls {
     }
     known->options = options_of(given);
     known->kept = known->options.owned();
-    for (const BufferList::One& one : out.all()) known->out.push_back({one.dtype, one.extent.numel});
-    for (const BufferList::One& one : in.all()) known->given.push_back({one.dtype, one.extent.numel});
-    known->distances = KnownList::distances_of(out, in);
-    std::unique_ptr<KnownList> dropped;  // its end may run Python code: after the lock is free
+    for (const BufferList::TypedExtent& one : out.all()) known->out.push_back({one.dtype, one.extent.numel});
+    for (const BufferList::TypedExtent& one : in.all()) known->given.push_back({one.dtype, one.extent.numel});
+    known->distances = CachedCoalescedCall::distances_of(out, in);
+    std::unique_ptr<CachedCoalescedCall> dropped;  // its end may run Python code: after the lock is free
     const nb::ft_lock_guard held(lock_);
     const auto same = std::ranges::find_if(
         lists_, [&](const auto& each) { return each->same_call(known->options, out, in); });
@@ -466,8 +470,8 @@ class Calls {
     lists_.pop_back();
   }
 
-  const Known* find(const CallOptions& options, const CallBuffers& out, const CallBuffers& in,
-                    const CallBuffers& feedback) const {
+  const CachedCall* find(const CallKey& options, const CallBuffers& out, const CallBuffers& in,
+                         const CallBuffers& feedback) const {
     const uint64_t key = key_of(options, out, in);
     for (size_t next = 0; next < kPlaces; ++next) {
       const size_t place = (key + next) % kSlots;
@@ -477,7 +481,7 @@ class Calls {
   }
 
   // Calls with different keys differ. Never 0.
-  static uint64_t key_of(const CallOptions& options, const CallBuffers& out, const CallBuffers& given) {
+  static uint64_t key_of(const CallKey& options, const CallBuffers& out, const CallBuffers& given) {
     uint64_t mixed = reinterpret_cast<uintptr_t>(options.collective) >> 4;
     const auto mix = [&](uint64_t value) { mixed = (mixed ^ value) * 0x9e3779b97f4a7c15ULL; };
     mix(reinterpret_cast<uintptr_t>(options.op) >> 4 ^ reinterpret_cast<uintptr_t>(options.codec) << 8 ^
@@ -496,16 +500,16 @@ class Calls {
   mutable nb::ft_mutex lock_;  // of all that follows; no Python code runs under it
   nb::object engine_;
   std::array<uint64_t, kSlots> keys_{};  // of the calls in `slots_`; 0: the slot is free
-  std::vector<Known> slots_;
-  using KnownLists = std::deque<std::unique_ptr<KnownList>>;
-  KnownLists lists_;
+  std::vector<CachedCall> slots_;
+  using CachedCoalescedCalls = std::deque<std::unique_ptr<CachedCoalescedCall>>;
+  CachedCoalescedCalls lists_;
   std::deque<nb::object> works_;
 };
 
 // ---- methods in CPython's own calling convention ---------------------------------------------------
 // nanobind's conversions would take a tenth of the time of a barrier.
 
-using Body = nb::object (*)(Calls&, PyObject* const*);
+using Body = nb::object (*)(GroupBase&, PyObject* const*);
 template <size_t kCount, Body kBody>
 PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(kCount)) {
@@ -516,27 +520,27 @@ PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
     PyErr_SetString(PyExc_RuntimeError, "this group was never made");
     return nullptr;
   }
-  return guarded([&] { return kBody(*nb::inst_ptr<Calls>(self), given); });
+  return guarded([&] { return kBody(*nb::inst_ptr<GroupBase>(self), given); });
 }
 
-nb::object send(Calls& calls, PyObject* const* given) { return calls.pass(given, true, false); }
-nb::object receive(Calls& calls, PyObject* const* given) { return calls.pass(given, false, false); }
-nb::object send_object(Calls& calls, PyObject* const* given) {
+nb::object send(GroupBase& calls, PyObject* const* given) { return calls.pass(given, true, false); }
+nb::object receive(GroupBase& calls, PyObject* const* given) { return calls.pass(given, false, false); }
+nb::object send_object(GroupBase& calls, PyObject* const* given) {
   return calls.pass(given, true, false, MessageKind::kObject);
 }
-nb::object receive_object(Calls& calls, PyObject* const* given) {
+nb::object receive_object(GroupBase& calls, PyObject* const* given) {
   return calls.pass(given, false, false, MessageKind::kObject);
 }
-nb::object send_now(Calls& calls, PyObject* const* given) { return calls.pass(given, true, true); }
-nb::object receive_now(Calls& calls, PyObject* const* given) { return calls.pass(given, false, true); }
+nb::object send_now(GroupBase& calls, PyObject* const* given) { return calls.pass(given, true, true); }
+nb::object receive_now(GroupBase& calls, PyObject* const* given) { return calls.pass(given, false, true); }
 Arguments all_of(PyObject* const* given) {
   Arguments arguments;
   arguments.fill(Py_None);
   std::copy_n(given, kPlain, arguments.begin());
   return arguments;
 }
-nb::object run(Calls& calls, PyObject* const* given) { return calls.run(all_of(given)); }
-nb::object repeat(Calls& calls, PyObject* const* given) {
+nb::object run(GroupBase& calls, PyObject* const* given) { return calls.run(all_of(given)); }
+nb::object repeat(GroupBase& calls, PyObject* const* given) {
   nb::object result = calls.repeat(all_of(given));
   return result.is_valid() ? result : nb::borrow(Py_NotImplemented);
 }
@@ -562,11 +566,11 @@ PyMethodDef kMethods[] = {
 
 int traverse_calls(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<Calls>(self)->visit(visit, arg) : 0;
+  return nb::inst_ready(self) ? nb::inst_ptr<GroupBase>(self)->visit(visit, arg) : 0;
 }
 
 int clear_calls(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<Calls>(self)->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<GroupBase>(self)->clear();
   return 0;
 }
 
@@ -578,57 +582,58 @@ PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_ca
 
 size_t BoundCall::nbytes() const {
   size_t numel = 0;
-  for (const std::vector<Extent>* side : {&out, &given})
-    for (const Extent& extent : *side) numel += extent.numel;
+  for (const std::vector<BufferExtent>* side : {&out, &given})
+    for (const BufferExtent& extent : *side) numel += extent.numel;
   return numel * itemsize(operation.dtype);
 }
 
-Call BoundCall::call(double timeout_s) const {
-  Call made = bound(timeout_s);
+CollectiveCall BoundCall::call(double timeout_s) const {
+  CollectiveCall made = bound(timeout_s);
   made.coder = operation.coder;
   if (feedback.numel > 0) made.coder.feedback = reinterpret_cast<float*>(feedback.data);
   return made;
 }
 
-Outcome BoundCall::outcome() const {
-  const bool number = returned == Returned::kNumber;
+CallResult BoundCall::outcome() const {
+  const bool number = returned == ResultKind::kNumber;
   return {made, number ? out.front().data : nullptr, operation.dtype};
 }
 
-Call BoundCall::bound(double timeout_s) const {
+CollectiveCall BoundCall::bound(double timeout_s) const {
   if (pieces.size() <= 1)
     return operation.call(root, numel, factor, timeout_s,
                           {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, given)});
   const size_t item = itemsize(operation.dtype);
-  auto packed = std::make_shared<PackedBuffers>();
-  packed->out = Packing(by_block(out, pieces.size(), blocks.first, item), item);
-  packed->in = Packing(by_block(given, pieces.size(), blocks.second, item), item);
-  const auto cut = [&](Space space, const Packing& side) {
+  auto packed = std::make_shared<CoalescedBuffers>();
+  packed->out = BufferPacker(by_block(out, pieces.size(), blocks.first, item), item);
+  packed->in = BufferPacker(by_block(given, pieces.size(), blocks.second, item), item);
+  const auto cut = [&](Space space, const BufferPacker& side) {
     return operation.cut(space, reinterpret_cast<Address>(side.data()), side.numel());
   };
-  Call made = operation.call(root, numel, factor, timeout_s,
-                             {cut(Space::kOut, packed->out), cut(Space::kIn, packed->in)});
+  CollectiveCall made = operation.call(root, numel, factor, timeout_s,
+                                       {cut(Space::kOut, packed->out), cut(Space::kIn, packed->in)});
   made.packed = std::move(packed);
   return made;
 }
 
 nb::object run_call(nb::handle group, const Arguments& given, bool coalesced) {
-  Calls& calls = *nb::inst_ptr<Calls>(group);
+  GroupBase& calls = *nb::inst_ptr<GroupBase>(group);
   return coalesced ? calls.run_coalesced(given) : calls.run(given);
 }
 
 namespace {
 
 void bind_bound_call(nb::module_& m) {
-  nb::class_<Operation>(m, "Operation", "A loaded plan with its element type and reduction.");
+  nb::class_<OperationDescriptor>(m, "OperationDescriptor",
+                                  "A loaded plan with its element type and reduction.");
   nb::class_<BoundCall>(m, "BoundCall", "A call that was checked and planned, bound to its buffers.")
       .def(
           "__init__",
-          [](BoundCall* self, nb::str name, const Operation& operation, int root, size_t numel, double factor,
-             const Extents& out, const Extents& given, nb::object keep, bool writes,
+          [](BoundCall* self, nb::str name, const OperationDescriptor& operation, int root, size_t numel,
+             double factor, const Extents& out, const Extents& given, nb::object keep, bool writes,
              std::vector<uint32_t> pieces, std::pair<uint32_t, uint32_t> blocks, nb::object made,
-             Returned returned, nb::object note, Address feedback, size_t feedback_numel) {
-            if (returned != Returned::kNothing && out.size() != 1)
+             ResultKind returned, nb::object note, Address feedback, size_t feedback_numel) {
+            if (returned != ResultKind::kNothing && out.size() != 1)
               throw std::invalid_argument("a call that returns something has one output");
             new (self) BoundCall{std::move(name),
                                  std::move(keep),
@@ -650,7 +655,7 @@ void bind_bound_call(nb::module_& m) {
           nb::arg("out"), nb::arg("given"), nb::arg("keep").none(), nb::arg("writes") = true,
           nb::arg("pieces") = std::vector<uint32_t>(),
           nb::arg("blocks") = std::pair<uint32_t, uint32_t>(1, 0), nb::arg("made").none() = nb::none(),
-          nb::arg("returned") = Returned::kNothing, nb::arg("note").none() = nb::none(),
+          nb::arg("returned") = ResultKind::kNothing, nb::arg("note").none() = nb::none(),
           nb::arg("feedback") = 0, nb::arg("feedback_numel") = 0, nb::keep_alive<1, 3>(),
           "out, given: (address, numel) of one buffer, or of one for each chunk. numel: must be equal on all "
           "ranks; 0 where they may differ. pieces: the places of the buffers in the lists of a coalesced "
@@ -662,34 +667,37 @@ void bind_bound_call(nb::module_& m) {
 }  // namespace
 
 void bind_calls(nb::module_& m) {
-  nb::enum_<Returned>(m, "Returned", "What a call returns.")
-      .value("NOTHING", Returned::kNothing)
-      .value("NUMBER", Returned::kNumber, "The call was given a number.")
-      .value("GATHERED", Returned::kGathered, "An allocated array: [p, *shape of the input].")
-      .value("SAME", Returned::kSame, "An allocated array of the input's shape.")
-      .value("BLOCK", Returned::kBlock, "An allocated array, of the shape of one of p blocks of the input.");
+  nb::enum_<ResultKind>(m, "ResultKind", "What a call returns.")
+      .value("NOTHING", ResultKind::kNothing)
+      .value("NUMBER", ResultKind::kNumber, "The call was given a number.")
+      .value("GATHERED", ResultKind::kGathered, "An allocated array: [p, *shape of the input].")
+      .value("SAME", ResultKind::kSame, "An allocated array of the input's shape.")
+      .value("BLOCK", ResultKind::kBlock,
+             "An allocated array, of the shape of one of p blocks of the input.");
   m.def(
       "allocated",
-      [](nb::handle input, Returned shape, int size) {
+      [](nb::handle input, ResultKind shape, int size) {
         nb::object made = allocated(input, shape, size);
         if (!made.is_valid()) throw nb::value_error("the input cannot be cut into that many blocks");
         return made;
       },
       nb::arg("input"), nb::arg("shape"), nb::arg("size"),
-      nb::sig("def allocated(input: typing.Any, shape: Returned, size: int) -> typing.Any"),
+      nb::sig("def allocated(input: typing.Any, shape: ResultKind, size: int) -> typing.Any"),
       "The array for the result of a call with this input.");
   bind_bound_call(m);
-  nb::class_<Calls> calls(m, "Calls", nb::type_slots(kCollected),
-                          "The calls of a group: runs them, and remembers those that were checked.");
+  nb::class_<GroupBase> calls(m, "GroupBase", nb::type_slots(kCollected),
+                              "The calls of a group: runs them, and remembers those that were checked.");
   calls
       .def(nb::init<nb::object, nb::object, double>(), nb::arg("planner"), nb::arg("engine").none(),
            nb::arg("timeout_s"))
-      .def("_execute", &Calls::execute, nb::arg("planned"), nb::arg("async_op"), nb::arg("timeout").none(),
+      .def("_execute", &GroupBase::execute, nb::arg("planned"), nb::arg("async_op"),
+           nb::arg("timeout").none(),
            "Runs or starts a `BoundCall`, or several; returns the work, or the result.")
-      .def("_forget", &Calls::forget, nb::arg("timeout_s"), "Forgets all calls; sets the group's timeout.")
-      .def("_close", &Calls::close, "Drops the reference to the engine.")
-      .def("_release", &Calls::release, "Releases the works. Call when no thread runs them any more.")
-      .def_prop_ro("_works", &Calls::works, "Works that are not known to have ended.");
+      .def("_forget", &GroupBase::forget, nb::arg("timeout_s"),
+           "Forgets all calls; sets the group's timeout.")
+      .def("_close", &GroupBase::close, "Drops the reference to the engine.")
+      .def("_release", &GroupBase::release, "Releases the works. Call when no thread runs them any more.")
+      .def_prop_ro("_works", &GroupBase::works, "Works that are not known to have ended.");
   for (PyMethodDef& each : kMethods) {
     const nb::object made = nb::steal(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(calls.ptr()), &each));
     if (!made.is_valid()) throw nb::python_error();

@@ -13,7 +13,7 @@
 #include "python/storages.hpp"
 
 // The arguments of any collective, in this order. A collective without one of them has a default there.
-enum Argument : uint8_t {
+enum ArgumentIndex : uint8_t {
   kCollective,
   kOut,
   kGiven,
@@ -33,7 +33,7 @@ enum Argument : uint8_t {
 using Arguments = std::array<PyObject*, kArguments>;
 
 // What a call returns apart from None.
-enum class Returned : uint8_t {
+enum class ResultKind : uint8_t {
   kNothing,
   kNumber,    // the call was given a number
   kGathered,  // an allocated array: [p, *shape of the input]
@@ -42,10 +42,10 @@ enum class Returned : uint8_t {
 };
 
 // The array for the result of a call with this input. Invalid: the input cannot be cut into `size` blocks.
-nanobind::object allocated(nanobind::handle input, Returned shape, int size);
+nanobind::object allocated(nanobind::handle input, ResultKind shape, int size);
 
 // The result of a call: an array that it has allocated, or a number.
-struct Outcome {
+struct CallResult {
   nanobind::object owner = {};            // the array, or what holds the number; invalid: None
   const unsigned char* number = nullptr;  // where it lies
   unisono::DType dtype{};
@@ -60,37 +60,37 @@ struct Outcome {
 struct BoundCall {
   nanobind::object name, keep;  // keep: the buffers
   nanobind::object note;        // None, or a text that a Mismatch shows beside the source line
-  Operation operation;
+  OperationDescriptor operation;
   int root;
   size_t numel;  // must be equal on all ranks; 0 where they may differ
   double factor;
   bool writes;  // the call writes the first side
-  std::vector<unisono::Extent> out, given;
+  std::vector<unisono::BufferExtent> out, given;
   // Of a coalesced call: which of its buffers. Several are packed into one, block by block.
   std::vector<uint32_t> pieces;
   std::pair<uint32_t, uint32_t> blocks{1, 0};  // how many blocks the output and the input have
-  Returned returned = Returned::kNothing;
-  nanobind::object made = {};  // the allocated array, or an array that holds the number
-  unisono::Extent feedback{};  // the accumulated encoding error; empty: it is dropped
+  ResultKind returned = ResultKind::kNothing;
+  nanobind::object made = {};        // the allocated array, or an array that holds the number
+  unisono::BufferExtent feedback{};  // the accumulated encoding error; empty: it is dropped
 
   size_t nbytes() const;
-  Outcome outcome() const;
-  unisono::Call call(double timeout_s) const;
+  CallResult outcome() const;
+  unisono::CollectiveCall call(double timeout_s) const;
 
  private:
-  unisono::Call bound(double timeout_s) const;
+  unisono::CollectiveCall bound(double timeout_s) const;
 };
 
 // Keeps the buffers of a call alive: its two sides, and their items where they are lists.
-struct Kept {
+struct BufferReferences {
   nanobind::object out, given, out_items, given_items, feedback = {}, feedback_items = {};
   StorageHold hold = {};  // of an asynchronous call
 
   // Never frees them: a stopped rank may write to them later.
-  void for_ever() {
+  void leak() {
     for (const nanobind::object* one : {&out, &given, &out_items, &given_items, &feedback, &feedback_items})
       if (one->is_valid()) one->inc_ref();
-    hold.for_ever();
+    hold.leak();
   }
   void hold_storages() { hold = StorageHold({out, given, out_items, given_items, feedback}); }
 };
@@ -98,8 +98,8 @@ struct Kept {
 // An asynchronous collective.
 class CollectiveWork {
  public:
-  CollectiveWork(nanobind::object planner, nanobind::object engine, nanobind::object name, Kept keep,
-                 Outcome result, double timeout_s, bool brief)
+  CollectiveWork(nanobind::object planner, nanobind::object engine, nanobind::object name,
+                 BufferReferences keep, CallResult result, double timeout_s, bool brief)
       : planner_(std::move(planner)),
         engine_(std::move(engine)),
         name_(std::move(name)),
@@ -109,7 +109,7 @@ class CollectiveWork {
         brief_(brief) {}
 
   // Queues `call`. note: see BoundCall.
-  void start(unisono::Call&& call, const nanobind::object& note);
+  void start(unisono::CollectiveCall&& call, const nanobind::object& note);
   bool done() const { return engine().done(ticket_.load(std::memory_order_acquire)); }
   // As `done`; when it is, its buffers are the caller's again.
   bool seen_done();
@@ -119,9 +119,9 @@ class CollectiveWork {
   nanobind::object text() const;
   nanobind::object described(nanobind::handle self) const;
   // After its end: never frees its buffers if a stopped rank may still write to them.
-  void let_go() {
-    Kept kept = taken();
-    if (engine().unsettled()) kept.for_ever();
+  void retain_buffers() {
+    BufferReferences kept = taken();
+    if (engine().has_open_transfers()) kept.leak();
   }
   // Releases its buffers, which a later work of the same call keeps alive.
   void hand_over() { taken(); }
@@ -136,15 +136,15 @@ class CollectiveWork {
   int ended(double timeout_s);
   nanobind::object error();
   // Its buffers. Whoever asks first gets them, and frees them outside the lock: that may run Python code.
-  Kept taken() {
+  BufferReferences taken() {
     const nanobind::ft_lock_guard held(lock_);
     return std::exchange(keep_, {});
   }
 
   nanobind::object planner_, engine_, name_;
-  Outcome result_;
+  CallResult result_;
   nanobind::ft_mutex lock_;
-  Kept keep_;                     // guarded by lock_
+  BufferReferences keep_;         // guarded by lock_
   nanobind::object code_, note_;  // keep alive what `site_` points to
   unisono::CallSite site_;
   // Other threads may ask a work whether it is done before `start` has queued it.

@@ -24,14 +24,14 @@ const KernelTable& table_of(const std::string& isa) {
 
 const CodecKernels& codec_of(int codec, size_t block, const std::string& isa) {
   if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount) throw nb::value_error("no such codec");
-  check_block(static_cast<Codec>(codec), block);
+  check_block(static_cast<CodecFormat>(codec), block);
   return table_of(isa).codecs[static_cast<size_t>(codec)];
 }
 
 size_t encode_values(int codec, size_t block, Address out, Address in, size_t numel, bool stochastic,
                      uint64_t seed, uint64_t first, const std::string& isa) {
   const CodecKernels& kernels = codec_of(codec, block, isa);
-  const NoGil no_gil;
+  const GilRelease no_gil;
   return kernels.encode(reinterpret_cast<void*>(out), reinterpret_cast<const float*>(in), numel,
                         {block, stochastic, seed, first});
 }
@@ -39,7 +39,7 @@ size_t encode_values(int codec, size_t block, Address out, Address in, size_t nu
 void decode_values(int codec, size_t block, Address out, Address in, size_t numel, bool accumulate,
                    const std::string& isa) {
   const CodecKernels& kernels = codec_of(codec, block, isa);
-  const NoGil no_gil;
+  const GilRelease no_gil;
   (accumulate ? kernels.accumulate : kernels.decode)(reinterpret_cast<float*>(out),
                                                      reinterpret_cast<const void*>(in), numel, block);
 }
@@ -47,15 +47,15 @@ void decode_values(int codec, size_t block, Address out, Address in, size_t nume
 size_t adam_step(Address parameter, Address gradient, Address mean, Address variance, size_t numel,
                  AdamStep step, const std::string& isa) {
   const KernelTable& table = table_of(isa);
-  const NoGil no_gil;
+  const GilRelease no_gil;
   return table.adam(reinterpret_cast<float*>(parameter), reinterpret_cast<const float*>(gradient),
                     reinterpret_cast<uint16_t*>(mean), reinterpret_cast<uint16_t*>(variance), numel, step);
 }
 
 }  // namespace
 
-void check_block(Codec codec, size_t block) {
-  const bool blocks = codec == Codec::kInt8 || codec == Codec::kInt4;
+void check_block(CodecFormat codec, size_t block) {
+  const bool blocks = codec == CodecFormat::kInt8 || codec == CodecFormat::kInt4;
   if (blocks ? block == 0 || block % 16 != 0 || block > kMostBlock : block != 0)
     throw std::invalid_argument("the codec has no blocks of this size");
 }

@@ -30,10 +30,10 @@ void report_cause(Engine& engine) {
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return;
   nb::python_error raised;
   try {
-    const nb::object why = nb::module_::import_("unisono.engine.diagnosis.cause").attr("why");
+    const nb::object why = nb::module_::import_("unisono.engine.diagnosis.close_reason").attr("why");
     auto text = nb::cast<std::string>(why(raised.value()));
     if (text.empty()) text = nb::cast<std::string>(raised.type().attr("__name__"));  // such as SystemExit(0)
-    engine.remark(kLeaving, text);
+    engine.report(kLeaving, text);
   } catch (const nb::python_error&) {  // at the interpreter's end: nothing more is reported
   }
   raised.restore();
@@ -51,19 +51,20 @@ bool interrupted(Engine& engine) {
   return raised;
 }
 
-Descriptors owned(const std::vector<int>& numbers) { return {numbers.begin(), numbers.end()}; }
+FileDescriptors owned(const std::vector<int>& numbers) { return {numbers.begin(), numbers.end()}; }
 
-Coder coder_of(int codec, size_t block, uint32_t coding, const Program& program, DType dtype) {
+EdgeCoding coder_of(int codec, size_t block, uint32_t coding, const Program& program, DType dtype) {
   if (codec < 0 && !program.coded()) return {};
   if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount || dtype != DType::kF32)
     throw std::invalid_argument("a plan whose edges carry codes has a codec, and f32");
-  check_block(static_cast<Codec>(codec), block);
-  return {&kernels().codecs[static_cast<size_t>(codec)], static_cast<Codec>(codec), block, coding % kCodings};
+  check_block(static_cast<CodecFormat>(codec), block);
+  return {&kernels().codecs[static_cast<size_t>(codec)], static_cast<CodecFormat>(codec), block,
+          coding % kCodings};
 }
 
-Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op,
-                    uint64_t plan, int codec, size_t block, bool checks_out, bool checks_in,
-                    bool between_hosts, bool fed_back) {
+OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op,
+                              uint64_t plan, int codec, size_t block, bool checks_out, bool checks_in,
+                              bool between_hosts, bool fed_back) {
   if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 ||
       static_cast<size_t>(op) >= kReduceOpCount || kind < 0 || kind > UINT8_MAX)
     throw std::invalid_argument("no such kind, dtype or operation");
@@ -96,7 +97,7 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
   request->data = reinterpret_cast<unsigned char*>(data);
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
-  Gil gil;
+  GilLock gil;
   engine.channels().post(request, gil);
   return request;
 }
@@ -108,8 +109,8 @@ template <class Look>
 Probed probed(Engine& engine, int peer, Look look) {
   engine.check_process();
   if (peer != kAnyRank) engine.member(peer);
-  std::optional<Envelope> found;
-  const int fault = waiting(engine, false, [&](HeldLock&) { return look(found); });
+  std::optional<MessageEnvelope> found;
+  const int fault = waiting(engine, false, [&](ReleasableLock&) { return look(found); });
   if (!found) return {fault, std::nullopt};
   return {fault, Status::of(found->source, found->tag, found->form, found->nbytes)};
 }
@@ -125,7 +126,7 @@ Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
 }
 
 void leave(Engine& engine) {
-  const NoGil no_gil;
+  const GilRelease no_gil;
   engine.leave();
   // A thread that is still in a call needs the GIL to return, and cannot get it once the interpreter ends:
   // wait briefly. A call of this thread ends only after its signal handler.
@@ -162,19 +163,19 @@ void bind_messages(nb::class_<Engine>& engine) {
             self.check_process();
             return self.channels().cancel(request);
           },
-          nb::arg("request"), nb::call_guard<NoGil>(),
+          nb::arg("request"), nb::call_guard<GilRelease>(),
           "Cancels a receive that no message has matched; False: it cannot.")
       .def(
           "hold",
           [](Engine& self, nb::object buffers) {
-            if (self.unsettled()) buffers.release();  // never freed
+            if (self.has_open_transfers()) buffers.release();  // never freed
           },
           nb::arg("buffers").none(),
           "After a failure: keeps the buffers for ever if a stopped rank may still write to them.")
       .def("detach",
            [](Engine& self) {
              self.check_process();
-             Gil gil;
+             GilLock gil;
              self.channels().detach(gil);
            })
       .def(
@@ -182,16 +183,16 @@ void bind_messages(nb::class_<Engine>& engine) {
           [](Engine& self) {
             self.check_process();
             std::vector<std::tuple<int, int, uint32_t, uint64_t>> found;
-            for (const Envelope& one : self.channels().unexpected())
+            for (const MessageEnvelope& one : self.channels().unexpected())
               found.emplace_back(one.source, one.tag, one.form, one.nbytes);
             return found;
           },
-          nb::call_guard<NoGil>(), "(source, tag, form, bytes) of whole unexpected messages, in order.")
+          nb::call_guard<GilRelease>(), "(source, tag, form, bytes) of whole unexpected messages, in order.")
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {
             self.check_process();
-            return waiting(self, false, [&](HeldLock&) {
+            return waiting(self, false, [&](ReleasableLock&) {
               return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
             });
           },
@@ -213,7 +214,7 @@ void bind_region(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("create"))
-      .def("allow_lending", &Region::allow_lending, "Allows its ranks to read each other's memory.")
+      .def("enable_zero_copy", &Region::enable_zero_copy, "Allows its ranks to read each other's memory.")
       .def(
           "joined",
           [](Region& region, int place) {
@@ -227,9 +228,9 @@ void bind_region(nb::module_& m) {
           },
           nb::arg("place"), nb::arg("why"),
           "Marks the rank in that place as left: it has failed before it had an engine.");
-  m.def("landmark", &landmark,
+  m.def("access_probe", &access_probe,
         "The address of a known word. A process that can read it there can read this process's memory.");
-  m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
+  m.def("reaches", &reaches, nb::arg("pid"), nb::arg("access_probe"),
         "Whether this process can read the memory of another one.");
 }
 
@@ -283,7 +284,7 @@ void bind_engine(nb::module_& m) {
           nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
       .def_prop_ro("opened", &Engine::opened, "How many messages this rank has read in place.")
-      .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
+      .def("report", &Engine::report, nb::arg("seq"), nb::arg("text"),
            "Reports to the other ranks what this rank knows about the fault; only the first report counts.")
       .def("abort", &abort_group)
       .def("close_copies", &Engine::close_copies,

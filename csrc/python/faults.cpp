@@ -10,7 +10,7 @@ using namespace unisono;
 
 namespace {
 
-// A rank: its process, its status and newest calls, its remark.
+// A rank: its process, its status and newest calls, its report.
 struct RankRecord {
   int rank, pid;
   bool left;
@@ -42,7 +42,7 @@ FaultRecord record(Engine& engine, const Fault& fault) {
 }
 
 FaultRecord read_fault(Engine& engine, bool refresh) {
-  const NoGil no_gil;
+  const GilRelease no_gil;
   if (refresh) engine.refresh();
   return record(engine, engine.fault());
 }
@@ -57,10 +57,10 @@ std::optional<FaultRecord> lacking(Engine& engine, const std::vector<int>& ranks
   return record(engine, found);
 }
 
-// The remark as a str. Invalid UTF-8 is replaced: a rank may have written any bytes.
+// The report as a str. Invalid UTF-8 is replaced: a rank may have written any bytes.
 nb::str text_of(const RankRecord& record) {
-  const char* const text = record.status.remark;
-  const auto length = static_cast<Py_ssize_t>(strnlen(text, sizeof record.status.remark));
+  const char* const text = record.status.report;
+  const auto length = static_cast<Py_ssize_t>(strnlen(text, sizeof record.status.report));
   PyObject* const decoded = PyUnicode_DecodeUTF8(text, length, "replace");
   if (decoded == nullptr) throw nb::python_error();
   return nb::steal<nb::str>(decoded);
@@ -98,11 +98,12 @@ void bind_records(nb::module_& m) {
           "started", [](const RankRecord& r) { return r.status.started; }, "Its newest collective; 0: none.")
       .def_prop_ro("finished", [](const RankRecord& r) { return r.status.finished; })
       .def_prop_ro(
-          "remarked", [](const RankRecord& r) { return r.status.remarked != 0; }, "It has reported a place.")
+          "has_report", [](const RankRecord& r) { return r.status.has_report != 0; },
+          "It has reported a place.")
       .def_prop_ro(
-          "remark_seq", [](const RankRecord& r) { return r.status.remark_seq; },
+          "report_seq", [](const RankRecord& r) { return r.status.report_seq; },
           "The collective that its report is about; 0: a message; 2**64-1: why it leaves.")
-      .def_prop_ro("remark", &text_of, "The text of its report.")
+      .def_prop_ro("report", &text_of, "The text of its report.")
       .def("call", &RankRecord::call, nb::arg("seq"),
            "Its collective of this number; None: it is not remembered.");
   nb::class_<FaultRecord>(m, "FaultRecord", "A fault, and the status of every rank.")
@@ -136,13 +137,13 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
            "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
            "other hosts for their status, which takes up to 0.7 s.")
       .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
-           nb::call_guard<NoGil>(),
+           nb::call_guard<GilRelease>(),
            "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "
            "abort: that fault ends the group.")
       .def("record_of", &record_of, nb::arg("rank"), "The status of one rank.")
       .def(
           "await_end",
           [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
-          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<NoGil>(),
+          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<GilRelease>(),
           "Waits for the end of a rank's process, at most until `patience_s` after the first such call.");
 }

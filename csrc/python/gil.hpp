@@ -3,33 +3,33 @@
 
 #include <Python.h>
 
-#include "protocol/waiting.hpp"
+#include "protocol/waiter.hpp"
 
 // See take_gil.c.
 extern "C" void unisono_take_gil(PyThreadState* state);
 
 // A block without the GIL.
-class NoGil {
+class GilRelease {
  public:
-  NoGil() : state_(PyEval_SaveThread()) {}
-  NoGil(const NoGil&) = delete;
-  NoGil& operator=(const NoGil&) = delete;
-  ~NoGil() { unisono_take_gil(state_); }
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+  ~GilRelease() { unisono_take_gil(state_); }
 
  private:
   PyThreadState* const state_;
 };
 
 // The GIL. The thread that makes this object holds it.
-class Gil final : public unisono::HeldLock {
+class GilLock final : public unisono::ReleasableLock {
  public:
-  Gil() = default;
-  Gil(const Gil&) = delete;
-  Gil& operator=(const Gil&) = delete;
-  ~Gil() override {
+  GilLock() = default;
+  GilLock(const GilLock&) = delete;
+  GilLock& operator=(const GilLock&) = delete;
+  ~GilLock() override {
     if (state_ != nullptr) unisono_take_gil(state_);
   }
-  void let_go() override {
+  void release() override {
     if (state_ == nullptr) state_ = PyEval_SaveThread();
   }
 

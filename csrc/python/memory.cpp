@@ -12,11 +12,11 @@ namespace nb = nanobind;
 
 namespace {
 
-struct Pages {
+struct ArenaAllocation {
   std::shared_ptr<unisono::Arena> arena;
   void* data = nullptr;
   size_t nbytes = 0;
-  ~Pages() {
+  ~ArenaAllocation() {
     if (data != nullptr) arena->give_back(data);
   }
 };
@@ -27,17 +27,17 @@ using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 constexpr size_t kMany = 64 << 20;
 
 void end(void* kept) noexcept {
-  const std::unique_ptr<Pages> pages(static_cast<Pages*>(kept));
+  const std::unique_ptr<ArenaAllocation> pages(static_cast<ArenaAllocation*>(kept));
   if (pages->nbytes < kMany) return;
-  const NoGil released;
+  const GilRelease released;
   pages->arena->give_back(std::exchange(pages->data, nullptr));
 }
 
 // The pages stay allocated until the array and all views of it are gone.
 Bytes shared_bytes(size_t nbytes) {
-  auto pages = std::make_unique<Pages>();
+  auto pages = std::make_unique<ArenaAllocation>();
   try {
-    const NoGil released;
+    const GilRelease released;
     pages->arena = unisono::Arena::own();
     pages->data = pages->arena->take(nbytes);
     pages->nbytes = nbytes;

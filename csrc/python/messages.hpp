@@ -11,10 +11,10 @@
 // The bytes of a received object, writable: objects that are made of them may share their memory.
 nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes);
 
-class Transfer {
+class MessageCall {
  public:
   // exact: a message shorter than the buffer is refused.
-  Transfer(bool sending, unisono::MessageKind kind, bool exact, double timeout_s)
+  MessageCall(bool sending, unisono::MessageKind kind, bool exact, double timeout_s)
       : sending(sending), timeout_s(timeout_s), kind_(kind), exact_(exact) {}
 
   const bool sending;
@@ -35,8 +35,8 @@ class Transfer {
     const bool named = rank >= 0 && rank < engine.size();
     const bool tagged = (number >= 0 && number <= INT32_MAX) || (number == unisono::kAnyTag && !sending);
     if (!(named || anybody) || !tagged) return false;
-    if (!sized() && (!side_.see(given[0]) || side_.count != 1 || side_.number)) return false;
-    if (!sending && side_.readonly) return false;
+    if (!sized() && (!buffers_.see(given[0]) || buffers_.count != 1 || buffers_.number)) return false;
+    if (!sending && buffers_.readonly) return false;
     peer_ = static_cast<int>(rank);
     tag_ = static_cast<int>(number);
     if (given[3] == Py_None) return true;
@@ -45,7 +45,7 @@ class Transfer {
   }
 
   // The view that pins the memory of the buffer, if any.
-  nanobind::object kept() const { return side_.kept(); }
+  nanobind::object kept() const { return buffers_.kept(); }
 
   // For messages.
   nanobind::object name() const {
@@ -65,14 +65,14 @@ class Transfer {
   // Whether it could be passed at once. A receive polls for about as long as making a Request takes.
   bool pass_now(unisono::Engine& engine) { return at_once(engine, kBriefSpins); }
 
-  unisono::FaultKind pass(unisono::Engine& engine, unisono::HeldLock& held) {
+  unisono::FaultKind pass(unisono::Engine& engine, unisono::ReleasableLock& held) {
     unisono::Channels& channels = engine.channels();
     if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
-    held.let_go();
+    held.release();
     const auto posted = request();
     channels.post(posted, held);
     const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
-    if (fault == unisono::FaultKind::kNone) come(*posted);
+    if (fault == unisono::FaultKind::kNone) complete(*posted);
     return fault;
   }
 
@@ -82,14 +82,14 @@ class Transfer {
   bool at_once(unisono::Engine& engine, int spins) {
     engine.check_process();
     unisono::Channels& channels = engine.channels();
-    if (sending) return channels.send_now(peer_, tag_, form(), data(), side_.nbytes());
+    if (sending) return channels.send_now(peer_, tag_, form(), data(), buffers_.nbytes());
     unisono::Request wanted;
     fill(wanted);
     if (!channels.receive_now(wanted, std::min(spins, channels.spins()))) return false;
-    come(wanted);
+    complete(wanted);
     return true;
   }
-  void come(unisono::Request& met) {
+  void complete(unisono::Request& met) {
     peer_ = met.peer;
     tag_ = met.tag;
     nbytes_ = met.nbytes;
@@ -97,10 +97,10 @@ class Transfer {
   }
   bool sized() const { return !sending && kind_ == unisono::MessageKind::kObject; }
   unisono::DType dtype() const {
-    return sized() ? unisono::DType::kU8 : static_cast<unisono::DType>(side_.dtype);
+    return sized() ? unisono::DType::kU8 : static_cast<unisono::DType>(buffers_.dtype);
   }
   uint32_t form() const { return unisono::form_of(dtype(), kind_); }
-  unsigned char* data() const { return sized() ? nullptr : side_.extents[0].data; }
+  unsigned char* data() const { return sized() ? nullptr : buffers_.extents[0].data; }
   std::shared_ptr<unisono::Request> request() const {
     auto made = std::make_shared<unisono::Request>();
     fill(*made);
@@ -115,12 +115,12 @@ class Transfer {
     request.tag = tag_;
     request.form = form();
     request.data = data();
-    request.nbytes = sized() ? 0 : side_.nbytes();
+    request.nbytes = sized() ? 0 : buffers_.nbytes();
   }
 
   const unisono::MessageKind kind_;
   const bool exact_;
-  CallBuffers side_;
+  CallBuffers buffers_;
   int peer_ = 0, tag_ = 0;
   uint64_t nbytes_ = 0;  // of the received message
   std::unique_ptr<unsigned char[]> own_;

@@ -12,9 +12,9 @@ namespace {
 
 constexpr size_t kMostParameters = 12;
 
-// A method of a subclass of `Calls`. It has the signature and the docstring of `function`, a Python method.
-// That is called only to raise the TypeError for arguments that do not fit; its body never runs.
-struct Collective {
+// A method of a subclass of `GroupBase`. It has the signature and the docstring of `function`, a Python
+// method. That is called only to raise the TypeError for arguments that do not fit; its body never runs.
+struct CollectiveMethod {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyTypeObject* owner;  // Calls
   PyObject* function;
@@ -27,7 +27,7 @@ struct Collective {
 };
 
 // By identity first: keyword names in source code are interned. Names from a dictionary may not be.
-size_t find(const Collective& method, PyObject* name) {
+size_t find(const CollectiveMethod& method, PyObject* name) {
   const auto end = method.names.begin() + static_cast<ptrdiff_t>(method.count);
   auto found = std::find(method.names.begin(), end, name);
   if (found == end)
@@ -37,7 +37,7 @@ size_t find(const Collective& method, PyObject* name) {
 }
 
 // Puts the arguments in their places; returns whether they fit the signature.
-bool place(const Collective& method, PyObject* const* given, size_t count, PyObject* keywords,
+bool place(const CollectiveMethod& method, PyObject* const* given, size_t count, PyObject* keywords,
            Arguments& arguments) {
   if (count > method.positional) return false;
   uint32_t seen = (uint32_t{1} << count) - 1;
@@ -53,7 +53,7 @@ bool place(const Collective& method, PyObject* const* given, size_t count, PyObj
 }
 
 PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, PyObject* keywords) {
-  const Collective& method = *reinterpret_cast<Collective*>(self);
+  const CollectiveMethod& method = *reinterpret_cast<CollectiveMethod*>(self);
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
   if (count == 0 || !PyObject_TypeCheck(given[0], method.owner) || !nb::inst_ready(given[0])) {
     PyErr_SetString(PyExc_TypeError, "the first argument is no group, or one that was never made");
@@ -69,7 +69,7 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
 }
 
 template <class Visit>
-int each(Collective& method, Visit visit) {
+int each(CollectiveMethod& method, Visit visit) {
   if (const int stop = visit(method.function)) return stop;
   for (PyObject*& held : method.defaults)
     if (const int stop = visit(held)) return stop;
@@ -80,12 +80,12 @@ int each(Collective& method, Visit visit) {
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  return each(*reinterpret_cast<Collective*>(self),
+  return each(*reinterpret_cast<CollectiveMethod*>(self),
               [&](PyObject*& held) { return held == nullptr ? 0 : visit(held, arg); });
 }
 
 int clear(PyObject* self) {
-  return each(*reinterpret_cast<Collective*>(self), [](PyObject*& held) {
+  return each(*reinterpret_cast<CollectiveMethod*>(self), [](PyObject*& held) {
     Py_CLEAR(held);
     return 0;
   });
@@ -108,18 +108,18 @@ PyObject* attribute(PyObject* self, PyObject* name) {
   if (PyObject* const own = PyObject_GenericGetAttr(self, name)) return own;
   if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return nullptr;
   PyErr_Clear();
-  return PyObject_GetAttr(reinterpret_cast<Collective*>(self)->function, name);
+  return PyObject_GetAttr(reinterpret_cast<CollectiveMethod*>(self)->function, name);
 }
 
-PyObject* text(PyObject* self) { return PyObject_Repr(reinterpret_cast<Collective*>(self)->function); }
+PyObject* text(PyObject* self) { return PyObject_Repr(reinterpret_cast<CollectiveMethod*>(self)->function); }
 
 PyObject* doc(PyObject* self, void*) {
-  return PyObject_GetAttrString(reinterpret_cast<Collective*>(self)->function, "__doc__");
+  return PyObject_GetAttrString(reinterpret_cast<CollectiveMethod*>(self)->function, "__doc__");
 }
 
 PyMemberDef kMembers[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Collective, vectorcall), READONLY, nullptr},
-    {"__wrapped__", T_OBJECT_EX, offsetof(Collective, function), READONLY, nullptr},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CollectiveMethod, vectorcall), READONLY, nullptr},
+    {"__wrapped__", T_OBJECT_EX, offsetof(CollectiveMethod, function), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
 PyGetSetDef kComputed[] = {{"__doc__", doc, nullptr, nullptr, nullptr},
@@ -136,7 +136,7 @@ PyType_Slot kCollectiveSlots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorc
                                   {Py_tp_getset, kComputed},
                                   {0, nullptr}};
 
-PyType_Spec kCollectiveSpec = {"unisono._native.Collective", sizeof(Collective), 0,
+PyType_Spec kCollectiveSpec = {"unisono._native.Collective", sizeof(CollectiveMethod), 0,
                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL |
                                    Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_GC |
                                    Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -150,7 +150,7 @@ nb::any make_collective(const nb::object& type, nb::handle owner, nb::object fun
                         bool coalesced) {
   if (defaults.size() != kArguments || parameters.size() > kMostParameters || positional > parameters.size())
     throw std::invalid_argument("a collective has a default for each argument and at most twelve parameters");
-  auto* const made = PyObject_GC_New(Collective, reinterpret_cast<PyTypeObject*>(type.ptr()));
+  auto* const made = PyObject_GC_New(CollectiveMethod, reinterpret_cast<PyTypeObject*>(type.ptr()));
   if (made == nullptr) throw nb::python_error();
   made->vectorcall = call_collective;
   made->owner = reinterpret_cast<PyTypeObject*>(owner.ptr());

@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "kernels/reduce.hpp"
-#include "protocol/layout.hpp"
 #include "protocol/region.hpp"
+#include "protocol/region_layout.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -129,7 +129,7 @@ void bind_tables(nb::module_& m) {
       .value("NO_MEMORY", FaultKind::kNoMemory)
       .value("BAD_FRAME", FaultKind::kBadFrame)
       .value("HOST_SILENT", FaultKind::kHostSilent);
-  m.attr("LANE_ENTRIES") = kLaneEntries;
+  m.attr("LANE_ENTRIES") = kFifoSlots;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;
 }

@@ -10,25 +10,25 @@ namespace {
 
 // Where the flag is: the offset of the pointer in a storage's Python object, and that of the flag behind it.
 // unisono.torch_internals.storages finds them; -1: it did not.
-struct Places {
+struct StorageOffsets {
   int pointer = -1, flag = -1;
 };
 
 // Not a guarded static: this runs Python code, which may release the GIL, and another thread would then wait
 // for the guard while it holds the GIL. Two threads that both run it get the same result.
-Places places() {
-  static std::atomic<const Places*> kept = nullptr;
-  if (const Places* const known = kept.load(std::memory_order_acquire)) return *known;
+StorageOffsets places() {
+  static std::atomic<const StorageOffsets*> kept = nullptr;
+  if (const StorageOffsets* const known = kept.load(std::memory_order_acquire)) return *known;
   const nb::object at = nb::module_::import_("unisono.torch_internals.storages").attr("places")();
-  const auto* const found = new Places{nb::cast<int>(at[0]), nb::cast<int>(at[1])};  // never freed
-  const Places* first = nullptr;
+  const auto* const found = new StorageOffsets{nb::cast<int>(at[0]), nb::cast<int>(at[1])};  // never freed
+  const StorageOffsets* first = nullptr;
   if (kept.compare_exchange_strong(first, found, std::memory_order_acq_rel)) return *found;
   delete found;
   return *first;
 }
 
 unsigned char* flag_of(nb::handle storage) {
-  const Places at = places();
+  const StorageOffsets at = places();
   if (at.flag < 0) return nullptr;
   const auto* const object = reinterpret_cast<const unsigned char*>(storage.ptr());
   unsigned char* const behind = *reinterpret_cast<unsigned char* const*>(object + at.pointer);
@@ -36,7 +36,7 @@ unsigned char* flag_of(nb::handle storage) {
 }
 
 // How many calls hold each storage that was resizable.
-class Holders {
+class StorageHolders {
  public:
   // False: the storage is not resizable anyway.
   bool add(unsigned char* flag) {
@@ -62,15 +62,15 @@ class Holders {
   std::unordered_map<unsigned char*, uint32_t> counts_;
 };
 
-Holders& holders() {
-  static auto* const all = new Holders;  // never destroyed: a work may end at exit
+StorageHolders& holders() {
+  static auto* const all = new StorageHolders;  // never destroyed: a work may end at exit
   return *all;
 }
 
 // The storage of a tensor; invalid: the object is none. What has the buffer protocol, as NumPy's arrays, is
 // none.
 nb::object storage_of(nb::handle object) {
-  static Name name{"untyped_storage"};
+  static InternedName name{"untyped_storage"};
   if (object.is_none() || PyObject_CheckBuffer(object.ptr()) != 0) return {};
   nb::object found = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name.get()));
   if (!found.is_valid()) PyErr_Clear();
@@ -89,7 +89,7 @@ void StorageHold::add(nb::handle kept) {
   }
   nb::object storage = storage_of(kept);
   if (!storage.is_valid()) return;
-  for (const Held& one : held_)
+  for (const StorageReference& one : held_)
     if (one.storage.is(storage)) return;
   unsigned char* flag = flag_of(storage);
   if (flag != nullptr && !holders().add(flag)) flag = nullptr;
@@ -97,7 +97,7 @@ void StorageHold::add(nb::handle kept) {
 }
 
 StorageHold::~StorageHold() {
-  for (const Held& one : held_)
+  for (const StorageReference& one : held_)
     if (one.resizable != nullptr) holders().remove(one.resizable);
 }
 

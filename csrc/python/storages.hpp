@@ -23,17 +23,17 @@ class StorageHold {
   ~StorageHold();
 
   // Never lets them go.
-  void for_ever() {
-    for (Held& one : held_) one.storage.release();
+  void leak() {
+    for (StorageReference& one : held_) one.storage.release();
     held_.clear();
   }
 
  private:
-  struct Held {
+  struct StorageReference {
     nanobind::object storage;
     unsigned char* resizable;  // the flag in PyTorch's object; null: do not change it
   };
   void add(nanobind::handle kept);
 
-  std::vector<Held> held_;
+  std::vector<StorageReference> held_;
 };

@@ -9,7 +9,7 @@ namespace {
 using unisono::DType;
 
 // The structs of DLPack 1.x, as far as they are read here.
-struct Described {
+struct DlpackTensor {
   void* data;
   int32_t device_type, device_id;
   int32_t ndim;
@@ -19,9 +19,9 @@ struct Described {
   int64_t* strides;  // in elements; null: C-contiguous
   uint64_t byte_offset;
 };
-struct Exchange {
+struct DlpackExchange {
   uint32_t major, minor;
-  const Exchange* older;
+  const DlpackExchange* older;
   void* make_new;
   void* own;
   void* give;
@@ -31,7 +31,7 @@ struct Exchange {
 constexpr uint32_t kMajor = 1;
 constexpr int32_t kCpu = 1;
 
-std::optional<DType> dtype_of(const Described& seen) {
+std::optional<DType> dtype_of(const DlpackTensor& seen) {
   enum : uint8_t { kInt, kUInt, kFloat, kOpaque, kBfloat, kComplex, kBool };
   if (seen.lanes != 1) return std::nullopt;
   switch (seen.code << 8 | seen.bits) {
@@ -65,7 +65,7 @@ std::optional<DType> dtype_of(const Described& seen) {
 }
 
 // The number of elements if they are C-contiguous, or -1.
-int64_t contiguous_numel(const Described& seen) {
+int64_t contiguous_numel(const DlpackTensor& seen) {
   int64_t numel = 1;
   bool dense = true;
   for (int32_t i = seen.ndim - 1; i >= 0; --i) {
@@ -76,10 +76,10 @@ int64_t contiguous_numel(const Described& seen) {
 }
 
 // Names that are looked up in every call: interned once, so that they are found by identity.
-constinit Name exchange_name{"__dlpack_c_exchange_api__"}, neg_name{"is_neg"}, conj_name{"is_conj"};
+constinit InternedName exchange_name{"__dlpack_c_exchange_api__"}, neg_name{"is_neg"}, conj_name{"is_conj"};
 
 // The result of a method without arguments; everything but False, an error too, counts as true.
-bool answers_true(nb::handle tensor, Name& method) {
+bool answers_true(nb::handle tensor, InternedName& method) {
   const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method.get()));
   if (!answer.is_valid()) PyErr_Clear();
   return answer.ptr() != Py_False;
@@ -92,12 +92,12 @@ bool lazy(nb::handle tensor, DType dtype) {
   return answers_true(tensor, neg_name) || (complex && answers_true(tensor, conj_name));
 }
 
-const Exchange* exchange_of(nb::handle type) {
+const DlpackExchange* exchange_of(nb::handle type) {
   const nb::object capsule = nb::steal(PyObject_GetAttr(type.ptr(), exchange_name.get()));
   if (!capsule.is_valid()) PyErr_Clear();
   if (!capsule.is_valid() || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* table =
-      static_cast<const Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   while (table != nullptr && table->major > kMajor) table = table->older;
   const bool usable = table != nullptr && table->major == kMajor && table->look != nullptr;
   return usable ? table : nullptr;  // it belongs to the module that defines the type
@@ -107,9 +107,9 @@ const Exchange* exchange_of(nb::handle type) {
 
 // nullopt also for tensors without memory of their own: wrapper subclasses, and fake tensors of a trace.
 std::optional<BufferView> look_at_tensor(nb::handle tensor) {
-  const Exchange* const exchange = exchange_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())));
+  const DlpackExchange* const exchange = exchange_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())));
   if (exchange == nullptr) return std::nullopt;
-  Described seen{};
+  DlpackTensor seen{};
   if (exchange->look(tensor.ptr(), &seen) != 0) {
     PyErr_Clear();
     return std::nullopt;

@@ -8,25 +8,25 @@
 // An interned name, made at its first use. Not a guarded static: a thread that waits for the guard would keep
 // the garbage collector of a free-threaded Python from stopping it, and the thread that makes the name may
 // wait for the collector. Two threads that both make it get the same object.
-class Name {
+class InternedName {
  public:
-  constexpr explicit Name(const char* text) : text_(text) {}
-  Name(const Name&) = delete;
-  Name& operator=(const Name&) = delete;
+  constexpr explicit InternedName(const char* text) : text_(text) {}
+  InternedName(const InternedName&) = delete;
+  InternedName& operator=(const InternedName&) = delete;
 
   PyObject* get() {
-    PyObject* known = known_.load(std::memory_order_acquire);
+    PyObject* known = interned_.load(std::memory_order_acquire);
     if (known != nullptr) [[likely]]
       return known;
     known = PyUnicode_InternFromString(text_);
     if (known == nullptr) throw nanobind::python_error();
-    known_.store(known, std::memory_order_release);
+    interned_.store(known, std::memory_order_release);
     return known;
   }
 
  private:
   const char* const text_;
-  std::atomic<PyObject*> known_{nullptr};
+  std::atomic<PyObject*> interned_{nullptr};
 };
 
 // An item of a list. Invalid: the list has become shorter.

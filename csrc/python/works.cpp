@@ -28,7 +28,7 @@ nb::object value_of(PyObject* dictionary, PyObject* key) {
 
 // Frames of these packages do not belong to the caller's program.
 bool ours(PyObject* globals) {
-  static Name name{"__name__"};
+  static InternedName name{"__name__"};
   const nb::object module = value_of(globals, name.get());
   if (!module.is_valid() || !PyUnicode_Check(module.ptr())) return false;
   const char* const text = PyUnicode_AsUTF8(module.ptr());
@@ -93,7 +93,7 @@ double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
   return nb::cast<double>(planner.attr("seconds")(timeout));
 }
 
-void CollectiveWork::start(Call&& call, const nb::object& note) {
+void CollectiveWork::start(CollectiveCall&& call, const nb::object& note) {
   try {
     site_ = here(code_);
     if (!note.is_none()) {
@@ -116,8 +116,9 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
 int CollectiveWork::ended(double timeout_s) {
   Engine& engine = this->engine();
   const uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  int kind = waiting(engine, brief_,
-                     [&](HeldLock& held) { return engine.wait(ticket, deadline_after(timeout_s), &held); });
+  int kind = waiting(engine, brief_, [&](ReleasableLock& held) {
+    return engine.wait(ticket, deadline_after(timeout_s), &held);
+  });
   if (kind == static_cast<int>(FaultKind::kTimeout) && done())  // it has ended since
     kind = static_cast<int>(engine.wait(ticket, INT64_MAX));
   return kind;
@@ -125,12 +126,12 @@ int CollectiveWork::ended(double timeout_s) {
 
 bool CollectiveWork::seen_done() {
   if (!done()) return false;
-  let_go();
+  retain_buffers();
   return true;
 }
 
 nb::object CollectiveWork::error() {
-  let_go();
+  retain_buffers();
   raised_.store(true, std::memory_order_relaxed);
   return planner_.attr("failure")(name_, timeout_s_, engine_, site_.text());
 }
@@ -179,7 +180,7 @@ void bind_works(nb::module_& m) {
       .def("result", &CollectiveWork::result, nb::sig("def result(self) -> typing.Any"),
            "Wait; then return the array that the call allocated, or the number; None if the caller gave an "
            "array.")
-      .def("let_go", &CollectiveWork::let_go,
+      .def("retain_buffers", &CollectiveWork::retain_buffers,
            "After its end: keep its buffers for ever if a stopped rank may still write to them.")
       .def("_what", &CollectiveWork::text, "The operation, for messages.")
       .def("__repr__", [](const CollectiveWork& self) { return nb::str(self.described(nb::find(self))); })

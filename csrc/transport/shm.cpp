@@ -15,26 +15,26 @@ bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; 
 
 }  // namespace
 
-ShmTransport::ShmTransport(World& world, const Peers& peers, int rank)
-    : world_(world),
+ShmTransport::ShmTransport(GroupState& state, const PeerProcesses& peers, int rank)
+    : state_(state),
       peers_(peers),
       rank_(rank),
-      ring_(world.region().staging(world.place(rank))),
-      ring_bytes_(world.region().staging_bytes()),
-      loans_(std::bit_ceil(size_t{world.region().ranks()} * kLaneEntries)) {
-  Region& region = world.region();
-  for (int peer = 0; peer < world.ranks(); ++peer) {
-    const int mine = world.place(rank), theirs = world.place(peer);
+      ring_(state.region().staging(state.place(rank))),
+      ring_bytes_(state.region().staging_bytes()),
+      staged_(std::bit_ceil(size_t{state.region().ranks()} * kFifoSlots)) {
+  Region& region = state.region();
+  for (int peer = 0; peer < state.ranks(); ++peer) {
+    const int mine = state.place(rank), theirs = state.place(peer);
     if (theirs < 0)
       edges_.push_back({});
     else
-      edges_.push_back({&region.lane(mine, theirs), &region.lane(theirs, mine),
-                        &world.cell(peer).collective_event, region.staging(theirs), 0, 0, 0});
+      edges_.push_back({&region.fifo(mine, theirs), &region.fifo(theirs, mine),
+                        &state.cell(peer).collective_event, region.staging(theirs), 0, 0, 0});
   }
 }
 
 bool ShmTransport::acked(int peer, uint32_t number) {
-  Edge& to = edge(peer);
+  ShmEndpoint& to = edge(peer);
   if (reached(to.known_acked, number)) return true;
   to.known_acked = to.out->acked.load(std::memory_order_seq_cst);  // R2: checked before a sleep
   if (reached(to.known_acked, number)) return true;
@@ -42,25 +42,25 @@ bool ShmTransport::acked(int peer, uint32_t number) {
   return false;
 }
 
-bool ShmTransport::lanes_have_room(std::span<const int> peers) {
+bool ShmTransport::fifos_have_room(std::span<const int> peers) {
   for (int peer : peers)
-    if (!acked(peer, edge(peer).sent + 1 - kLaneEntries)) return false;
+    if (!acked(peer, edge(peer).sent + 1 - kFifoSlots)) return false;
   return true;
 }
 
 // Frees the bytes of the oldest staged message; false while its receiver still reads it.
 bool ShmTransport::reclaim() {
-  const Staged& loan = loans_[first_loan_ & (loans_.size() - 1)];
-  if (!acked(loan.peer, loan.number)) return false;
-  ring_tail_ = loan.free_to;
-  ++first_loan_;
+  const StagedMessage& message = staged_[first_staged_ & (staged_.size() - 1)];
+  if (!acked(message.peer, message.number)) return false;
+  ring_tail_ = message.free_to;
+  ++first_staged_;
   return true;
 }
 
 // Small messages should not walk through the whole ring, most of which is in no cache: when nothing is in
 // flight, the ring restarts at its beginning.
 void ShmTransport::start_over() {
-  while (first_loan_ != last_loan_)
+  while (first_staged_ != last_staged_)
     if (!reclaim()) return;
   ring_head_ = ring_tail_ = (ring_head_ / ring_bytes_ + 1) * ring_bytes_;
 }
@@ -78,9 +78,9 @@ unsigned char* ShmTransport::ring_room(size_t nbytes) {
 }
 
 void* ShmTransport::reserve(std::span<const int> peers, size_t nbytes) {
-  if (!lanes_have_room(peers)) return nullptr;
+  if (!fifos_have_room(peers)) return nullptr;
   if (nbytes <= kInlineBytes) return small_;
-  while (last_loan_ - first_loan_ + peers.size() > loans_.size())
+  while (last_staged_ - first_staged_ + peers.size() > staged_.size())
     if (!reclaim()) return nullptr;
   return ring_room(nbytes);
 }
@@ -88,123 +88,128 @@ void* ShmTransport::reserve(std::span<const int> peers, size_t nbytes) {
 void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void*) {
   const bool small = nbytes <= kInlineBytes;
   for (int peer : peers) {
-    Edge& to = edge(peer);
+    ShmEndpoint& to = edge(peer);
     const uint32_t number = ++to.sent;
-    LaneEntry& entry = announced(*to.out, number);
-    entry.place = Place::kStaged;
-    entry.fingerprint = fingerprint;
-    entry.nbytes = nbytes;
+    FifoSlot& slot = announced(*to.out, number);
+    slot.location = PayloadLocation::kStaged;
+    slot.fingerprint = fingerprint;
+    slot.nbytes = nbytes;
     if (small) {
-      std::memcpy(entry.payload, small_, kInlineBytes);
+      std::memcpy(slot.payload, small_, kInlineBytes);
     } else {
-      entry.offset = reserved_ % ring_bytes_;
-      loans_[last_loan_++ & (loans_.size() - 1)] = {peer, number, ring_tail_};
+      slot.offset = reserved_ % ring_bytes_;
+      staged_[last_staged_++ & (staged_.size() - 1)] = {peer, number, ring_tail_};
     }
-    entry.number.store(number, std::memory_order_seq_cst);  // R1: the message; R2: before `notify`
+    slot.number.store(number, std::memory_order_seq_cst);  // R1: the message; R2: before `notify`
     notify(*to.event);
   }
   if (small || peers.empty()) return;
   ring_head_ = reserved_ + aligned(nbytes);
   // Only the last receiver's entry frees the bytes of the message; the others free nothing new.
-  for (uint64_t i = last_loan_ - peers.size(); i < last_loan_; ++i)
-    loans_[i & (loans_.size() - 1)].free_to = i + 1 == last_loan_ ? ring_head_ : reserved_;
+  for (uint64_t i = last_staged_ - peers.size(); i < last_staged_; ++i)
+    staged_[i & (staged_.size() - 1)].free_to = i + 1 == last_staged_ ? ring_head_ : reserved_;
 }
 
-bool ShmTransport::peek(int peer, size_t, void*, Message& message) {
-  Edge& from = edge(peer);
+bool ShmTransport::peek(int peer, size_t, void*, MessageView& message) {
+  ShmEndpoint& from = edge(peer);
   const uint32_t number = from.received + 1;
-  const LaneEntry& entry = announced(*from.in, number);
-  if (entry.number.load(std::memory_order_seq_cst) != number) return false;  // R1, R2
-  message.nbytes = entry.nbytes;
-  message.fingerprint = entry.fingerprint;
-  message.lent = message.open = false;
-  if (entry.place != Place::kStaged) [[unlikely]] {
-    message.data = entry.place == Place::kOpen ? read_in_place(peer, entry) : nullptr;
-    message.open = message.data != nullptr;
-    message.lent = !message.open;
+  const FifoSlot& slot = announced(*from.in, number);
+  if (slot.number.load(std::memory_order_seq_cst) != number) return false;  // R1, R2
+  message.nbytes = slot.nbytes;
+  message.fingerprint = slot.fingerprint;
+  message.zero_copy = message.mapped = false;
+  if (slot.location != PayloadLocation::kStaged) [[unlikely]] {
+    message.data = slot.location == PayloadLocation::kMapped ? read_in_place(peer, slot) : nullptr;
+    message.mapped = message.data != nullptr;
+    message.zero_copy = !message.mapped;
     return true;
   }
   message.data =
-      entry.nbytes <= kInlineBytes ? static_cast<const void*>(entry.payload) : from.staging + entry.offset;
+      slot.nbytes <= kInlineBytes ? static_cast<const void*>(slot.payload) : from.staging + slot.offset;
   return true;
 }
 
 void ShmTransport::release(int peer) {
-  Edge& from = edge(peer);
+  ShmEndpoint& from = edge(peer);
   from.in->acked.store(++from.received, std::memory_order_seq_cst);  // R1: behind all reads; R2
   notify(*from.event);
 }
 
-// ---- messages that are lent ------------------------------------------------------------------------
+// ---- messages that are sent with zero copy
+// ------------------------------------------------------------------------
 
-bool ShmTransport::lends(std::span<const int>) const { return world_.region().lending(); }
+bool ShmTransport::can_zero_copy(std::span<const int>) const { return state_.region().zero_copy(); }
 
-bool ShmTransport::opens(const void* from, size_t nbytes) const {
+bool ShmTransport::can_map(const void* from, size_t nbytes) const {
   const Arena* const arena = Arena::made();
-  return arena != nullptr && arena->holds(from, nbytes) && world_.region().lending();
+  return arena != nullptr && arena->holds(from, nbytes) && state_.region().zero_copy();
 }
 
-bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from,
-                        bool open) {
-  if (!lanes_have_room(peers)) return false;
-  forget_returned();
-  const Place place = open ? Place::kOpen : Place::kLent;
-  world_.publish_arena(rank_);
+bool ShmTransport::send_zero_copy(std::span<const int> peers, size_t nbytes, uint64_t fingerprint,
+                                  const void* from, bool mapped) {
+  if (!fifos_have_room(peers)) return false;
+  forget_complete();
+  const PayloadLocation location = mapped ? PayloadLocation::kMapped : PayloadLocation::kZeroCopy;
+  state_.publish_arena(rank_);
   for (int peer : peers) {
-    Edge& to = edge(peer);
+    ShmEndpoint& to = edge(peer);
     const uint32_t number = ++to.sent;
-    LaneEntry& entry = announced(*to.out, number);
-    entry.place = place;
-    entry.fingerprint = fingerprint;
-    entry.nbytes = nbytes;
-    entry.loan.offer(from);
-    lent_.push_back({peer, number, nbytes, place});
-    entry.number.store(number, std::memory_order_seq_cst);  // R1, R2, as in commit
+    FifoSlot& slot = announced(*to.out, number);
+    slot.location = location;
+    slot.fingerprint = fingerprint;
+    slot.nbytes = nbytes;
+    slot.transfer.publish_source(from);
+    zero_copy_sends_.push_back({peer, number, nbytes, location});
+    slot.number.store(number, std::memory_order_seq_cst);  // R1, R2, as in commit
     notify(*to.event);
   }
   return true;
 }
 
-void ShmTransport::assist() {
-  for (const Lent& lent : lent_) {
-    Edge& to = edge(lent.peer);
-    if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;  // returned already
-    Loan& loan = announced(*to.out, lent.number).loan;
-    if (loan.opened() && loan.help(world_.memory_of(lent.peer), lent.nbytes)) notify(*to.event);
+void ShmTransport::progress_zero_copy() {
+  for (const ZeroCopyMessage& zero_copy : zero_copy_sends_) {
+    ShmEndpoint& to = edge(zero_copy.peer);
+    if (reached(to.out->acked.load(std::memory_order_acquire), zero_copy.number))
+      continue;  // returned already
+    ZeroCopyTransfer& transfer = announced(*to.out, zero_copy.number).transfer;
+    if (transfer.target_published() && transfer.put(state_.memory_of(zero_copy.peer), zero_copy.nbytes))
+      notify(*to.event);
   }
 }
 
-void ShmTransport::forget_returned() {
-  while (!lent_.empty() && acked(lent_.front().peer, lent_.front().number)) lent_.pop_front();
+void ShmTransport::forget_complete() {
+  while (!zero_copy_sends_.empty() && acked(zero_copy_sends_.front().peer, zero_copy_sends_.front().number))
+    zero_copy_sends_.pop_front();
 }
 
-bool ShmTransport::returned() {
-  forget_returned();
-  return lent_.empty();
+bool ShmTransport::zero_copy_complete() {
+  forget_complete();
+  return zero_copy_sends_.empty();
 }
 
-// The receiver maps the sender's arena at the first such message. Where that fails, the message is a loan.
-const void* ShmTransport::read_in_place(int peer, const LaneEntry& entry) {
-  const ArenaView* const arena = world_.memory_of(peer).view;
+// The receiver maps the sender's arena at the first such message. Where that fails, the message is sent with
+// zero copy.
+const void* ShmTransport::read_in_place(int peer, const FifoSlot& slot) {
+  const ArenaView* const arena = state_.memory_of(peer).view;
   return arena == nullptr ? nullptr
-                          : arena->at(entry.loan.source.load(std::memory_order_relaxed), entry.nbytes);
+                          : arena->at(slot.transfer.source.load(std::memory_order_relaxed), slot.nbytes);
 }
 
-// A lender that has aborted may have changed its memory: it published the abort first, so the check after the
+// A sender that has aborted may have changed its memory: it published the abort first, so the check after the
 // copy sees it.
-bool ShmTransport::fetch(int peer, const Message& message, void* into) {
-  Edge& from = edge(peer);
-  Loan& loan = announced(*from.in, from.received + 1).loan;
-  world_.publish_arena(rank_);
-  if (loan.open(into)) notify(*from.event);
-  loan.take(world_.memory_of(peer), into, message.nbytes);
+bool ShmTransport::fetch(int peer, const MessageView& message, void* into) {
+  ShmEndpoint& from = edge(peer);
+  ZeroCopyTransfer& transfer = announced(*from.in, from.received + 1).transfer;
+  state_.publish_arena(rank_);
+  if (transfer.publish_target(into)) notify(*from.event);
+  transfer.get(state_.memory_of(peer), into, message.nbytes);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
-  return loan.whole(message.nbytes) && !world_.aborted();
+  return transfer.is_complete(message.nbytes) && !state_.aborted();
 }
 
 bool ShmTransport::abandon(int peer) {
-  Edge& from = edge(peer);
-  return announced(*from.in, from.received + 1).loan.end([&] { return peers_.dead(peer); });
+  ShmEndpoint& from = edge(peer);
+  return announced(*from.in, from.received + 1).transfer.cancel([&] { return peers_.dead(peer); });
 }
 
 }  // namespace unisono

@@ -1,11 +1,11 @@
 // Edges through shared memory. A message is written once into the sender's staging ring, for any number of
-// receivers, and announced in the lane to each of them. A small message travels in the lane itself.
+// receivers, and announced in the FIFO to each of them. A small message travels in the FIFO itself.
 #pragma once
 
 #include <deque>
 #include <vector>
 
-#include "protocol/waiting.hpp"
+#include "protocol/waiter.hpp"
 #include "transport/transport.hpp"
 
 namespace unisono {
@@ -13,29 +13,29 @@ namespace unisono {
 class ShmTransport final : public Transport {
  public:
   // Edges to the ranks of this host.
-  ShmTransport(World& world, const Peers& peers, int rank);
+  ShmTransport(GroupState& state, const PeerProcesses& peers, int rank);
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
-  bool peek(int peer, size_t nbytes, void* into, Message& message) override;
+  bool peek(int peer, size_t nbytes, void* into, MessageView& message) override;
   void release(int peer) override;
-  bool lends(std::span<const int> peers) const override;
-  bool opens(const void* from, size_t nbytes) const override;
-  bool lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from,
-            bool open) override;
-  void assist() override;
-  bool returned() override;
-  bool fetch(int peer, const Message& message, void* into) override;
+  bool can_zero_copy(std::span<const int> peers) const override;
+  bool can_map(const void* from, size_t nbytes) const override;
+  bool send_zero_copy(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from,
+                      bool mapped) override;
+  void progress_zero_copy() override;
+  bool zero_copy_complete() override;
+  bool fetch(int peer, const MessageView& message, void* into) override;
   bool abandon(int peer) override;
   // The limit of one sender's messages together: half the ring, because a message must not wrap around.
   static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 
  private:
-  // The two lanes between this rank and a peer, and their positions.
-  struct Edge {
-    Lane* out;
-    Lane* in;
+  // The two FIFOs between this rank and a peer, and their positions.
+  struct ShmEndpoint {
+    Fifo* out;
+    Fifo* in;
     EventCount* event;
     const unsigned char* staging;  // the peer's
     uint32_t sent;                 // messages sent to it
@@ -43,43 +43,43 @@ class ShmTransport final : public Transport {
     uint32_t received;  // its messages that were released
   };
   // A message in the staging ring that a receiver may still read.
-  struct Staged {
+  struct StagedMessage {
     int peer;
     uint32_t number;
     uint64_t free_to;  // the ring is free up to here once this message and all before it are released
   };
 
-  // A lent message that its receiver has not released.
-  struct Lent {
+  // A zero-copy message that its receiver has not released.
+  struct ZeroCopyMessage {
     int peer;
     uint32_t number;
     size_t nbytes;
-    Place place;
+    PayloadLocation location;
   };
 
-  LaneEntry& announced(Lane& lane, uint32_t number) { return lane.entries[(number - 1) % kLaneEntries]; }
-  Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
-  bool lanes_have_room(std::span<const int> peers);
+  FifoSlot& announced(Fifo& fifo, uint32_t number) { return fifo.slots[(number - 1) % kFifoSlots]; }
+  ShmEndpoint& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
+  bool fifos_have_room(std::span<const int> peers);
   bool acked(int peer, uint32_t number);
   unsigned char* ring_room(size_t nbytes);
   bool reclaim();
   void start_over();
-  const void* read_in_place(int peer, const LaneEntry& entry);
-  void forget_returned();
+  const void* read_in_place(int peer, const FifoSlot& slot);
+  void forget_complete();
 
-  World& world_;
-  const Peers& peers_;
+  GroupState& state_;
+  const PeerProcesses& peers_;
   const int rank_;
   unsigned char* const ring_;
   const size_t ring_bytes_;
-  std::vector<Edge> edges_;
+  std::vector<ShmEndpoint> edges_;
 
-  std::vector<Staged> loans_;  // a circular queue
-  uint64_t first_loan_ = 0, last_loan_ = 0;
+  std::vector<StagedMessage> staged_;  // a circular queue
+  uint64_t first_staged_ = 0, last_staged_ = 0;
   uint64_t ring_head_ = 0, ring_tail_ = 0;  // positions only grow; modulo ring_bytes_ they are offsets
   uint64_t reserved_ = 0;
   int blocking_peer_ = -1;
-  std::deque<Lent> lent_;
+  std::deque<ZeroCopyMessage> zero_copy_sends_;
   alignas(64) unsigned char small_[kInlineBytes] = {};
 };
 

@@ -29,8 +29,8 @@ ssize_t send_all(int socket, iovec* pieces, size_t count) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(World& world, Control& control, int rank, Descriptors sockets)
-    : world_(world), control_(control), rank_(rank), edges_(sockets.size()) {
+TcpTransport::TcpTransport(GroupState& state, ControlPlane& control, int rank, FileDescriptors sockets)
+    : state_(state), control_(control), rank_(rank), edges_(sockets.size()) {
   for (size_t peer = 0; peer < sockets.size(); ++peer) {
     if (sockets[peer] < 0) continue;
     avoid_pacing(sockets[peer]);
@@ -39,7 +39,7 @@ TcpTransport::TcpTransport(World& world, Control& control, int rank, Descriptors
 }
 
 void TcpTransport::close_copies() {
-  for (Edge& edge : edges_) edge.fd.reset();
+  for (TcpEndpoint& edge : edges_) edge.fd.reset();
 }
 
 void TcpTransport::begin(uint64_t seq, uint64_t fingerprint) {
@@ -48,7 +48,7 @@ void TcpTransport::begin(uint64_t seq, uint64_t fingerprint) {
 }
 
 void TcpTransport::finish() {
-  for (const Edge& edge : edges_)
+  for (const TcpEndpoint& edge : edges_)
     if (edge.fd >= 0) shutdown(edge.fd, SHUT_WR);
 }
 
@@ -59,10 +59,10 @@ void TcpTransport::broke(int peer) {
 }
 
 void TcpTransport::drop() {
-  for (Edge& edge : edges_) forget(edge);
+  for (TcpEndpoint& edge : edges_) forget(edge);
 }
 
-void TcpTransport::forget(Edge& to) {
+void TcpTransport::forget(TcpEndpoint& to) {
   unsent_bytes_ -= to.unsent;
   to.unsent = 0;
   to.out.clear();
@@ -72,7 +72,7 @@ void TcpTransport::forget(Edge& to) {
 
 void* TcpTransport::reserve(std::span<const int> peers, size_t nbytes) {
   for (int peer : peers) {
-    Edge& to = edge(peer);
+    TcpEndpoint& to = edge(peer);
     if (to.unsent > 0) flush(peer);
     if (!to.broken && (to.unsent == 0 || to.unsent + nbytes <= kMostUnsent)) continue;
     blocking_peer_ = peer;
@@ -89,7 +89,7 @@ void TcpTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
 }
 
 void TcpTransport::send(int peer, const Header& header, const void* from) {
-  Edge& to = edge(peer);
+  TcpEndpoint& to = edge(peer);
   const auto* const payload = static_cast<const unsigned char*>(from);
   size_t sent = 0;
   if (to.out.empty()) {
@@ -108,8 +108,8 @@ void TcpTransport::send(int peer, const Header& header, const void* from) {
 void TcpTransport::keep(const void* data, size_t nbytes) {
   if (unsent_bytes_ == 0) return;
   const auto* const begin = static_cast<const unsigned char*>(data);
-  for (Edge& to : edges_)
-    for (Outgoing& one : to.out) {
+  for (TcpEndpoint& to : edges_)
+    for (OutgoingFrame& one : to.out) {
       const size_t length = one.header.nbytes;
       if (!one.copy.empty() || one.payload >= begin + nbytes || begin >= one.payload + length) continue;
       one.copy.assign(one.payload, one.payload + length);
@@ -118,7 +118,7 @@ void TcpTransport::keep(const void* data, size_t nbytes) {
 }
 
 void TcpTransport::flush(int peer) {
-  Edge& to = edge(peer);
+  TcpEndpoint& to = edge(peer);
   while (!to.out.empty()) {
     iovec pieces[kPieces];
     size_t count = 0, asked = 0;
@@ -139,11 +139,11 @@ void TcpTransport::flush(int peer) {
 }
 
 // Called when the kernel has accepted `nbytes` of the queued bytes.
-void TcpTransport::took(Edge& to, size_t nbytes) {
+void TcpTransport::took(TcpEndpoint& to, size_t nbytes) {
   to.unsent -= nbytes;
   unsent_bytes_ -= nbytes;
   while (nbytes > 0) {
-    Outgoing& first = to.out.front();
+    OutgoingFrame& first = to.out.front();
     const size_t piece = std::min(nbytes, first.left());
     first.sent += piece;
     nbytes -= piece;
@@ -165,15 +165,15 @@ int TcpTransport::unsent() const {
 
 // ---- receiving -------------------------------------------------------------------------------------
 
-bool TcpTransport::peek(int peer, size_t nbytes, void* into, Message& message) {
+bool TcpTransport::peek(int peer, size_t nbytes, void* into, MessageView& message) {
   if (into == nullptr) return peek_part(peer, nbytes, 0, nbytes, message);
   if (!fill(peer, nbytes, 0, nbytes, static_cast<unsigned char*>(into))) return false;
   message = {into, edge(peer).header.nbytes, edge(peer).header.fingerprint};
   return true;
 }
 
-bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count, Message& message) {
-  Edge& from = edge(peer);
+bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count, MessageView& message) {
+  TcpEndpoint& from = edge(peer);
   if (from.in.size() < count + 1) from.in.resize(count + 1);
   if (!fill(peer, nbytes, first, count, from.in.data())) return false;
   message = {from.in.data(), from.header.nbytes, from.header.fingerprint};
@@ -184,7 +184,7 @@ bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count
 // at `target`. True when they have arrived. Returns true for a message of another size, too, without reading
 // it: the caller rejects it by its header.
 bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target) {
-  Edge& from = edge(peer);
+  TcpEndpoint& from = edge(peer);
   wanted_ = peer;
   constexpr size_t kHead = sizeof(Header);
   const size_t enough = kHead + first + count;
@@ -219,14 +219,14 @@ void TcpTransport::release(int peer) {
 
 // A received message shows that its sender has begun this operation, with the same call as this rank.
 void TcpTransport::note(int peer) {
-  Edge& from = edge(peer);
+  TcpEndpoint& from = edge(peer);
   if (from.noted == seq_) return;
   from.noted = seq_;
   RankStatus status{};
   status.started = seq_;
   status.finished = seq_ - 1;
-  status.history[0] = read_record(world_.cell(rank_), seq_);
-  world_.take_status(peer, status);
+  status.history[0] = read_record(state_.cell(rank_), seq_);
+  state_.take_status(peer, status);
 }
 
 // ---- sleeping --------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ void TcpTransport::note(int peer) {
 void TcpTransport::sleep(int awaited, Nanoseconds slice, uint32_t) {
   std::vector<pollfd> polled;
   for (int peer = 0; peer < static_cast<int>(edges_.size()); ++peer) {
-    const Edge& one = edges_[static_cast<size_t>(peer)];
+    const TcpEndpoint& one = edges_[static_cast<size_t>(peer)];
     const bool reads = peer == awaited && wanted_ == peer && !one.ended;
     const bool writes = one.unsent > 0;
     if (one.fd < 0 || !(reads || writes)) continue;

@@ -10,15 +10,15 @@
 
 #include "protocol/control.hpp"
 #include "protocol/frames.hpp"
-#include "protocol/waiting.hpp"
+#include "protocol/waiter.hpp"
 #include "transport/transport.hpp"
 
 namespace unisono {
 
-class TcpTransport final : public Transport, public Sockets {
+class TcpTransport final : public Transport, public SocketPoller {
  public:
   // sockets[rank]: connected, or -1 for a rank of this host. Takes them over.
-  TcpTransport(World& world, Control& control, int rank, Descriptors sockets);
+  TcpTransport(GroupState& state, ControlPlane& control, int rank, FileDescriptors sockets);
 
   // Messages from now on belong to operation `seq`.
   void begin(uint64_t seq, uint64_t fingerprint);
@@ -34,8 +34,8 @@ class TcpTransport final : public Transport, public Sockets {
   int blocking_peer() const override { return blocking_peer_; }
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
   void keep(const void* data, size_t nbytes) override;
-  bool peek(int peer, size_t nbytes, void* into, Message& message) override;
-  bool peek_part(int peer, size_t nbytes, size_t first, size_t count, Message& message) override;
+  bool peek(int peer, size_t nbytes, void* into, MessageView& message) override;
+  bool peek_part(int peer, size_t nbytes, size_t first, size_t count, MessageView& message) override;
   void release(int peer) override;
   // The limit of one sender's messages to one peer together.
   static constexpr size_t kCapacity = 4 << 20;
@@ -44,7 +44,7 @@ class TcpTransport final : public Transport, public Sockets {
   bool busy() const override { return unsent_bytes_ > 0; }
   void sleep(int awaited, Nanoseconds slice, uint32_t epoch) override;
   bool ended(int peer) const override {
-    const Edge& from = edges_[static_cast<size_t>(peer)];
+    const TcpEndpoint& from = edges_[static_cast<size_t>(peer)];
     return from.ended || from.broken;
   }
 
@@ -52,38 +52,38 @@ class TcpTransport final : public Transport, public Sockets {
   static constexpr size_t kMostUnsent = 2 * kCapacity;
 
   using Header = DataHeader;
-  struct Outgoing {
+  struct OutgoingFrame {
     Header header;
     const unsigned char* payload;
     size_t sent;                      // bytes of header and payload
     std::vector<unsigned char> copy;  // of the payload, if it had to be kept
     size_t left() const { return sizeof header + header.nbytes - sent; }
   };
-  struct Edge {
-    Descriptor fd;
+  struct TcpEndpoint {
+    FileDescriptor fd;
     bool ended = false;   // nothing more will come
     bool broken = false;  // nothing more can be sent
     // The arriving message: `have` bytes of header and payload.
     Header header{};
     size_t have = 0;
     std::vector<unsigned char> in;
-    uint64_t noted = 0;        // the newest operation that the peer is known to have begun
-    std::deque<Outgoing> out;  // messages that the kernel has not accepted in full
-    size_t unsent = 0;         // bytes of it
+    uint64_t noted = 0;             // the newest operation that the peer is known to have begun
+    std::deque<OutgoingFrame> out;  // messages that the kernel has not accepted in full
+    size_t unsent = 0;              // bytes of it
   };
-  Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
+  TcpEndpoint& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
   void send(int peer, const Header& header, const void* from);
   void flush(int peer);
-  void took(Edge& to, size_t nbytes);
-  void forget(Edge& to);
+  void took(TcpEndpoint& to, size_t nbytes);
+  void forget(TcpEndpoint& to);
   bool fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target);
   void note(int peer);
   void broke(int peer);
 
-  World& world_;
-  Control& control_;
+  GroupState& state_;
+  ControlPlane& control_;
   const int rank_;
-  std::vector<Edge> edges_;
+  std::vector<TcpEndpoint> edges_;
   std::vector<unsigned char> staging_;
   size_t unsent_bytes_ = 0;
   int blocking_peer_ = -1;

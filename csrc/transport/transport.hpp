@@ -7,12 +7,12 @@
 
 namespace unisono {
 
-struct Message {
+struct MessageView {
   const void* data;
   size_t nbytes;
   uint64_t fingerprint;
-  bool lent = false;  // the bytes are still in the sender's memory, and `data` is nullptr: fetch them
-  bool open = false;  // `data` is the sender's memory: a sender that has aborted may have changed it
+  bool zero_copy = false;  // the bytes are still in the sender's memory, and `data` is nullptr: fetch them
+  bool mapped = false;     // `data` is the sender's memory: a sender that has aborted may have changed it
 };
 
 // The edges from one rank to some of its peers and back. Messages of an edge arrive in order. No function
@@ -33,29 +33,30 @@ class Transport {
 
   // The next message of `peer`, if it has arrived; it should have `nbytes`. It is valid until it is released.
   // The transport may store it at `into` at once (nullptr: it chooses a place).
-  virtual bool peek(int peer, size_t nbytes, void* into, Message& message) = 0;
+  virtual bool peek(int peer, size_t nbytes, void* into, MessageView& message) = 0;
   virtual void release(int peer) = 0;
   // The same for bytes [first, first + count), at `message.data`. Parts are read in order, each once.
-  virtual bool peek_part(int peer, size_t nbytes, size_t first, size_t /*count*/, Message& message) {
+  virtual bool peek_part(int peer, size_t nbytes, size_t first, size_t /*count*/, MessageView& message) {
     if (!peek(peer, nbytes, nullptr, message)) return false;
     message.data = static_cast<const unsigned char*>(message.data) + first;
     return true;
   }
 
-  // Lent messages: the receivers use the sender's memory until they have released the message. `lends`: this
-  // is possible to these peers. `opens`: they can read this memory in place. `lend` is false while there is
-  // no room. `assist` copies pieces of what this rank has lent. `returned`: all of it is released.
-  virtual bool lends(std::span<const int> /*peers*/) const { return false; }
-  virtual bool opens(const void* /*from*/, size_t /*nbytes*/) const { return false; }
-  virtual bool lend(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
-                    const void* /*from*/, bool /*open*/) {
+  // Zero-copy messages: the receivers use the sender's memory until they have released the message.
+  // `can_zero_copy`: this is possible to these peers. `can_map`: they can read this memory in place.
+  // `send_zero_copy` is false while there is no room. `progress_zero_copy` copies pieces of what this rank
+  // has published for zero copy. `zero_copy_complete`: all of it is released.
+  virtual bool can_zero_copy(std::span<const int> /*peers*/) const { return false; }
+  virtual bool can_map(const void* /*from*/, size_t /*nbytes*/) const { return false; }
+  virtual bool send_zero_copy(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
+                              const void* /*from*/, bool /*open*/) {
     return false;
   }
-  virtual void assist() {}
-  virtual bool returned() { return true; }
-  // Copies the lent message that `peek` found to `into`; true when all of it is there. A receiver that stops
-  // before that calls `abandon`, which returns whether `into` can be used or freed again.
-  virtual bool fetch(int /*peer*/, const Message& /*message*/, void* /*into*/) { return false; }
+  virtual void progress_zero_copy() {}
+  virtual bool zero_copy_complete() { return true; }
+  // Copies the zero-copy message that `peek` found to `into`; true when all of it is there. A receiver that
+  // stops before that calls `abandon`, which returns whether `into` can be used or freed again.
+  virtual bool fetch(int /*peer*/, const MessageView& /*message*/, void* /*into*/) { return false; }
   virtual bool abandon(int /*peer*/) { return true; }
 };
 

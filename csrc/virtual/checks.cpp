@@ -14,12 +14,12 @@ using c10::IValue;
 
 namespace {
 
-struct Row {
+struct OperationRow {
   const char *name, *method;
   bool iterator;
 };
 // From native_functions.yaml of the installed PyTorch, by unisono.virtual.build.
-constexpr Row kRows[] = {
+constexpr OperationRow kRows[] = {
 #include "cuda_operations.inc"
 };
 
@@ -47,7 +47,7 @@ void each_tensor(const torch::jit::Stack& stack, size_t base, size_t count, F f)
 }
 
 // As TensorIterator does: a zero-dimensional CPU tensor is accepted.
-void check_iterator(const Checks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
+void check_iterator(const ArgumentChecks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
   std::optional<Device> common;
   bool other = false;
   each_tensor(stack, base, count, [&](const Tensor& x, size_t) {
@@ -62,7 +62,7 @@ void check_iterator(const Checks& op, const torch::jit::Stack& stack, size_t bas
   });
 }
 
-void check_each(const Checks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
+void check_each(const ArgumentChecks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
   std::optional<Device> common;
   each_tensor(stack, base, count, [&](const Tensor& x, size_t i) {
     c10::impl::check_and_update_common_device(common, x, op.method.c_str(), op.arguments[i].c_str());
@@ -81,7 +81,7 @@ void check_index(const torch::jit::Stack& stack, size_t base, size_t count) {
   });
 }
 
-void check_convolution(const Checks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
+void check_convolution(const ArgumentChecks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
   const char* const names[] = {"weight", "bias"};
   const bool backward = op.method.find("backward") != std::string::npos;
   const Tensor& input = stack[base].toTensor();
@@ -96,7 +96,7 @@ void check_convolution(const Checks& op, const torch::jit::Stack& stack, size_t 
 
 }  // namespace
 
-void Checks::operator()(const torch::jit::Stack& stack, size_t base, size_t count) const {
+void ArgumentChecks::operator()(const torch::jit::Stack& stack, size_t base, size_t count) const {
   switch (kind) {
     case kNone:
       return;
@@ -111,10 +111,10 @@ void Checks::operator()(const torch::jit::Stack& stack, size_t base, size_t coun
   }
 }
 
-Entry entry_of(const std::string& full_name) {
+CudaKernelEntry entry_of(const std::string& full_name) {
   static const auto rows = [] {
-    std::unordered_map<std::string_view, const Row*> made;
-    for (const Row& row : kRows) made.emplace(row.name, &row);
+    std::unordered_map<std::string_view, const OperationRow*> made;
+    for (const OperationRow& row : kRows) made.emplace(row.name, &row);
     return made;
   }();
   const auto found = rows.find(full_name);

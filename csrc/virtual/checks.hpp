@@ -8,7 +8,7 @@
 namespace unisono::virtual_gpu {
 
 // The checks of one operation. Made once, when its kernel is registered.
-struct Checks {
+struct ArgumentChecks {
   enum Kind : uint8_t { kEach, kIterator, kIndex, kConvolution, kNone };
   // Raises unless the argument tensors are on devices that the operation accepts.
   void operator()(const torch::jit::Stack& stack, size_t base, size_t count) const;
@@ -20,10 +20,10 @@ struct Checks {
 };
 
 // The operation in PyTorch's CUDA build. `known`: it has a CUDA kernel there.
-struct Entry {
+struct CudaKernelEntry {
   bool known, iterator;
   std::string method;
 };
-Entry entry_of(const std::string& full_name);
+CudaKernelEntry entry_of(const std::string& full_name);
 
 }  // namespace unisono::virtual_gpu

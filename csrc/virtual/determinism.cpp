@@ -25,7 +25,7 @@ bool takes_maximum_of_bags(const IValue* given) { return is_maximum(given[8]); }
 // The calls of `alertNotDeterministic` in the CUDA kernels of PyTorch 2.12 to 2.15, which are the same but
 // for cuDNN's. The kernels of max_unpool, and of put_ without accumulate, raise by themselves, on the CPU,
 // too. Matrix products, cumsum, kthvalue and reflection_pad2d raise in none of these versions.
-constexpr Nondeterministic kRefused[] = {
+constexpr NondeterministicKernel kRefused[] = {
     {"aten::_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward_cuda"},
     {"aten::_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward_cuda"},
     {"aten::adaptive_avg_pool3d_backward.grad_input", "adaptive_avg_pool3d_backward_out_cuda"},
@@ -88,17 +88,17 @@ constexpr Nondeterministic kRefused[] = {
 
 }  // namespace
 
-const Nondeterministic* nondeterministic(const std::string& full_name) {
+const NondeterministicKernel* nondeterministic(const std::string& full_name) {
   static const auto rows = [] {
-    std::unordered_map<std::string_view, const Nondeterministic*> made;
-    for (const Nondeterministic& row : kRefused) made.emplace(row.operation, &row);
+    std::unordered_map<std::string_view, const NondeterministicKernel*> made;
+    for (const NondeterministicKernel& row : kRefused) made.emplace(row.operation, &row);
     return made;
   }();
   const auto found = rows.find(full_name);
   return found == rows.end() ? nullptr : found->second;
 }
 
-void check_deterministic(const Nondeterministic& op, const IValue* given) {
+void check_deterministic(const NondeterministicKernel& op, const IValue* given) {
   const at::Context& settings = at::globalContext();
   if (settings.deterministicAlgorithms() && (!op.when || op.when(given)))
     settings.alertNotDeterministic(op.kernel);

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "accounting.hpp"
+#include "memory_account.hpp"
 
 // Functions of Python, which loads this library.
 extern "C" {
@@ -19,9 +19,11 @@ void PyErr_Restore(void*, void*, void*);
 
 namespace unisono::virtual_gpu {
 
-bool PythonError::python_runs() { return Py_IsInitialized() != 0; }
-PythonError::PythonError() : lock_(PyGILState_Ensure()) { PyErr_Fetch(&type_, &value_, &traceback_); }
-PythonError::~PythonError() {
+bool PythonErrorScope::python_runs() { return Py_IsInitialized() != 0; }
+PythonErrorScope::PythonErrorScope() : lock_(PyGILState_Ensure()) {
+  PyErr_Fetch(&type_, &value_, &traceback_);
+}
+PythonErrorScope::~PythonErrorScope() {
   PyErr_Restore(type_, value_, traceback_);
   PyGILState_Release(lock_);
 }
@@ -54,7 +56,7 @@ std::array<std::atomic<uint32_t>, kMaxDevices> used[2];  // by priority
 }
 
 // An event. Work runs synchronously, so a recorded event is complete.
-struct Event {
+struct VirtualEvent {
   DeviceIndex device;
   std::chrono::steady_clock::time_point at;
 };
@@ -62,7 +64,7 @@ struct Event {
 using Tracer = c10::impl::PyInterpreter;
 uintptr_t number(const void* event) { return reinterpret_cast<uintptr_t>(event); }
 
-struct Guard final : c10::impl::DeviceGuardImplInterface {
+struct VirtualDeviceGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   Device exchangeDevice(Device d) const override {
     const Device before(c10::kCUDA, current);
@@ -111,10 +113,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(d == -1 || d == s.device_index(), "Event device index ", static_cast<int>(d),
                 " does not match recording stream's device index ", static_cast<int>(s.device_index()), ".");
     if (*event == nullptr) {
-      *event = new Event{s.device_index(), {}};
+      *event = new VirtualEvent{s.device_index(), {}};
       trace([&](const Tracer& t) { t->trace_gpu_event_creation(c10::kCUDA, number(*event)); });
     }
-    static_cast<Event*>(*event)->at = std::chrono::steady_clock::now();
+    static_cast<VirtualEvent*>(*event)->at = std::chrono::steady_clock::now();
     trace([&](const Tracer& t) { t->trace_gpu_event_record(c10::kCUDA, number(*event), stream_handle(s)); });
   }
   void block(void* event, const Stream& s) const override {
@@ -128,12 +130,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     if (!event) return;
     trace([&](const Tracer& t) { t->trace_gpu_event_deletion(c10::kCUDA, number(event)); });
-    delete static_cast<Event*>(event);
+    delete static_cast<VirtualEvent*>(event);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {
     TORCH_CHECK(begin && end, "Both events must be recorded before calculating elapsed time.");
     const std::chrono::duration<double, std::milli> between =
-        static_cast<Event*>(end)->at - static_cast<Event*>(begin)->at;
+        static_cast<VirtualEvent*>(end)->at - static_cast<VirtualEvent*>(begin)->at;
     return between.count();
   }
 };
@@ -165,7 +167,7 @@ int64_t stream_handle(Stream stream) {
 }
 
 const c10::impl::DeviceGuardImplInterface* guard() {
-  static const auto* const made = new Guard();  // PyTorch never deletes one
+  static const auto* const made = new VirtualDeviceGuard();  // PyTorch never deletes one
   return made;
 }
 

@@ -23,13 +23,13 @@ const c10::impl::DeviceGuardImplInterface* guard();
 
 // Hides a Python exception that is being raised from Python code that runs meanwhile: the frames that the
 // exception leaves release tensors.
-class PythonError {
+class PythonErrorScope {
  public:
   static bool python_runs();
-  PythonError();
-  ~PythonError();
-  PythonError(const PythonError&) = delete;
-  PythonError& operator=(const PythonError&) = delete;
+  PythonErrorScope();
+  ~PythonErrorScope();
+  PythonErrorScope(const PythonErrorScope&) = delete;
+  PythonErrorScope& operator=(const PythonErrorScope&) = delete;
 
  private:
   int lock_;
@@ -40,19 +40,19 @@ class PythonError {
 template <typename F>
 void trace(F tell) {
   if (const c10::impl::PyInterpreter* const interpreter = c10::impl::GPUTrace::get_trace();
-      interpreter && PythonError::python_runs()) {
-    const PythonError kept;
+      interpreter && PythonErrorScope::python_runs()) {
+    const PythonErrorScope kept;
     tell(*interpreter);
   }
 }
 
 // Makes `device` the current one during its lifetime.
-class On {
+class DeviceGuard {
  public:
-  explicit On(c10::Device device) : before_(current_device()) { set_current_device(device.index()); }
-  ~On() { set_current_device(before_); }
-  On(const On&) = delete;
-  On& operator=(const On&) = delete;
+  explicit DeviceGuard(c10::Device device) : before_(current_device()) { set_current_device(device.index()); }
+  ~DeviceGuard() { set_current_device(before_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   c10::DeviceIndex before_;

@@ -9,10 +9,10 @@
 #include <set>
 
 #include "checks.hpp"
-#include "crossing.hpp"
 #include "determinism.hpp"
 #include "device.hpp"
 #include "generator.hpp"
+#include "host_arguments.hpp"
 
 namespace unisono::virtual_gpu {
 
@@ -53,25 +53,26 @@ const std::set<std::string> kOwn{"aten::copy_",
 
 bool is_cuda(const IValue& value) { return value.isDevice() && value.toDevice().is_cuda(); }
 
-c10::List<Tensor> over(Crossing& crossing, const c10::List<Tensor>& given) {
+c10::List<Tensor> to_host(HostArguments& crossing, const c10::List<Tensor>& given) {
   c10::List<Tensor> made;
   made.reserve(given.size());
-  for (const Tensor& x : given) made.push_back(crossing.over(x));
+  for (const Tensor& x : given) made.push_back(crossing.to_host(x));
   return made;
 }
 
-c10::List<std::optional<Tensor>> over(Crossing& crossing, const c10::List<std::optional<Tensor>>& given) {
+c10::List<std::optional<Tensor>> to_host(HostArguments& crossing,
+                                         const c10::List<std::optional<Tensor>>& given) {
   c10::List<std::optional<Tensor>> made;
   made.reserve(given.size());
   for (const std::optional<Tensor>& x : given)
-    made.push_back(x ? std::optional<Tensor>(crossing.over(*x)) : std::nullopt);
+    made.push_back(x ? std::optional<Tensor>(crossing.to_host(*x)) : std::nullopt);
   return made;
 }
 
-class OnCpu final : public c10::OperatorKernel {
+class CpuKernel final : public c10::OperatorKernel {
  public:
-  OnCpu(const c10::FunctionSchema& schema, DispatchKey key, Checks checks,
-        const Nondeterministic* nondeterministic)
+  CpuKernel(const c10::FunctionSchema& schema, DispatchKey key, ArgumentChecks checks,
+            const NondeterministicKernel* nondeterministic)
       : key_(key), checks_(std::move(checks)), nondeterministic_(nondeterministic) {
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       const c10::Argument& argument = schema.arguments()[i];
@@ -93,7 +94,7 @@ class OnCpu final : public c10::OperatorKernel {
     checks_(*stack, base, arguments_);
     if (nondeterministic_) check_deterministic(*nondeterministic_, &(*stack)[base]);
     std::optional<Device> device;
-    Crossing crossing;
+    HostArguments crossing;
     for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], crossing, device);
     TORCH_CHECK(device || generator_ < 0 || !(*stack)[base + generator_].isGenerator(),
                 "Expected a 'cpu' device type for generator but found 'cuda'");
@@ -104,37 +105,37 @@ class OnCpu final : public c10::OperatorKernel {
       const at::AutoDispatchBelowADInplaceOrView below;
       op.redispatchBoxed(DispatchKeySet(key_), stack);
     }
-    if (writes_) crossing.settle();
+    if (writes_) crossing.resize_arguments();
     for (size_t i = stack->size() - results_; i < stack->size(); ++i) bring((*stack)[i], crossing, where);
   }
 
  private:
-  static void carry(IValue& value, Crossing& crossing, std::optional<Device>& device) {
+  static void carry(IValue& value, HostArguments& crossing, std::optional<Device>& device) {
     if (value.isTensor()) {
       const Tensor& x = value.toTensor();
       if (!x.defined() || !x.is_cuda()) return;
       if (!device) device = x.device();
-      value = crossing.over(x);
+      value = crossing.to_host(x);
     } else if (value.isTensorList()) {
       auto list = value.toTensorList();
       for (const Tensor& x : list)
         if (!device && x.defined() && x.is_cuda()) device = x.device();
-      value = over(crossing, list);
+      value = to_host(crossing, list);
     } else if (value.isOptionalTensorList()) {
-      value = over(crossing, value.toOptionalTensorList());
+      value = to_host(crossing, value.toOptionalTensorList());
     } else if (is_cuda(value)) {
       device = resolved(value.toDevice());
       value = Device(c10::kCPU);
     }
   }
 
-  static void bring(IValue& value, Crossing& crossing, Device where) {
+  static void bring(IValue& value, HostArguments& crossing, Device where) {
     if (value.isTensor()) {
-      value = crossing.back(std::move(value).toTensor(), where);
+      value = crossing.to_device(std::move(value).toTensor(), where);
     } else if (value.isTensorList()) {
       c10::List<Tensor> made;
       auto list = std::move(value).toTensorList().vec();
-      for (Tensor& x : list) made.push_back(crossing.back(std::move(x), where));
+      for (Tensor& x : list) made.push_back(crossing.to_device(std::move(x), where));
       value = made;
     }
   }
@@ -150,24 +151,24 @@ class OnCpu final : public c10::OperatorKernel {
   }
 
   DispatchKey key_;
-  Checks checks_;
-  const Nondeterministic* nondeterministic_;  // nearly always nullptr
+  ArgumentChecks checks_;
+  const NondeterministicKernel* nondeterministic_;  // nearly always nullptr
   size_t arguments_, results_;
   int generator_ = -1;
   bool writes_ = false;
 };
 
-Checks checks_of(const std::string& name, const Entry& entry) {
-  Checks checks;
+ArgumentChecks checks_of(const std::string& name, const CudaKernelEntry& entry) {
+  ArgumentChecks checks;
   checks.method = entry.method;
   if (name == "aten::index.Tensor" || name == "aten::_index_put_impl_" || name == "aten::index.Tensor_out") {
-    checks.kind = Checks::kIndex;
+    checks.kind = ArgumentChecks::kIndex;
   } else if (kWhole.count(name)) {
-    checks.kind = Checks::kConvolution;
+    checks.kind = ArgumentChecks::kConvolution;
     checks.method = name.find("backward") == std::string::npos ? "wrapper_CUDA__cudnn_convolution"
                                                                : "wrapper_CUDA__cudnn_convolution_backward";
   } else {
-    checks.kind = entry.iterator ? Checks::kIterator : Checks::kEach;
+    checks.kind = entry.iterator ? ArgumentChecks::kIterator : ArgumentChecks::kEach;
   }
   return checks;
 }
@@ -182,8 +183,9 @@ torch::Library& library(const OperatorHandle& op, DispatchKey key) {
 
 void register_on_cpu(const OperatorHandle& op, const std::string& name, DispatchKey from, DispatchKey to) {
   auto kernel =
-      std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)), nondeterministic(name));
-  library(op, from).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
+      std::make_unique<CpuKernel>(op.schema(), to, checks_of(name, entry_of(name)), nondeterministic(name));
+  library(op, from).impl(name.c_str(),
+                         torch::CppFunction::makeFromBoxedFunctor<CpuKernel>(std::move(kernel)));
 }
 
 // In PyTorch's CUDA build: kernels that would need a real device.

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "accounting.hpp"
 #include "device.hpp"
+#include "memory_account.hpp"
 
 namespace unisono::virtual_gpu {
 

@@ -4,11 +4,11 @@
 #include <c10/core/impl/GPUTrace.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
-#include "accounting.hpp"
 #include "device.hpp"
 #include "fallback.hpp"
 #include "generator.hpp"
 #include "memory.hpp"
+#include "memory_account.hpp"
 
 namespace unisono::virtual_gpu {
 
@@ -21,8 +21,8 @@ using c10::DeviceIndex;
 
 bool give_default = false;  // see unisono_virtual_give_default
 
-struct Hooks final : at::CUDAHooksInterface {
-  explicit Hooks(at::CUDAHooksArgs) {}
+struct VirtualCudaHooks final : at::CUDAHooksInterface {
+  explicit VirtualCudaHooks(at::CUDAHooksArgs) {}
   void init() const override {}
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
@@ -63,14 +63,14 @@ struct Hooks final : at::CUDAHooksInterface {
   void cuFFTClearPlanCache(DeviceIndex) const override {}
 };
 
-struct Silent final : c10::WarningHandler {
+struct SilentWarningHandler final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
 // Work runs synchronously, so the host's clock gives its times.
-struct Timer final : c10d::Timer {
-  explicit Timer(Device) {}
-  std::optional<int64_t> measureDifference(Event start, Event end) override {
+struct ReducerTimer final : c10d::ReducerTimer {
+  explicit ReducerTimer(Device) {}
+  std::optional<int64_t> measureDifference(VirtualEvent start, VirtualEvent end) override {
     const int64_t from = getTimeRef(start), to = getTimeRef(end);
     if (from == c10d::kUnsetTime || to == c10d::kUnsetTime || to < from) return std::nullopt;
     return to - from;
@@ -84,12 +84,12 @@ struct Timer final : c10d::Timer {
 namespace at {
 static RegistererCUDAHooksRegistry virtual_hooks(
     "CUDAHooks", c10::REGISTRY_PREFERRED, CUDAHooksRegistry(),
-    RegistererCUDAHooksRegistry::DefaultCreator<unisono::virtual_gpu::Hooks>, "virtual GPUs");
+    RegistererCUDAHooksRegistry::DefaultCreator<unisono::virtual_gpu::VirtualCudaHooks>, "virtual GPUs");
 }
 namespace c10d {
 static RegistererTimerRegistry virtual_timer(
     c10::kCUDA, c10::REGISTRY_PREFERRED, TimerRegistry(),
-    RegistererTimerRegistry::DefaultCreator<unisono::virtual_gpu::Timer>, "virtual GPUs");
+    RegistererTimerRegistry::DefaultCreator<unisono::virtual_gpu::ReducerTimer>, "virtual GPUs");
 }
 
 using namespace unisono::virtual_gpu;
@@ -103,13 +103,13 @@ void unisono_virtual_open(int devices, const int* physical, int64_t memory, int 
   set_device_count(devices);
   for (int i = 0; i < devices; ++i) account(i).configure(i, physical[i], memory, limited != 0);
   set_poison(poisoned != 0);
-  neighbours().open(shared_descriptor);
+  device_usage().open(shared_descriptor);
 }
 
 // Call once PyTorch's libraries are loaded. Suppresses the warning that kernels of its CUDA build are
 // replaced.
 void unisono_virtual_register() {
-  Silent silent;
+  SilentWarningHandler silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   static const c10::impl::DeviceGuardImplRegistrar registered(c10::kCUDA, guard());
   c10::SetAllocator(c10::kCUDA, device_allocator(), 200);
@@ -125,7 +125,7 @@ void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
   c10::impl::GPUTrace::set_trace(interpreter);
 }
 
-size_t unisono_virtual_shared_size() { return Neighbours::size(); }
+size_t unisono_virtual_shared_size() { return DeviceUsage::size(); }
 int unisono_virtual_count() { return device_count(); }
 int unisono_virtual_physical(int device) { return account(device).physical(); }
 int unisono_virtual_current() { return current_device(); }
@@ -148,9 +148,9 @@ int64_t unisono_virtual_stream_handle(int device, int64_t id) {
 
 // kCounted x kPools x (current, peak, allocated, freed), then retries, ooms, allocs, frees.
 void unisono_virtual_statistics(int device, int64_t* out) {
-  const Statistics seen = account(device).statistics();
+  const DeviceStats seen = account(device).statistics();
   for (const auto& pools : seen.counts)
-    for (const Count& count : pools)
+    for (const DeviceStat& count : pools)
       for (const int64_t n : {count.current, count.peak, count.allocated, count.freed}) *out++ = n;
   for (const int64_t n : {seen.retries, seen.ooms, seen.device_allocs, seen.device_frees}) *out++ = n;
 }

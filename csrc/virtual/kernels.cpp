@@ -19,8 +19,8 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include "crossing.hpp"
 #include "device.hpp"
+#include "host_arguments.hpp"
 #include "memory.hpp"
 
 namespace unisono::virtual_gpu {
@@ -62,7 +62,7 @@ void check_factory(std::optional<at::Layout> layout, std::optional<bool> pin) {
 Tensor empty(IntArrayRef size, std::optional<ScalarType> type, std::optional<at::Layout> layout,
              std::optional<Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   check_factory(layout, pin);
-  const On on(target(device));
+  const DeviceGuard on(target(device));
   return filled(at::detail::empty_generic(size, device_allocator(), kCuda, type_or_default(type), format));
 }
 
@@ -70,7 +70,7 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
                      std::optional<at::Layout> layout, std::optional<Device> device,
                      std::optional<bool> pin) {
   check_factory(layout, pin);
-  const On on(target(device));
+  const DeviceGuard on(target(device));
   return filled(
       at::detail::empty_strided_generic(size, stride, device_allocator(), kCuda, type_or_default(type)));
 }
@@ -79,24 +79,24 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
 Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
   const at::AutoDispatchBelowADInplaceOrView below;
-  Crossing crossing;
-  Tensor to = crossing.over(self);
-  at::_ops::copy_::redispatch(DispatchKeySet(DispatchKey::CPU), to, crossing.over(source), non_blocking);
+  HostArguments crossing;
+  Tensor to = crossing.to_host(self);
+  at::_ops::copy_::redispatch(DispatchKeySet(DispatchKey::CPU), to, crossing.to_host(source), non_blocking);
   return self;
 }
 
 const Tensor& resize(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat> format) {
-  const On on(self.device());
+  const DeviceGuard on(self.device());
   return at::native::resize_(self, size, format);
 }
 
 Tensor& set_storage(Tensor& self, Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
-  const On on(self.device());
+  const DeviceGuard on(self.device());
   return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
 }
 
 Tensor& set_empty(Tensor& self) {
-  const On on(self.device());
+  const DeviceGuard on(self.device());
   Storage none(Storage::use_byte_size_t(), 0, device_allocator(), true);
   return at::native::set_storage_cpu_(self, std::move(none), 0, {0}, {});
 }
@@ -117,7 +117,7 @@ void record_stream(Tensor&, c10::Stream) {}  // no work is under way when a tens
 // Python's UntypedStorage.resize_, also to fewer bytes: 0 frees the memory. `x`: any tensor with this
 // storage.
 void resize_storage(const Tensor& x, int64_t nbytes) {
-  const On on(x.device());
+  const DeviceGuard on(x.device());
   c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   c10::DataPtr fresh = device_allocator()->allocate(nbytes);
@@ -131,18 +131,18 @@ void resize_storage(const Tensor& x, int64_t nbytes) {
 template <typename Op>
 Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  Crossing crossing;
-  Tensor host = crossing.over(x);
+  HostArguments crossing;
+  Tensor host = crossing.to_host(x);
   if (half_to_float) host = host.to(at::kFloat);
-  return crossing.back(Op::redispatch(DispatchKeySet(DispatchKey::CPU), host, dim, false), x.device());
+  return crossing.to_device(Op::redispatch(DispatchKeySet(DispatchKey::CPU), host, dim, false), x.device());
 }
 template <typename Op>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType type) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  Crossing crossing;
-  Tensor host = Op::redispatch(DispatchKeySet(DispatchKey::CPU), crossing.over(grad), crossing.over(output),
-                               dim, grad.scalar_type());
-  return crossing.back(host.scalar_type() == type ? std::move(host) : host.to(type), grad.device());
+  HostArguments crossing;
+  Tensor host = Op::redispatch(DispatchKeySet(DispatchKey::CPU), crossing.to_host(grad),
+                               crossing.to_host(output), dim, grad.scalar_type());
+  return crossing.to_device(host.scalar_type() == type ? std::move(host) : host.to(type), grad.device());
 }
 
 Tensor host(const Tensor& x) { return host_view(x); }

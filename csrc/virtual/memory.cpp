@@ -8,8 +8,8 @@
 #include <mutex>
 #include <sstream>
 
-#include "accounting.hpp"
 #include "device.hpp"
+#include "memory_account.hpp"
 
 namespace unisono::virtual_gpu {
 
@@ -44,7 +44,7 @@ std::string size_text(int64_t bytes) {
        << " is free. ";
   int32_t pids[kMaxDevices];
   int64_t bytes[kMaxDevices];
-  for (int64_t i = 0, n = neighbours().of(account(device).physical(), pids, bytes, kMaxDevices); i < n; ++i)
+  for (int64_t i = 0, n = device_usage().of(account(device).physical(), pids, bytes, kMaxDevices); i < n; ++i)
     text << "Process " << pids[i] << " has " << size_text(bytes[i]) << " memory in use. ";
   if (account(device).fraction() < 1.0)
     text << size_text(static_cast<int64_t>(account(device).fraction() * static_cast<double>(why.capacity)))
@@ -59,7 +59,7 @@ std::string size_text(int64_t bytes) {
   throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, text.str());
 }
 
-Block* charge(DeviceIndex device, size_t nbytes) {
+MemoryBlock* charge(DeviceIndex device, size_t nbytes) {
   if (nbytes == 0) return nullptr;
   try {
     return account(device).charge(static_cast<int64_t>(nbytes), current_stream(device).id());
@@ -69,13 +69,13 @@ Block* charge(DeviceIndex device, size_t nbytes) {
 }
 
 // The context of a virtual GPU's DataPtr: the host memory and its block in the account.
-struct Held {
+struct DeviceAllocation {
   DataPtr memory;
-  Block* block;
+  MemoryBlock* block;
 };
 
-void let_go(void* context) {
-  auto* const held = static_cast<Held*>(context);
+void release(void* context) {
+  auto* const held = static_cast<DeviceAllocation*>(context);
   if (void* const at = held->memory.get())
     trace([&](const auto& t) {
       t->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(at));
@@ -84,18 +84,18 @@ void let_go(void* context) {
   delete held;
 }
 
-DataPtr hold(DataPtr memory, Block* block, Device device) {
+DataPtr hold(DataPtr memory, MemoryBlock* block, Device device) {
   void* const at = memory.get();
   if (at)
     trace(
         [&](const auto& t) { t->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(at)); });
-  return {at, new Held{std::move(memory), block}, &let_go, device};
+  return {at, new DeviceAllocation{std::move(memory), block}, &release, device};
 }
 
 struct DeviceMemory final : c10::DeviceAllocator {
   DataPtr allocate(size_t nbytes) override {
     const DeviceIndex device = current_device();
-    Block* const block = charge(device, nbytes);
+    MemoryBlock* const block = charge(device, nbytes);
     return hold(c10::GetCPUAllocator()->allocate(nbytes), block, Device(c10::kCUDA, device));
   }
   void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
@@ -113,7 +113,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
 };
 
 c10::CachingDeviceAllocator::DeviceStats DeviceMemory::getDeviceStats(DeviceIndex device) {
-  const Statistics seen = account(device).statistics();
+  const DeviceStats seen = account(device).statistics();
   c10::CachingDeviceAllocator::DeviceStats stats;
   c10::CachingDeviceAllocator::StatArray* const theirs[kCounted] = {
       &stats.allocation,      &stats.segment,        &stats.active,       &stats.inactive_split,
@@ -121,7 +121,7 @@ c10::CachingDeviceAllocator::DeviceStats DeviceMemory::getDeviceStats(DeviceInde
       &stats.requested_bytes};
   for (int what = 0; what < kCounted; ++what) {
     for (int pool = 0; pool < kPools; ++pool) {
-      const Count& from = seen.counts[what][pool];
+      const DeviceStat& from = seen.counts[what][pool];
       auto& to = (*theirs[what])[pool];
       to.current = from.current;
       to.peak = from.peak;
@@ -139,21 +139,21 @@ c10::CachingDeviceAllocator::DeviceStats DeviceMemory::getDeviceStats(DeviceInde
 
 // ---- pinned host memory: host memory in a list ----
 
-struct Pinned {
+struct PinnedRanges {
   std::mutex mutex;
   std::map<const char*, size_t> ranges;
 };
-Pinned& pinned() {
-  static auto* const made = new Pinned();
+PinnedRanges& pinned() {
+  static auto* const made = new PinnedRanges();
   return *made;
 }
 
-struct Pin {
+struct PinnedAllocation {
   DataPtr memory;
 };
 
 void unpin(void* context) {
-  auto* const pin = static_cast<Pin*>(context);
+  auto* const pin = static_cast<PinnedAllocation*>(context);
   {
     const std::lock_guard lock(pinned().mutex);
     pinned().ranges.erase(static_cast<const char*>(pin->memory.get()));
@@ -170,7 +170,7 @@ struct PinnedMemory final : c10::Allocator {
       const std::lock_guard lock(pinned().mutex);
       pinned().ranges[static_cast<const char*>(at)] = nbytes;
     }
-    return {at, new Pin{std::move(memory)}, &unpin, Device(c10::kCPU)};
+    return {at, new PinnedAllocation{std::move(memory)}, &unpin, Device(c10::kCPU)};
   }
   void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
 };
@@ -204,7 +204,7 @@ void poison(void* at, size_t nbytes, c10::ScalarType type) {
 }
 
 void adopt(c10::StorageImpl& storage, Device device) {
-  Block* const block = charge(device.index(), storage.nbytes());
+  MemoryBlock* const block = charge(device.index(), storage.nbytes());
   DataPtr memory = storage.set_data_ptr(DataPtr());
   storage.set_data_ptr_noswap(hold(std::move(memory), block, device));
   storage.set_allocator(device_allocator());

@@ -156,7 +156,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class _OldNames:
+class _AliasFinder:
     """The last finder of modules: asked for a name that all others do not know."""
 
     @staticmethod
@@ -164,9 +164,9 @@ class _OldNames:
         """Find a module that has moved."""
         if not name.startswith("unisono."):
             return None
-        from unisono.engine.base.moved import find_room
+        from unisono.engine.base.module_aliases import find_alias
 
-        return find_room(name)
+        return find_alias(name)
 
 
-sys.meta_path.append(_OldNames)
+sys.meta_path.append(_AliasFinder)

@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from unisono.engine.base.authentication import Token, make_token
-from unisono.engine.base.checking import flag, instance, listed, text, whole
-from unisono.engine.bootstrap.target import Target
+from unisono.engine.base.authentication import JobToken, make_token
+from unisono.engine.base.validation import flag, instance, listed, text, whole
+from unisono.engine.bootstrap.init_method import InitMethod
 from unisono.engine.environment import env
 from unisono.engine.group import Group
 from unisono.engine.group.init import form
@@ -94,7 +94,7 @@ def run(
     try:
         _await_room(ray, bundles, need, size, timeout_s)
         workers.extend(_start(ray, bundles, rank, need, options) for rank in range(size))
-        places = [Place(*place) for place in _all(ray, [each.place.remote() for each in workers])]
+        places = [WorkerPlacement(*place) for place in _all(ray, [each.place.remote() for each in workers])]
         rest = (size, _invite(places[0].address), timeout_s, reproducible, *arguments)
         calls = [worker.call.remote(fn, rank, *rest) for rank, worker in enumerate(workers)]
         return _gather(ray, calls, places)
@@ -141,7 +141,7 @@ def join(
     return group
 
 
-class Invitation(NamedTuple):
+class RendezvousInfo(NamedTuple):
     """The address of rank 0's store, the name of its job, and its token."""
 
     address: str
@@ -149,7 +149,7 @@ class Invitation(NamedTuple):
     token: bytes
 
 
-class Place(NamedTuple):
+class WorkerPlacement(NamedTuple):
     """Where a worker runs."""
 
     address: str
@@ -157,19 +157,19 @@ class Place(NamedTuple):
     pid: int
 
 
-class Worker:
+class RayWorker:
     """An actor of `run`."""
 
-    def place(self) -> Place:
+    def place(self) -> WorkerPlacement:
         """Where Ray placed this actor."""
-        return Place(_ray().util.get_node_ip_address(), socket.gethostname(), os.getpid())
+        return WorkerPlacement(_ray().util.get_node_ip_address(), socket.gethostname(), os.getpid())
 
     def call(
         self,
         fn: Callable[..., Any],
         rank: int,
         size: int,
-        invitation: Invitation,
+        invitation: RendezvousInfo,
         timeout_s: float,
         reproducible: bool,
         args: tuple[Any, ...],
@@ -180,16 +180,16 @@ class Worker:
             return fn(world, *args, **kwargs)
 
 
-class Board:
+class RendezvousActor:
     """The named actor at which the ranks of one group come together once; rank 0's invitation goes to all."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._came: set[int] = set()
-        self._invitation: Invitation | None = None
+        self._invitation: RendezvousInfo | None = None
         self._complete = asyncio.Event()
 
-    async def meet(self, rank: int, invitation: Invitation | None) -> Invitation | None:
+    async def meet(self, rank: int, invitation: RendezvousInfo | None) -> RendezvousInfo | None:
         """Wait for all ranks. Returns rank 0's invitation; None if an earlier group used this board."""
         if self._complete.is_set():
             return None
@@ -205,23 +205,23 @@ class Board:
         return [rank for rank in range(self._size) if rank not in self._came]
 
 
-def _invite(address: str) -> Invitation:
-    return Invitation(address, f"Ray {os.urandom(8).hex()}", bytes(make_token()))
+def _invite(address: str) -> RendezvousInfo:
+    return RendezvousInfo(address, f"Ray {os.urandom(8).hex()}", bytes(make_token()))
 
 
 def _meet(
-    ray: Any, name: str, rank: int, size: int, ours: Invitation | None, timeout_s: float
-) -> tuple[Any, Invitation]:
+    ray: Any, name: str, rank: int, size: int, ours: RendezvousInfo | None, timeout_s: float
+) -> tuple[Any, RendezvousInfo]:
     """The board and the invitation. The board ends when its first process drops this handle."""
     gone = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
     deadline = time.monotonic() + timeout_s
     options = {"name": f"unisono group {name}", "get_if_exists": True, "num_cpus": 0}
     while True:
         try:
-            board = ray.remote(Board).options(**options, max_concurrency=2 * size).remote(size)
+            board = ray.remote(RendezvousActor).options(**options, max_concurrency=2 * size).remote(size)
             invitation = ray.get(board.meet.remote(rank, ours), timeout=max(0.0, deadline - time.monotonic()))
             if invitation is not None:
-                return board, Invitation(*invitation)
+                return board, RendezvousInfo(*invitation)
         except gone:  # its maker has left: it had finished an earlier meeting, or given up
             pass
         except ray.exceptions.GetTimeoutError:
@@ -254,14 +254,14 @@ def _too_few(name: str, rank: int, size: int, timeout_s: float, missing: list[in
 
 
 def _form(
-    invitation: Invitation, rank: int, size: int, timeout_s: float, name: str, reproducible: bool
+    invitation: RendezvousInfo, rank: int, size: int, timeout_s: float, name: str, reproducible: bool
 ) -> Group:
     return form(
-        Target("job", host=invitation.address, job=invitation.job),
+        InitMethod("job", host=invitation.address, job=invitation.job),
         rank=rank,
         world_size=size,
         timeout_s=timeout_s,
-        settings=env.read(strict=False)._replace(token=Token(invitation.token)),
+        settings=env.read(strict=False)._replace(token=JobToken(invitation.token)),
         group_name=name,
         reproducible=reproducible,
     )
@@ -273,7 +273,7 @@ def _start(ray: Any, bundles: Any, rank: int, need: dict[str, float], options: d
         placement_group=bundles, placement_group_bundle_index=rank
     )
     others = {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")}
-    remote = ray.remote(Worker).options(
+    remote = ray.remote(RayWorker).options(
         num_cpus=need.get("CPU", 0),
         num_gpus=need.get("GPU", 0),
         resources=others,
@@ -315,7 +315,7 @@ def _all(ray: Any, calls: list[Any]) -> list[Any]:
     return results
 
 
-def _gather(ray: Any, calls: list[Any], places: list[Place]) -> list[Any]:
+def _gather(ray: Any, calls: list[Any], places: list[WorkerPlacement]) -> list[Any]:
     """The results by rank; raises the failure that came first."""
     failures: dict[int, Exception] = {}
     deadline: float | None = None
@@ -335,7 +335,7 @@ def _gather(ray: Any, calls: list[Any], places: list[Place]) -> list[Any]:
     return list(ray.get(calls))
 
 
-def _first(ray: Any, failures: dict[int, Exception], places: list[Place]) -> Exception:
+def _first(ray: Any, failures: dict[int, Exception], places: list[WorkerPlacement]) -> Exception:
     """The error of a dead worker, else an error of `fn`, else the first error. It names its rank."""
     died = ray.exceptions.RayActorError
     kinds: list[Callable[[Exception], bool]] = [

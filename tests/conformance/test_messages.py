@@ -8,7 +8,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.engine.diagnosis import read
+from unisono.engine.diagnosis import fault_reader
 
 SIZES = [0, 1, 5, 1000, 32 * 1024, 32 * 1024 + 1, 400_000]
 
@@ -224,7 +224,7 @@ def test_wrong_batch_posts_nothing() -> None:
 def test_message_that_does_not_fit_shows_both_sides(
     asked_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "REMARK_PATIENCE_S", 20)  # a rank may get no turn on a core for a while
+    monkeypatch.setattr(fault_reader, "REMARK_PATIENCE_S", 20)  # a rank may get no turn on a core for a while
 
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:

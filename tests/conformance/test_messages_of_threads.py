@@ -15,7 +15,14 @@ import pytest
 import ranks
 import unisono as un
 
-SIZES = (0, 3, 900, 5_000, 70_000, 1_300_000)  # below and above what the engine sends at once, copies, lends
+SIZES = (
+    0,
+    3,
+    900,
+    5_000,
+    70_000,
+    1_300_000,
+)  # below and above what the engine sends at once, copies, sends with zero copy
 THREADS = 4
 
 
@@ -63,7 +70,7 @@ def test_object_of_every_size_to_itself_and_before_its_receive(per_host: int | N
     sent = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
 
     def work(group: un.Group) -> None:
-        sender = ThreadPoolExecutor(1)  # a lent message has left when it was received
+        sender = ThreadPoolExecutor(1)  # a zero-copy message has left when it was received
         for peer in (group.rank, 1 - group.rank):
             leaving = sender.submit(group.send_object, sent, peer, 7)
             group.probe(peer, 7)
@@ -163,7 +170,7 @@ def test_other_python_threads_go_on_while_a_large_message_is_copied(first: str) 
 @pytest.mark.parametrize("per_host", [None, 1])
 def test_small_call_keeps_no_large_message(per_host: int | None) -> None:
     """A large message of another tag is arriving: memory for it is not made while the GIL is held."""
-    sender, receiver = ranks.groups(2, cores=2, lending=False, per_host=per_host)
+    sender, receiver = ranks.groups(2, cores=2, zero_copy=False, per_host=per_host)
     large, small = np.ones(63 << 20, np.uint8), np.zeros(1)
     gaps = []
     try:

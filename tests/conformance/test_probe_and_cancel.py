@@ -10,10 +10,10 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.engine.diagnosis import read
+from unisono.engine.diagnosis import fault_reader
 
 CAPACITY = 200_000
-SIZES = [0, 1, 5, 4096, 4097, 150_000]  # whole, staged and lent ones
+SIZES = [0, 1, 5, 4096, 4097, 150_000]  # whole, staged and zero-copy ones
 
 
 def facts(status: un.Status | None) -> tuple[int, int, int, int, str]:
@@ -78,7 +78,7 @@ def test_many_lengths_into_one_buffer_stay_in_order() -> None:
 def test_a_longer_message_or_another_dtype_stays_a_mismatch(
     dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "REMARK_PATIENCE_S", 20)
+    monkeypatch.setattr(fault_reader, "REMARK_PATIENCE_S", 20)
 
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch, match=r"Send an array that has the dtype .* and fits into it"):

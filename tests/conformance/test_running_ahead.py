@@ -36,7 +36,7 @@ def test_all_to_all_runs_ahead(size: int, algorithm: str, shared: bool) -> None:
             given[:] = -1  # the caller's again
             assert all((got[peer] == mark(numel, peer, me)).all() for peer in everybody), numel
 
-    ranks.threads(size, work, lending=True, cores=1)
+    ranks.threads(size, work, zero_copy=True, cores=1)
 
 
 @each("size", [2, 3, 4])
@@ -60,7 +60,7 @@ def test_blocks_of_many_sizes(size: int) -> None:
             if me == 1:
                 assert all((outs[peer] == mark(sizes[peer + 1], peer, 0)).all() for peer in everybody)
 
-    ranks.threads(size, work, lending=True, cores=1)
+    ranks.threads(size, work, zero_copy=True, cores=1)
 
 
 @each("size", [2, 3, 4])
@@ -78,7 +78,7 @@ def test_gather_and_scatter(size: int) -> None:
                 group.scatter(block, given, 0, algorithm=dealt)
                 assert (block == mark(numel, 0, group.rank)).all()
 
-    ranks.threads(size, work, lending=True, cores=1)
+    ranks.threads(size, work, zero_copy=True, cores=1)
 
 
 @each("algorithm", ALGORITHMS["broadcast"])
@@ -93,7 +93,7 @@ def test_forwarded_chunks_run_ahead(size: int, algorithm: str) -> None:
                 group.broadcast(x, root, algorithm=algorithm)
                 assert (x == mark(numel, root, 0)).all()
 
-    ranks.threads(size, work, lending=True, cores=1)
+    ranks.threads(size, work, zero_copy=True, cores=1)
 
 
 def test_two_ranks_gather_all() -> None:
@@ -103,7 +103,7 @@ def test_two_ranks_gather_all() -> None:
             group.all_gather(blocks, mark(numel, group.rank, 0))
             assert all((blocks[peer] == mark(numel, peer, 0)).all() for peer in range(2))
 
-    ranks.threads(2, work, lending=True, cores=1)
+    ranks.threads(2, work, zero_copy=True, cores=1)
 
 
 def test_processes_run_ahead() -> None:

@@ -5,8 +5,8 @@
 No process, socket or thread: functions of bytes. Inputs of the corpus and valid messages are changed, cut,
 joined and given numbers at the limits. Feedback comes from outcomes: an input with a new type of object, or
 an error from a new place, joins the pool; `--grow` keeps it in tests/fuzz/corpus. The decoder may return an
-object or raise ValueError; the server may find an operation or raise `wire.Unreadable`. Anything else is a
-failure, and its input goes to the working directory as crash-TARGET-HASH.
+object or raise ValueError; the server may find an operation or raise `wire.FrameFormatError`. Anything else
+is a failure, and its input goes to the working directory as crash-TARGET-HASH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ import numpy as np
 
 from unisono.engine.encoding import decode, encode
 from unisono.engine.store import wire
-from unisono.engine.store.ops import Add, Check, CompareSet, Count, Delete, Get, Peek, Set, Table, Wait
+from unisono.engine.store.operations import (
+    Add,
+    Check,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    KeyValueTable,
+    Peek,
+    Set,
+    Wait,
+)
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 LONGEST_NBYTES = 4096
@@ -87,13 +98,13 @@ def serve(data: bytes) -> str:
     for read in (wire.read_hello, wire.read_proof, wire.read_greeting):
         try:
             outcomes.append(type(read(head)).__name__)
-        except wire.Unreadable as error:
+        except wire.FrameFormatError as error:
             outcomes.append(place_of(error))
     try:
         request = wire.read_request(head)
-    except wire.Unreadable as error:
+    except wire.FrameFormatError as error:
         return " | ".join([*outcomes, place_of(error)])
-    table = Table({"k": b"v", "n": b"12"})
+    table = KeyValueTable({"k": b"v", "n": b"12"})
     missing = table.missing(request.op)
     reply = table.apply(request.op, payload)
     pieces = wire.reply_frame(reply)
@@ -103,9 +114,9 @@ def serve(data: bytes) -> str:
 
 def targets() -> dict[str, Target]:
     """By name."""
-    requests = [msgspec.msgpack.encode(wire.Request(op, 1.0)) for op in OPERATIONS]
-    hello = msgspec.msgpack.encode(wire.Hello(wire.MAGIC, wire.VERSION, "job", "client"))
-    heads = [*requests, hello, msgspec.msgpack.encode(wire.Proof(b"p" * 32))]
+    requests = [msgspec.msgpack.encode(wire.StoreRequest(op, 1.0)) for op in OPERATIONS]
+    hello = msgspec.msgpack.encode(wire.ClientHello(wire.MAGIC, wire.VERSION, "job", "client"))
+    heads = [*requests, hello, msgspec.msgpack.encode(wire.TokenProof(b"p" * 32))]
     return {
         "objects": Target(decode_object, [encode(value)[:LONGEST_NBYTES] for value in VALUES]),
         "store": Target(serve, [bytes([len(head)]) + head for head in heads]),

@@ -29,7 +29,7 @@ from unisono.engine.base.authentication import handshake
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import wire
-from unisono.engine.store.ops import Add, Check, CompareSet, Count, Get, Peek, Set, Wait
+from unisono.engine.store.operations import Add, Check, CompareSet, Count, Get, Peek, Set, Wait
 
 KINDS = ("control", "data", "messages")
 LIMITS = [
@@ -72,8 +72,8 @@ def control_frame(chance: Chance) -> bytes:
         for _ in range(16)
     )  # fmt: skip
     text = chance.choice([bytes(240), b"x" * 239 + b"\0", chance.randbytes(240)])
-    remark = struct.pack("<IQ", chance.choice([0, 0, 1, chance.number(32)]), chance.number(64)) + text
-    return CONTROL.pack(*head, min(started, chance.small(64))) + calls + remark
+    report = struct.pack("<IQ", chance.choice([0, 0, 1, chance.number(32)]), chance.number(64)) + text
+    return CONTROL.pack(*head, min(started, chance.small(64))) + calls + report
 
 
 def data_frame(chance: Chance) -> bytes:
@@ -192,7 +192,7 @@ def fuzz_rank(seed: int) -> int:
 
 
 def hello() -> bytes:
-    return b"".join(wire.frame(wire.Hello(wire.MAGIC, wire.VERSION, "", "fuzz")))
+    return b"".join(wire.frame(wire.ClientHello(wire.MAGIC, wire.VERSION, "", "fuzz")))
 
 
 def request(chance: Chance) -> bytes:
@@ -202,7 +202,7 @@ def request(chance: Chance) -> bytes:
          CompareSet(key, b"1"), Count(key)]
     )  # fmt: skip
     seconds = chance.choice([0.0, 0.01, float("nan"), float("inf"), -1.0, 1e300])
-    said = b"".join(wire.frame(wire.Request(op, seconds), chance.randbytes(chance.randrange(50))))
+    said = b"".join(wire.frame(wire.StoreRequest(op, seconds), chance.randbytes(chance.randrange(50))))
     if chance.random() < 0.2:  # deep nesting, or lengths at the limits
         body = chance.choice([b"\x91" * 5000, b"\xdd" + struct.pack(">I", chance.number(32)), b"\xc9" * 40])
         said = struct.pack(">II", len(body), 0) + body
@@ -225,7 +225,7 @@ def fuzz_store_server(seed: int) -> int:
 
 def fuzz_store_client(seed: int) -> int:
     chance = Chance(seed)
-    welcome = wire.frame(wire.Welcome(wire.MAGIC, wire.VERSION, 1 << 30, "h", 1, "s"))
+    welcome = wire.frame(wire.ServerWelcome(wire.MAGIC, wire.VERSION, 1 << 30, "h", 1, "s"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -237,7 +237,7 @@ def fuzz_store_client(seed: int) -> int:
                         peer.recv(4096)
                         peer.sendall(b"".join(welcome))
                         peer.recv(4096)
-                        reply = wire.Answer(
+                        reply = wire.ReplyHeader(
                             chance.signed(63), ("a",) * chance.randrange(3), chance.choice(["", "e"])
                         )
                         peer.sendall(changed(chance, b"".join(wire.frame(reply, b"1" * chance.randrange(9)))))

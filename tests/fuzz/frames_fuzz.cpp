@@ -1,9 +1,9 @@
 // A libFuzzer target: the frames that ranks of different hosts send each other, byte by byte. `make fuzz`
 // runs it.
 //
-// Input: one byte that chooses the kind of frame, one byte for the group (its size, or whether it lends),
-// then the frame, zeros where the input is too short. What is accepted must be within what the engine indexes
-// with.
+// Input: one byte that chooses the kind of frame, one byte for the group (its size, or whether it uses zero
+// copy), then the frame, zeros where the input is too short. What is accepted must be within what the engine
+// indexes with.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -30,8 +30,8 @@ Frame filled(const uint8_t* data, size_t size) {
   return frame;
 }
 
-bool refused(const BadFrame& found) {
-  if (found.flaw == Flaw::kNone) return false;
+bool refused(const FrameError& found) {
+  if (found.flaw == FrameErrorKind::kNone) return false;
   require(!describe(found).empty(), "a refusal has a text");
   return true;
 }
@@ -54,15 +54,15 @@ void control(const ControlBytes& bytes, int ranks) {
     if (call.seq != 0)
       require(call.seq <= frame.status.started && call.dtype < kDTypeCount && call.op < kReduceOpCount,
               "a remembered call is one");
-  require(std::memchr(frame.status.remark, 0, sizeof frame.status.remark) != nullptr, "the text ends");
+  require(std::memchr(frame.status.report, 0, sizeof frame.status.report) != nullptr, "the text ends");
   require(encode(frame) == bytes, "encode gives the bytes that parse has read");
 }
 
-void message(const MessageHeader& header, bool lending) {
-  if (refused(check(header, lending))) return;
+void message(const MessageHeader& header, bool zero_copy) {
+  if (refused(check(header, zero_copy))) return;
   require(header.tag >= 0 && header.nbytes <= kMostBytes, "tag and length");
   require(dtype_of_form(header.form()) < kDTypeCount, "the form has a dtype");
-  require(lending || !header.lent(), "only ranks of one host lend");
+  require(zero_copy || !header.zero_copy(), "only ranks of one host use zero copy");
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
         ("messages", struct.pack("<QiI", 7, 0, 9), "an impossible length (7)"),
         ("messages", struct.pack("<QiI", 8, -2, 9), "a negative tag"),
         ("messages", struct.pack("<QiI", 8, 0, 99), "an unknown element type (99)"),
-        ("messages", struct.pack("<QiI", 8, 0, (1 << 31) + 9), "a message lent"),
+        ("messages", struct.pack("<QiI", 8, 0, (1 << 31) + 9), "a zero-copy message"),
         ("data", struct.pack("<QQ", 80, 2) + bytes(80), "a fingerprint that no operation has (2)"),
         ("data", struct.pack("<QQ", 1 << 63, 1), "an impossible length"),
         ("control", control("<I", 77), "an unknown kind of frame (77)"),
@@ -78,8 +78,8 @@ def test_a_bad_frame_ends_the_group_and_its_sender_is_named(kind: str, frame: by
         rank.close()
 
 
-@pytest.mark.parametrize(("per_host", "lending"), [(None, True), (None, False), (1, True)])
-def test_large_unexpected_messages_wait_in_their_sender(per_host: int | None, lending: bool) -> None:
+@pytest.mark.parametrize(("per_host", "zero_copy"), [(None, True), (None, False), (1, True)])
+def test_large_unexpected_messages_wait_in_their_sender(per_host: int | None, zero_copy: bool) -> None:
     """Forty megabytes fit, two hundred do not; all arrive once they are asked for."""
     count, numel = 20, 10 << 17  # 10 MiB each
 
@@ -105,13 +105,13 @@ def test_large_unexpected_messages_wait_in_their_sender(per_host: int | None, le
         never.wait()
         return 0
 
-    waiting = ranks.threads(2, work, per_host=per_host, lending=lending)[0]
+    waiting = ranks.threads(2, work, per_host=per_host, zero_copy=zero_copy)[0]
     assert waiting >= count // 3  # six are kept; the kernel may hold four more
 
 
-@pytest.mark.parametrize(("per_host", "lending"), [(None, True), (None, False), (1, True)])
+@pytest.mark.parametrize(("per_host", "zero_copy"), [(None, True), (None, False), (1, True)])
 def test_ranks_that_all_send_large_messages_first_do_not_deadlock(
-    per_host: int | None, lending: bool
+    per_host: int | None, zero_copy: bool
 ) -> None:
     numel = 12 << 20  # 96 MiB: more than is kept unasked
 
@@ -122,4 +122,4 @@ def test_ranks_that_all_send_large_messages_first_do_not_deadlock(
         group.recv(x, left)
         assert (x == left).all()
 
-    ranks.threads(3, work, per_host=per_host, lending=lending)
+    ranks.threads(3, work, per_host=per_host, zero_copy=zero_copy)

@@ -53,8 +53,8 @@ def record(interface: str, first: int, last: int) -> None:
 
 def sayings(recorded: list[bytes], chance: random.Random) -> list[bytes]:
     """What a stranger may say first."""
-    hello = b"".join(wire.frame(wire.Hello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))))
-    proof = b"".join(wire.frame(wire.Proof(bytes(32))))
+    hello = b"".join(wire.frame(wire.ClientHello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))))
+    proof = b"".join(wire.frame(wire.TokenProof(bytes(32))))
     greeting = MAGIC + bytes(32)
     return [
         b"",

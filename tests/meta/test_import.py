@@ -59,7 +59,7 @@ def test_a_group_brings_nothing_that_its_ranks_can_do_without(ranks_per_host: st
     }
     for rank in "01":
         brought = set((tmp_path / rank).read_text().split())
-        assert ("unisono.engine.bootstrap.connections" in brought) == (ranks_per_host == "1")
+        assert ("unisono.engine.bootstrap.host_connections" in brought) == (ranks_per_host == "1")
         assert not unwanted & brought
 
 

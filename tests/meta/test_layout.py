@@ -16,7 +16,7 @@ from unisono import _native
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 PROGRAM = """
 #include <cstdio>
-#include "protocol/layout.hpp"
+#include "protocol/region_layout.hpp"
 int main() { std::printf("%u", unisono::kLayout); }
 """
 # What somebody may change: file, what stands there, what stands there then.
@@ -29,7 +29,7 @@ CHANGES = {
     ),
     "an enum has one more value": ("protocol/region.hpp", "{ kStaged, kLent", "{ kStaged, kNew, kLent"),
     "an element type is another one": ("kernels/dtype.hpp", '"int16", 2', '"uint16", 2'),
-    "a loan is cut otherwise": ("protocol/loan.hpp", "kMostUnits = 16", "kMostUnits = 32"),
+    "a zero-copy transfer is cut otherwise": ("protocol/zero_copy.hpp", "kMostUnits = 16", "kMostUnits = 32"),
 }
 
 

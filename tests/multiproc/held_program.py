@@ -99,7 +99,7 @@ def send(region: Any, collective: str, memory: int, held: int, reader: int, endi
 
 def main(collective: str, ending: str) -> None:
     region = _native.Region(-1, 2, 1 << 20, True)
-    region.allow_lending()
+    region.enable_zero_copy()
     memory = os.memfd_create("out")
     os.ftruncate(memory, BYTES)
     held, holds = os.pipe()

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.commands import cli
-from unisono.commands.launch import front, process, supervisor
+from unisono.commands.launch import frontend, process, supervisor
 from unisono.commands.launch.job import Assignment, Job
-from unisono.commands.launch.nodes import Nodes
-from unisono.commands.launch.process import Escalation, children
+from unisono.commands.launch.nodes import NodeRendezvous
+from unisono.commands.launch.process import SignalEscalation, children
 from unisono.commands.launch.supervisor import Supervisor
 
 
 def another_thread_takes_it() -> None:
-    assign = front._assign
+    assign = frontend._assign
 
     def take_a_signal() -> None:
         time.sleep(0.5)
@@ -34,7 +34,7 @@ def another_thread_takes_it() -> None:
         assign(*given)
         threading.Thread(target=take_a_signal, daemon=True).start()
 
-    front._assign = assign_and_go_on
+    frontend._assign = assign_and_go_on
 
 
 def a_storm_of_ends_comes_first() -> None:
@@ -57,17 +57,17 @@ def a_second_signal_while_cleaning_up() -> None:
         if os.getpid() == own and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             signal.raise_signal(signal.SIGINT)
 
-    def interrupted(nodes: Nodes, port: int) -> None:
+    def interrupted(nodes: NodeRendezvous, port: int) -> None:
         os.close = close_late
         signal.raise_signal(signal.SIGINT)
 
-    Nodes.meet = interrupted  # type: ignore[assignment,method-assign]
+    NodeRendezvous.meet = interrupted  # type: ignore[assignment,method-assign]
 
 
 def one_dies_before_it_is_asked() -> None:
-    pop = Escalation.pop
+    pop = SignalEscalation.pop
 
-    def pop_late(escalation: Escalation, now: float) -> int | None:
+    def pop_late(escalation: SignalEscalation, now: float) -> int | None:
         number = pop(escalation, now)
         if number == signal.SIGTERM:
             for pid in children():
@@ -75,7 +75,7 @@ def one_dies_before_it_is_asked() -> None:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return number
 
-    Escalation.pop = pop_late  # type: ignore[method-assign]
+    SignalEscalation.pop = pop_late  # type: ignore[method-assign]
 
 
 def the_next_ends_behind_the_look() -> None:
@@ -93,7 +93,9 @@ def the_end_comes_with_the_assignment() -> None:
     read, write = os.pipe()
     assignment = Assignment("127.0.0.1:1", 1, 0, 1)
     os.write(write, json.dumps(dataclasses.asdict(assignment)).encode() + b"\nend\n")
-    sys.exit(front._supervise(Job(("sleep", "300"), 1, (3,), (0,), grace_s=0.1), dict(os.environ), read, -1))
+    sys.exit(
+        frontend._supervise(Job(("sleep", "300"), 1, (3,), (0,), grace_s=0.1), dict(os.environ), read, -1)
+    )
 
 
 def no_kill_was_to_come() -> None:

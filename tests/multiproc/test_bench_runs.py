@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from effort import cases
-from unisono.commands.bench.cases import OPERATIONS, Case
-from unisono.commands.bench.peers import MPIS, MpiSide
-from unisono.commands.bench.side import BenchError, Side
+from unisono.commands.bench.cases import OPERATIONS, BenchCase
+from unisono.commands.bench.libraries import MPIS, MpiWorkerGroup
+from unisono.commands.bench.worker_group import BenchError, WorkerGroup
 
-COPY = Case("all_reduce", 1024, "f32", "sum", 0, 2)
+COPY = BenchCase("all_reduce", 1024, "f32", "sum", 0, 2)
 QUICK = ["--rounds", "2", "--round-ms", "1"]
 
 
@@ -46,7 +46,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_a_side_works_on_command_and_leaves():
-    with Side("memcpy", 2) as side:
+    with WorkerGroup("memcpy", 2) as side:
         pids = side.pids
         side.ask({"do": "bind", "case": COPY.to_json()})
         samples = side.time_block(50, 3)
@@ -56,7 +56,7 @@ def test_a_side_works_on_command_and_leaves():
 
 
 def test_a_worker_that_dies_is_named():
-    with Side("memcpy", 2) as side:
+    with WorkerGroup("memcpy", 2) as side:
         side.ask({"do": "bind", "case": COPY.to_json()})
         pid = side.pids[1]
         os.kill(pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ def test_a_worker_that_dies_is_named():
 
 
 def test_an_exception_of_a_rank_is_told_and_the_side_stays_usable():
-    with Side("memcpy", 2) as side:
+    with WorkerGroup("memcpy", 2) as side:
         with pytest.raises(BenchError, match=r"rank 0/2 .* at 'check' raised ValueError: nothing is bound"):
             side.ask({"do": "check"})
         side.ask({"do": "bind", "case": COPY.to_json()})
@@ -77,7 +77,7 @@ def test_an_exception_of_a_rank_is_told_and_the_side_stays_usable():
 
 
 def test_a_side_that_cannot_start_is_an_error():
-    with pytest.raises(BenchError, match="at 'join' raised"), Side("nonsense", 1):
+    with pytest.raises(BenchError, match="at 'join' raised"), WorkerGroup("nonsense", 1):
         pass
 
 
@@ -167,9 +167,9 @@ def test_an_operation_that_a_peer_lacks_is_a_reason_not_a_failure():
 def test_an_mpi_library_gives_right_values_and_leaves(name: str):
     if MPIS[name].site() is None:
         pytest.skip(f"{name} is not installed: make bench-peers")
-    with MpiSide(name, 2) as side:
+    with MpiWorkerGroup(name, 2) as side:
         pids = side.pids
         for operation in OPERATIONS:
-            side.ask({"do": "bind", "case": Case(operation, 128, "f32", "sum", 0, 2).to_json()})
+            side.ask({"do": "bind", "case": BenchCase(operation, 128, "f32", "sum", 0, 2).to_json()})
             assert [answer["wrong"] for answer in side.ask({"do": "check"})] == [0, 0], operation
     assert not wait_until_gone(pids)

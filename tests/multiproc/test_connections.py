@@ -24,9 +24,9 @@ import ranks
 import unisono as un
 from launching import wait_until
 from unisono.engine.base.authentication import make_token
-from unisono.engine.bootstrap.connections import _Connector, connect_hosts
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
-from unisono.engine.bootstrap.membership import Membership, meet, version, write_card
+from unisono.engine.bootstrap.host_connections import _HostConnector, connect_hosts
+from unisono.engine.bootstrap.peer_info import Membership, exchange_peer_info, local_peer_info, version
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.environment.env import Settings
 from unisono.engine.group import Group
@@ -131,9 +131,9 @@ def test_loopback_between_hosts_is_refused() -> None:
 
     def join(rank: int) -> str:
         deadline = time.monotonic() + 20
-        membership = meet(store, write_card(rank, 1), 2, deadline, 1 << 20)
-        cards = [msgspec.structs.replace(card, network=f"network {card.rank}") for card in membership.cards]
-        membership = msgspec.structs.replace(membership, cards=cards)
+        membership = exchange_peer_info(store, local_peer_info(rank, 1), 2, deadline, 1 << 20)
+        peers = [msgspec.structs.replace(info, network=f"network {info.rank}") for info in membership.peers]
+        membership = msgspec.structs.replace(membership, peers=peers)
         with pytest.raises(un.RendezvousError) as caught:
             connect_hosts(store, membership, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
         return str(caught.value)
@@ -146,11 +146,13 @@ def test_loopback_between_hosts_is_refused() -> None:
 
 
 def test_ranks_with_engines_of_different_versions_are_told_before_they_connect() -> None:
-    def newer(card: bytes) -> bytes:
-        layout, rank, _, *rest = msgspec.msgpack.decode(card)
-        return msgspec.msgpack.encode([layout + 1, rank, "far", *rest[:2]])  # whose cards go on otherwise
+    def newer(info: bytes) -> bytes:
+        layout, rank, _, *rest = msgspec.msgpack.decode(info)
+        return msgspec.msgpack.encode(
+            [layout + 1, rank, "far", *rest[:2]]
+        )  # whose peer info goes on otherwise
 
-    store = Meddler("card/1", newer)
+    store = Meddler("peer_info/1", newer)
     told = open_two(store)
     assert all(isinstance(one, un.RendezvousError) for one in told)
     assert str(told[0]) == str(told[1])
@@ -164,18 +166,18 @@ def test_ranks_with_engines_of_different_versions_are_told_before_they_connect()
     ):
         assert words in str(told[0])
     assert not store.check(["endpoint/1"])
-    told = open_two(Meddler("card/1", lambda _: msgspec.msgpack.encode([1, 4711, 90210, "old"])))
+    told = open_two(Meddler("peer_info/1", lambda _: msgspec.msgpack.encode([1, 4711, 90210, "old"])))
     assert "got version unknown on rank 1" in str(told[1])
 
 
 def join_strange(size: int, rank: int, place: tuple[str, int], timeout_s: float) -> None:
     """Connect as one rank of many on as many hosts; all others are said to be reached at `place`."""
-    card = write_card(0, 1)
-    cards = [msgspec.structs.replace(card, rank=each, home=str(each)) for each in range(size)]
+    info = local_peer_info(0, 1)
+    peers = [msgspec.structs.replace(info, rank=each, home=str(each)) for each in range(size)]
     store = HashStore(20.0)
     store.set("endpoint/1", msgspec.msgpack.encode([place]))
     store.set("endpoints", msgspec.msgpack.encode([[place]] * size))
-    membership = Membership(cards, bytes(32), 1 << 20, DEFAULTS)
+    membership = Membership(peers, bytes(32), 1 << 20, DEFAULTS)
     deadline = time.monotonic() + timeout_s
     connect_hosts(store, membership, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
 
@@ -228,8 +230,8 @@ def test_a_thread_that_cannot_be_started_is_told(
         join_strange(2, 0, silent.getsockname(), 60)
 
 
-def connectors() -> list[_Connector]:
-    return [each for each in gc.get_objects() if type(each) is _Connector]
+def connectors() -> list[_HostConnector]:
+    return [each for each in gc.get_objects() if type(each) is _HostConnector]
 
 
 def test_nothing_is_kept_of_an_attempt_that_failed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ranks
-from unisono.engine.base.limits import described
+from unisono.engine.base.limits import limit_text
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "meets_limits.py"
 FILES = r"too many open files \(the limit RLIMIT_NOFILE is \d+"
@@ -49,5 +49,5 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
 
 
 def test_a_full_disk() -> None:
-    text = described(OSError(errno.ENOSPC, "No space left on device", "/dev/full"))
+    text = limit_text(OSError(errno.ENOSPC, "No space left on device", "/dev/full"))
     assert text.startswith("no space left on device: '/dev/full'. Free some space there")

@@ -227,5 +227,5 @@ def test_a_mismatch_of_sizes_in_whole_segments() -> None:
             inner.close()
 
     returned: list[int] = []
-    ranks.threads(2, work, lending=False)
+    ranks.threads(2, work, zero_copy=False)
     assert not returned

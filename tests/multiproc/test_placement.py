@@ -9,7 +9,7 @@ import pytest
 
 import ranks
 from loops import each
-from unisono.engine.bootstrap.membership import Card, Membership
+from unisono.engine.bootstrap.peer_info import Membership, PeerInfo
 from unisono.engine.costs.machine import DEFAULTS
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -29,23 +29,23 @@ def test_a_thread_may_run_afterwards_where_its_caller_lets_it(
     assert ranks.processes(4, PROGRAMS / "keeps_its_cores.py") == ["kept\n"] * 4
 
 
-def card(rank: int, kernel: str, home: str, cores: int) -> Card:
-    return Card(1, rank, "name", 1, 1, kernel, "network", home, 0, f"{cores:x}")
+def info(rank: int, kernel: str, home: str, cores: int) -> PeerInfo:
+    return PeerInfo(1, rank, "name", 1, 1, kernel, "network", home, 0, f"{cores:x}")
 
 
 @each(
-    ("cards", "cores"),
+    ("peer info", "cores"),
     [
-        ([card(rank, "k", "h", 0b1111) for rank in range(8)], [4] * 8),
-        ([card(rank, "k", "h", 1 << rank) for rank in range(4)], [4] * 4),  # each is bound to its own
+        ([info(rank, "k", "h", 0b1111) for rank in range(8)], [4] * 8),
+        ([info(rank, "k", "h", 1 << rank) for rank in range(4)], [4] * 4),  # each is bound to its own
         (
-            [card(rank, "k", f"h{rank // 2}", 0b1111) for rank in range(4)],
+            [info(rank, "k", f"h{rank // 2}", 0b1111) for rank in range(4)],
             [2] * 4,
         ),  # two hosts of one machine
-        ([card(0, "a", "h", 0b1), card(1, "b", "i", 1 << 200)], [1, 1]),
-        ([card(rank, "k", f"h{rank}", 0b1) for rank in range(2)], [1, 1]),
+        ([info(0, "a", "h", 0b1), info(1, "b", "i", 1 << 200)], [1, 1]),
+        ([info(rank, "k", f"h{rank}", 0b1) for rank in range(2)], [1, 1]),
     ],
 )
-def test_cores_of_a_host(cards: list[Card], cores: list[int]) -> None:
-    membership = Membership(cards, b"", 4096, DEFAULTS)
-    assert [membership.cores(rank) for rank in range(len(cards))] == cores
+def test_cores_of_a_host(peers: list[PeerInfo], cores: list[int]) -> None:
+    membership = Membership(peers, b"", 4096, DEFAULTS)
+    assert [membership.cores(rank) for rank in range(len(peers))] == cores

@@ -171,7 +171,7 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
         release.set()
         assert "have come" not in str(caught.value) + str(posted.value)
 
-    ranks.threads(2, work, per_host=0, lending=False)  # lent, it would not need its sender
+    ranks.threads(2, work, per_host=0, zero_copy=False)  # with zero copy it would not need its sender
 
 
 @everywhere

@@ -23,7 +23,7 @@ def test_shared_arrays_are_mapped_by_their_readers() -> None:
 @pytest.mark.parametrize("shared", [(0, 1), (0,), (1,)])
 def test_both_ends_of_a_loan_may_be_mapped(shared: tuple[int, ...]) -> None:
     """A sender with nothing else to do copies, too, into what it has mapped or by system calls."""
-    ranks.processes(2, PROGRAM, "lends", *map(str, shared))
+    ranks.processes(2, PROGRAM, "sends_without_copy", *map(str, shared))
 
 
 def test_who_has_no_such_memory_goes_with_those_who_have() -> None:

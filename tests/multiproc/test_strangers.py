@@ -52,9 +52,9 @@ def resident(pid: int) -> int:
 def knock(port: int, stack: contextlib.ExitStack) -> None:
     """Random bytes, half-open handshakes, huge lengths, a web browser, and silence, again and again."""
     chance = random.Random(port)
-    hello = wire.Hello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))
+    hello = wire.ClientHello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))
     greeting = b"".join(wire.frame(hello))
-    proof = b"".join(wire.frame(wire.Proof(bytes(32))))
+    proof = b"".join(wire.frame(wire.TokenProof(bytes(32))))
     for number in range(300):
         sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
         said = [chance.randbytes(chance.randrange(1, 9000)), greeting, greeting + proof, b"\xff" * 8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loops import each
-from unisono.engine.costs.choice import choose
+from unisono.engine.costs.tuner import choose
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, algorithm_names, make, prove
 from unisono.plans.proof import run

@@ -7,7 +7,7 @@ import pytest
 from loops import each
 from unisono.errors import PlanError
 from unisono.plans import lower, lower_rank, make, prove
-from unisono.plans.coded import CODED, IN_PIECES
+from unisono.plans.coded_edges import CODED, IN_PIECES
 from unisono.plans.contracts import CONTRACTS
 
 PLACEMENTS = [(), (0, 1), (0, 0, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2), (0, 1, 1, 2, 2, 2, 2)]

@@ -22,9 +22,9 @@ from unisono.plans import (
     Send,
     make,
 )
-from unisono.plans.exposure import exposed
-from unisono.plans.origins import Origins
 from unisono.plans.plan import Step
+from unisono.plans.provenance import Provenance
+from unisono.plans.zero_copy import zero_copy_sends
 
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
 HOSTS = [(0, 0, 1), (0, 1, 1, 0, 2), (1, 0, 0, 0, 1, 1), (0, 1, 2)]
@@ -55,7 +55,7 @@ def output_in_input(rank: int, chunk: Chunk) -> Chunk:
 
 
 def layouts(collective: str) -> list[Places]:
-    """How a call's buffers may lie: see `unisono.engine.group.layout`."""
+    """How a call's buffers may lie: see `unisono.engine.group.buffer_layout`."""
     if collective in ("all_gather", "gather"):
         return [apart, input_in_output]
     return [apart, output_in_input] if collective in ("scatter", "reduce_scatter") else [apart]
@@ -78,7 +78,7 @@ class Run:
         ]
         self.edges: dict[tuple[int, int], deque[Callable[[], Any]]] = defaultdict(deque)
         self.next = [0] * plan.size
-        self.lent: list[set[Chunk]] = [set() for _ in range(plan.size)]
+        self.zero_copy: list[set[Chunk]] = [set() for _ in range(plan.size)]
 
     def ready(self) -> list[int]:
         return [rank for rank in range(self.plan.size) if self._ready(rank)]
@@ -94,7 +94,7 @@ class Run:
         step = self.plan.steps[rank][self.next[rank]]
         if isinstance(step, Send):
             return 0
-        return 1 if self.places(rank, written(step)) in self.lent[rank] else 2
+        return 1 if self.places(rank, written(step)) in self.zero_copy[rank] else 2
 
     def advance(self, rank: int) -> None:
         number, memory = self.next[rank], self.memory[rank]
@@ -104,7 +104,7 @@ class Run:
             place = self.places(rank, step.chunk)
             kept = memory.get(place)
             if self.open[rank][number]:
-                self.lent[rank].add(place)
+                self.zero_copy[rank].add(place)
             message = (lambda: memory.get(place)) if self.open[rank][number] else (lambda: kept)
             for peer in step.to:
                 self.edges[rank, peer].append(message)
@@ -164,7 +164,7 @@ def ended(plan: Plan, open_: list[list[bool]], places: Places, order: Order) -> 
 
 
 def what_is_open(plan: Plan) -> list[list[bool]]:
-    return [exposed(rank, Origins(plan.steps.__getitem__)) for rank in range(plan.size)]
+    return [zero_copy_sends(rank, Provenance(plan.steps.__getitem__)) for rank in range(plan.size)]
 
 
 @each(("collective", "name"), NAMES)
@@ -285,6 +285,6 @@ def test_no_more_of_the_others_is_written_down_than_answers_take() -> None:
             asked[rank] += 1
             yield step
 
-    assert sum(exposed(3, Origins(steps))) == size
+    assert sum(zero_copy_sends(3, Provenance(steps))) == size
     assert asked[3] == 2 * size
     assert all(asked[peer] == size for peer in range(size) if peer != 3), asked  # sends, and the reduction

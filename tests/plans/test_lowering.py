@@ -63,7 +63,9 @@ def header(name: str, *counts: int) -> list[int]:
 
 
 def test_one_shot_as_numbers() -> None:
-    """Chunks out, in, tmp; blocks; lends; in flight; algorithm. Then opcode, flags, chunk, own, peers."""
+    """Chunks out, in, tmp; blocks; sends with zero copy; in flight; algorithm. Then opcode, flags, chunk,
+    own, peers.
+    """
     assert lower(make("all_reduce", "one_shot", 3))[1] == [
         *header("one_shot", 1, 0, 0, 0, 0, 1),
         *(SEND, RAW, OUT, 0, OUT, 0, -1, 2, 2, 0),
@@ -97,11 +99,11 @@ def test_scatter_as_numbers() -> None:
     assert other == [*header("direct", 1, 2, 0, 1, 2, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
 
 
-LENDS = 4  # the word
+ZERO_COPY = 4  # the word
 
 
 @each(
-    ("collective", "algorithm", "size", "lends"),
+    ("collective", "algorithm", "size", "zero_copy"),
     [
         ("all_to_all", "pairwise", 4, 2),
         ("gather", "direct", 4, 2),
@@ -114,15 +116,15 @@ LENDS = 4  # the word
         ("all_reduce", "ring", 4, 0),
     ],
 )
-def test_what_a_plan_lends(collective: str, algorithm: str, size: int, lends: int) -> None:
-    assert {code[LENDS] for code in lower(make(collective, algorithm, size))} == {lends}
+def test_zero_copy_mode_of_a_plan(collective: str, algorithm: str, size: int, zero_copy: int) -> None:
+    assert {code[ZERO_COPY] for code in lower(make(collective, algorithm, size))} == {zero_copy}
 
 
 ONCE = (Recv(Out(1), 1),)
 
 
 @each(
-    ("before", "received", "sent", "lends"),
+    ("before", "received", "sent", "zero_copy"),
     [
         ((), ONCE, 1, 2),
         ((), (*ONCE, Copy(Tmp(0), Out(1))), 1, 2),
@@ -134,13 +136,13 @@ ONCE = (Recv(Out(1), 1),)
     ],
 )
 def test_messages_run_ahead_only_of_what_has_nothing_to_do_with_them(
-    before: tuple[Step, ...], received: tuple[Step, ...], sent: int, lends: int
+    before: tuple[Step, ...], received: tuple[Step, ...], sent: int, zero_copy: int
 ) -> None:
     extra = sum(isinstance(step, Send) for step in before)
     first = (Copy(Out(0), In(0)), *before, Send(In(1), (1,)), *received)
     second = (Copy(Out(1), In(1)), *sent * (Send(In(0), (0,)),), *(1 + extra) * (Recv(Out(0), 0),))
     plan = Plan("all_to_all", "mine", 2, 0, (first, second))
-    assert {code[LENDS] for code in lower(plan)} == {lends}
+    assert {code[ZERO_COPY] for code in lower(plan)} == {zero_copy}
 
 
 def test_sends_to_nobody_are_left_out_and_a_foreign_algorithm_is_255() -> None:
@@ -169,8 +171,8 @@ def test_the_engine_takes_every_plan(engines: Any, size: int) -> None:
         ([1, 0, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 0], "its own peer"),
         ([1, 0, 0, 0, 0, 1, 0, REDUCE, 0, OUT, 0, OUT, 0, -1, 0], "a Reduce of nothing"),
         ([1, 0, 0, 0, 0, 1, 0, RECV, 0, OUT, 0, OUT, 0, -1, 0], "one sender"),
-        ([1, 0, 0, 0, 1, 1, 0, SEND, OPEN, OUT, 0, OUT, 0, -1, 1, 1], "cannot be lent"),
-        ([1, 0, 1, 0, 2, 1, 0, RECV, 0, TMP, 0, OUT, 0, -1, 1, 1], "cannot be lent"),
+        ([1, 0, 0, 0, 1, 1, 0, SEND, OPEN, OUT, 0, OUT, 0, -1, 1, 1], "cannot be sent with zero copy"),
+        ([1, 0, 1, 0, 2, 1, 0, RECV, 0, TMP, 0, OUT, 0, -1, 1, 1], "cannot be sent with zero copy"),
     ],
 )
 def test_the_engine_refuses_nonsense(engines: Any, code: list[int], text: str) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loops import each
-from unisono.engine.costs import price
-from unisono.engine.costs.choice import CANDIDATES, ROUNDING, Chooser, choose
+from unisono.engine.costs import plan_cost
+from unisono.engine.costs.tuner import CANDIDATES, ROUNDING, Tuner, choose
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, by_host, lower, lower_rank, make, prove
 from unisono.plans.aggregator import aggregator
@@ -81,7 +81,7 @@ def test_all_reduce_carries_no_more_than_the_bound(hosts: tuple[int, ...]) -> No
     """Each of h links 2(h-1)/h of the buffer both ways, even where hosts hold different numbers of ranks."""
     count = len(set(hosts))
     bound = Fraction(2 * (count - 1), count)
-    found = price.link_bytes(make("all_reduce", "hierarchical", len(hosts), 0, hosts))
+    found = plan_cost.link_bytes(make("all_reduce", "hierarchical", len(hosts), 0, hosts))
     assert set(found.values()) == {(bound, bound)}
 
 
@@ -90,11 +90,11 @@ def test_links_carry_each_byte_once(hosts: tuple[int, ...]) -> None:
     size, inside = len(hosts), {hosts[ranks[0]]: len(ranks) for ranks in by_host(hosts)}
     for root in (0, size - 1):
         for collective, way in (("broadcast", 1), ("reduce", 0)):
-            links = price.link_bytes(make(collective, "hierarchical", size, root, hosts))
+            links = plan_cost.link_bytes(make(collective, "hierarchical", size, root, hosts))
             assert all(max(link) <= 1 for link in links.values())
             assert all(link[way] == 1 for host, link in links.items() if host != hosts[root])
     gathers, scatters = (
-        price.link_bytes(make(name, "hierarchical", size, 0, hosts))
+        plan_cost.link_bytes(make(name, "hierarchical", size, 0, hosts))
         for name in ("all_gather", "reduce_scatter")
     )
     for host, ranks in inside.items():
@@ -102,7 +102,7 @@ def test_links_carry_each_byte_once(hosts: tuple[int, ...]) -> None:
         assert gathers[host][1] == scatters[host][0] == others
         assert max(gathers[host][0], scatters[host][1]) < 1
     for name, way in (("gather", 0), ("scatter", 1)):
-        links = price.link_bytes(make(name, "hierarchical", size, 0, hosts))
+        links = plan_cost.link_bytes(make(name, "hierarchical", size, 0, hosts))
         assert all(link[way] == Fraction(inside[h], size) for h, link in links.items() if h != hosts[0])
 
 
@@ -110,7 +110,7 @@ def test_the_aggregators_hosts_take_half_of_what_a_ring_needs() -> None:
     """Every host but the aggregator's sends its sum once and takes the result once."""
     hosts = (0, 0, 1, 1, 2)
     assert aggregator(hosts) == 4
-    links = price.link_bytes(make("all_reduce", "aggregator", 5, 0, hosts))
+    links = plan_cost.link_bytes(make("all_reduce", "aggregator", 5, 0, hosts))
     assert links == {0: (1, 1), 1: (1, 1), 2: (2, 2)}
 
 
@@ -137,7 +137,7 @@ def test_on_several_hosts_small_buffers_go_by_leaders_and_large_ones_by_all_rank
 
 @each("hosts", PLACEMENTS)
 def test_the_cheapest_is_chosen(hosts: tuple[int, ...]) -> None:
-    chooser = Chooser(len(hosts), hosts)
+    chooser = Tuner(len(hosts), hosts)
     for collective, candidates in CANDIDATES.items():
         assert set(candidates) <= set(ALGORITHMS[collective])
         for nbytes in (0, 1000, 1 << 20, 1 << 28):

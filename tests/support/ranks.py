@@ -37,7 +37,7 @@ def groups(
     per_host: int | None = None,
     socket_bytes: int = 0,
     peer_timeout_s: float = 10.0,
-    lending: bool = True,
+    zero_copy: bool = True,
     cores: int = 0,
     segment_bytes: int = DEFAULTS.segment_bytes,
 ) -> list[Group]:
@@ -46,7 +46,7 @@ def groups(
     per_host: the number of successive ranks that share memory; others have connections; None: by the
     environment (see the fixture `spread`), else all ranks.
     socket_bytes: of the kernel's buffers, 0 for its own choice.
-    lending: large messages are not staged; most collectives do so if there are enough `cores` (0: the
+    zero copy: large messages are not staged; most collectives do so if there are enough `cores` (0: the
     machine's).
     """
     store = HashStore(timeout_s)
@@ -61,8 +61,8 @@ def groups(
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(opened, range(size)))
     region = _native.Region(-1, size, staging_bytes, True)
-    if lending:
-        region.allow_lending()
+    if zero_copy:
+        region.enable_zero_copy()
     cores = cores or len(os.sched_getaffinity(0))
     engines = [
         _native.Engine(region, rank, [-1] * size, -1, cores, -1, segment_bytes) for rank in range(size)

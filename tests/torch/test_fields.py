@@ -15,7 +15,7 @@ from torch._C import _distributed_c10d as c10d  # noqa: E402
 
 from loops import each  # noqa: E402
 from unisono import _native as native  # noqa: E402
-from unisono.torch.fields import by_attributes, reader  # noqa: E402
+from unisono.torch.option_offsets import by_attributes, reader  # noqa: E402
 
 KINDS = [
     getattr(c10d, f"{name}Options")

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import versions  # noqa: E402
 from loops import each  # noqa: E402
 from unisono import _native  # noqa: E402
-from unisono.torch_internals import Missing, Private, catalog, find, need, optional  # noqa: E402
+from unisono.torch_internals import MissingPrivateName, PrivateName, catalog, find, need, optional  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src" / "unisono"
@@ -34,7 +34,7 @@ def minor(text: str) -> tuple[int, ...]:
 
 @pytest.mark.skipif(not OLDEST <= minor(torch.__version__) <= NEWEST, reason="a version nobody has tried yet")
 @each("name", NAMES)
-def test_a_name_is_there_in_the_versions_that_the_table_says(name: Private) -> None:
+def test_a_name_is_there_in_the_versions_that_the_table_says(name: PrivateName) -> None:
     here = minor(torch.__version__)
     expected = minor(name.since or "0.0") <= here <= minor(name.until or "99.0")
     if name.build:
@@ -51,7 +51,7 @@ def test_names_are_described_once() -> None:
 def test_private_names_are_in_one_package() -> None:
     trees = {path: ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
     ours = {name for tree in trees.values() for name in defined(tree)} | {path.stem for path in trees}
-    ours |= set(dir(_native.Engine)) | set(dir(_native.Calls))
+    ours |= set(dir(_native.Engine)) | set(dir(_native.GroupBase))
     outside = {path: tree for path, tree in trees.items() if not APART & set(path.relative_to(SOURCES).parts)}
     found = [f"{path}:{where}" for path, tree in outside.items() for where in private(tree, ours)]
     assert not found, "\n".join(found)
@@ -94,12 +94,12 @@ def test_the_page_has_the_table_of_names() -> None:
     assert versions.with_tables(page, json.loads(versions.RESULTS.read_text()), os.environ) == page
 
 
-NOWHERE = Private("torch:Tensor._nothing", purpose="test", without="nothing works")
+NOWHERE = PrivateName("torch:Tensor._nothing", purpose="test", without="nothing works")
 
 
 def test_a_name_that_is_needed_says_what_cannot_run() -> None:
     with pytest.raises(
-        Missing, match=rf"PyTorch {torch.__version__[:4]}.*torch.Tensor._nothing: nothing works"
+        MissingPrivateName, match=rf"PyTorch {torch.__version__[:4]}.*torch.Tensor._nothing: nothing works"
     ):
         need(NOWHERE)
 

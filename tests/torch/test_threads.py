@@ -27,7 +27,7 @@ from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.store import TorchStore
-from unisono.torch.work import Futures, UnisonoWork
+from unisono.torch.work import UnisonoWork, WorkFutures
 
 LIMIT_S = 20.0
 
@@ -51,7 +51,7 @@ class Told:
         return None
 
 
-def under_way(futures: Futures) -> tuple[Told, Callable[[], bool]]:
+def under_way(futures: WorkFutures) -> tuple[Told, Callable[[], bool]]:
     """A work that `futures` completes a future for; and whether that is so within a few seconds."""
     native = Told()
     completed = threading.Event()
@@ -62,7 +62,7 @@ def under_way(futures: Futures) -> tuple[Told, Callable[[], bool]]:
 
 
 def test_a_future_asked_for_as_the_group_closes_is_completed():
-    futures = Futures("futures")
+    futures = WorkFutures("futures")
     first, first_completed = under_way(futures)
     first.tell()
     assert first_completed()
@@ -74,7 +74,7 @@ def test_a_future_asked_for_as_the_group_closes_is_completed():
 
 def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkeypatch):
     monkeypatch.setattr("unisono.torch.work.PATIENCE_S", 0.1)
-    futures = Futures("futures")
+    futures = WorkFutures("futures")
     first, first_completed = under_way(futures)
     second, second_completed = under_way(futures)
     with inside.changing(futures):  # as a handler does that interrupted `set_after`
@@ -89,7 +89,7 @@ def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkey
 
 
 def test_futures_are_completed_when_no_further_thread_can_be_had(monkeypatch):
-    futures = Futures("futures")
+    futures = WorkFutures("futures")
     works = [under_way(futures) for _ in range(2)]  # one thread; the second work needs it, or another
 
     def refuse(_: threading.Thread) -> None:

@@ -21,7 +21,7 @@ from unisono.errors import AuthenticationError
 TOKEN = authentication.make_token()
 
 
-def shake(sock: socket.socket, role: str, **changed: Any) -> authentication.Met:
+def shake(sock: socket.socket, role: str, **changed: Any) -> authentication.HandshakeResult:
     options: dict[str, Any] = {
         "token": TOKEN,
         "me": f"the one that {role}s",
@@ -70,7 +70,7 @@ def encrypted(channels: tuple[str, str]) -> bytes:
     ends = socket.socketpair()
     made = [tls.context(TOKEN, server=server) for server in (False, True)]
     client, server = (
-        tls.wrapped(end, each, server=bool(i), channel=channels[i])
+        tls.wrap_socket(end, each, server=bool(i), channel=channels[i])
         for i, (end, each) in enumerate(zip(ends, made, strict=True))
     )
 

@@ -11,16 +11,16 @@ import pytest
 from loops import each
 from unisono.commands import bench
 from unisono.commands.bench import cases, measure, noise, report
-from unisono.commands.bench.contenders import obliged, partner_of
-from unisono.commands.bench.measure import Line, Timing, Unmeasurable
-from unisono.commands.bench.peers import choose_peers
+from unisono.commands.bench.contenders import partner_of, required_passes
+from unisono.commands.bench.libraries import choose_libraries
+from unisono.commands.bench.measure import CaseResult, MeasurementFailure, Timing
 from unisono.commands.bench.worker import time_calls
 
 
 def case(
     operation: str, count: int = 12, *, size: int = 3, op: str = "sum", dtype: str = "f32", root: int = 0
 ):
-    return cases.Case(operation, count, dtype, op, root, size)
+    return cases.BenchCase(operation, count, dtype, op, root, size)
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -78,7 +78,7 @@ def test_divided_operations_get_a_multiple_of_the_ranks():
 # ---- expectations -----------------------------------------------------------------------------------
 
 
-def inputs(one: cases.Case) -> list[np.ndarray | None]:
+def inputs(one: cases.BenchCase) -> list[np.ndarray | None]:
     """What every rank puts in, as `fill` writes it."""
     found = []
     for rank in range(one.ranks):
@@ -95,13 +95,13 @@ def test_ranks_put_in_different_things():
 
 
 def test_what_an_operation_obliges_a_rank_to_move():
-    assert obliged(case("all_reduce", 12), 1) == [("update", 48)]
-    assert obliged(case("all_gather", 12), 1) == [("read", 16), ("write", 48)]
-    assert obliged(case("broadcast", 12, root=1), 0) == [("write", 48)]
-    assert obliged(case("reduce", 12), 2) == [("read", 48)]
-    assert obliged(case("send_recv", 12), 2) == []
+    assert required_passes(case("all_reduce", 12), 1) == [("update", 48)]
+    assert required_passes(case("all_gather", 12), 1) == [("read", 16), ("write", 48)]
+    assert required_passes(case("broadcast", 12, root=1), 0) == [("write", 48)]
+    assert required_passes(case("reduce", 12), 2) == [("read", 48)]
+    assert required_passes(case("send_recv", 12), 2) == []
     for operation in cases.OPERATIONS:
-        assert all(nbytes >= 0 for _, nbytes in obliged(case(operation), 0))
+        assert all(nbytes >= 0 for _, nbytes in required_passes(case(operation), 0))
 
 
 def test_an_odd_rank_out_has_no_part_in_ping_pong():
@@ -179,36 +179,36 @@ def test_the_slowest_rank_counts():
 
 
 def test_ratio_is_the_median_of_the_rounds_ratios():
-    line = Line(case("all_reduce"), timing("unisono", 1.0, 4.0, 2.0), [])
+    line = CaseResult(case("all_reduce"), timing("unisono", 1.0, 4.0, 2.0), [])
     assert line.ratio(timing("gloo", 10.0, 10.0, 40.0)) == 0.1
 
 
 def test_best_is_whoever_was_fastest_in_a_round():
     peers = [timing("gloo", 2.0, 8.0, 4.0), timing("mpich", 8.0, 2.0, 8.0), timing("limit", 0.1, 0.1, 0.1)]
-    line = Line(case("all_reduce"), timing("unisono", 1.0, 1.0, 1.0), peers)
+    line = CaseResult(case("all_reduce"), timing("unisono", 1.0, 1.0, 1.0), peers)
     assert line.best_ratio() == 0.5
-    assert Line(case("all_reduce"), timing("unisono", 1.0), peers[2:]).best_ratio() is None
+    assert CaseResult(case("all_reduce"), timing("unisono", 1.0), peers[2:]).best_ratio() is None
     assert "to best" in report.header("all_reduce", ["gloo", "limit", "mpich"])
     assert "to best" not in report.header("all_reduce", ["limit", "mpich"])
 
 
 def test_bandwidths_use_1e9():
-    line = Line(case("all_reduce", 250_000, size=4), timing("unisono", 1000.0), [])
+    line = CaseResult(case("all_reduce", 250_000, size=4), timing("unisono", 1000.0), [])
     assert line.algbw_gbps == pytest.approx(1.0)
     assert line.busbw_gbps == pytest.approx(1.5)
 
 
 def test_noise_is_what_others_used():
-    before = noise.Reading(elapsed=0, used=0, ours=0)
-    assert noise.others_share(before, noise.Reading(elapsed=100, used=60, ours=55)) == 0.05
-    assert noise.others_share(before, noise.Reading(elapsed=100, used=50, ours=55)) == 0.0
+    before = noise.CpuTicks(elapsed=0, used=0, ours=0)
+    assert noise.others_share(before, noise.CpuTicks(elapsed=100, used=60, ours=55)) == 0.05
+    assert noise.others_share(before, noise.CpuTicks(elapsed=100, used=50, ours=55)) == 0.0
     assert noise.others_share(before, before) == 0.0
-    stolen = noise.Reading(elapsed=100, used=60, ours=55, stolen=3)
-    assert noise.Noise(noise.others_share(before, stolen), 0.03).others == 0.05
+    stolen = noise.CpuTicks(elapsed=100, used=60, ours=55, stolen=3)
+    assert noise.CpuNoise(noise.others_share(before, stolen), 0.03).others == 0.05
 
 
 def test_pace_is_a_median_and_a_range():
-    pace = noise.Pace()
+    pace = noise.CoreSpeed()
     pace.beat()
     assert pace.to_json()["median_us"] > 0
     pace.times_us = [100.0] * 9 + [300.0] * 2
@@ -216,8 +216,8 @@ def test_pace_is_a_median_and_a_range():
 
 
 def test_report_says_whether_the_machine_was_quiet():
-    assert "quiet machine" in report.noise_line(noise.Noise(0.01, 0.0), 2)
-    loud = report.noise_line(noise.Noise(0.4, 0.15), 2)
+    assert "quiet machine" in report.noise_line(noise.CpuNoise(0.01, 0.0), 2)
+    loud = report.noise_line(noise.CpuNoise(0.4, 0.15), 2)
     assert "NOT QUIET" in loud
     assert "25% of 2 cores" in loud
     assert "the host took 15.0%" in loud
@@ -229,7 +229,7 @@ def test_report_says_whether_the_machine_was_quiet():
 
 def test_columns_of_the_table_line_up():
     peers = [timing("gloo", 73_000.0)]
-    line = Line(case("all_reduce", 16 << 20), timing("unisono", 8000.0), peers, "two_shot", 7654.3)
+    line = CaseResult(case("all_reduce", 16 << 20), timing("unisono", 8000.0), peers, "two_shot", 7654.3)
     names, units = report.header("all_reduce", ["gloo"]).splitlines()[1:]
     text = report.row(line)
     assert names.split()[1:5] == ["size", "count", "type", "redop"]
@@ -239,20 +239,22 @@ def test_columns_of_the_table_line_up():
 
 
 def test_a_peer_without_figure_is_a_dash_and_a_reason():
-    line = Line(case("all_reduce"), timing("unisono", 1.0), [Unmeasurable("gloo", "no such thing\nmore")])
+    line = CaseResult(
+        case("all_reduce"), timing("unisono", 1.0), [MeasurementFailure("gloo", "no such thing\nmore")]
+    )
     assert report.row(line).split()[-2:] == ["-", "-"]
     assert report.reasons([line, line]) == ["# all_reduce: no such thing"]
 
 
 def test_wrong_values_of_a_peer_are_told():
-    line = Line(case("reduce"), timing("unisono", 1.0), [timing("gloo", 1.0, wrong=3)])
+    line = CaseResult(case("reduce"), timing("unisono", 1.0), [timing("gloo", 1.0, wrong=3)])
     assert "gloo left wrong values" in report.reasons([line])[0]
 
 
 def test_record_is_json_and_complete():
-    line = Line(case("broadcast", root=1), timing("unisono", 1.0), [timing("gloo", 2.0)])
+    line = CaseResult(case("broadcast", root=1), timing("unisono", 1.0), [timing("gloo", 2.0)])
     record = json.loads(
-        json.dumps(report.to_json([line], {"rounds": 1}, noise.Noise(0.5, 0.1), 2, noise.Pace()))
+        json.dumps(report.to_json([line], {"rounds": 1}, noise.CpuNoise(0.5, 0.1), 2, noise.CoreSpeed()))
     )
     assert record["noise"] == {"others_cpu_share": 0.5, "stolen_cpu_share": 0.1, "quiet": False, "pace": {}}
     found = record["lines"][0]
@@ -289,9 +291,9 @@ def test_bad_arguments_are_one_line(words: list[str], complaint: str, capsys: py
 
 
 def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("unisono.commands.bench.peers.find_spec", lambda name: None)
+    monkeypatch.setattr("unisono.commands.bench.libraries.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"gloo needs the package torch: pip install torch"):
-        choose_peers("memcpy,gloo")
+        choose_libraries("memcpy,gloo")
 
 
 @each("text", ["f32", "float32", "FLOAT", "Float32"])

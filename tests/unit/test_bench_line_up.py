@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from unisono.commands.bench.line_up import LineUp, meeting_place
+from unisono.commands.bench.start_barrier import StartBarrier, barrier_memory
 
 
 def test_line_up_releases_all_ranks_together():
-    with meeting_place(3) as place:
-        ranks = [LineUp(place, rank, 3) for rank in range(3)]
+    with barrier_memory(3) as place:
+        ranks = [StartBarrier(place, rank, 3) for rank in range(3)]
     come: list[int] = []
 
     def walk(rank: int) -> list[int]:

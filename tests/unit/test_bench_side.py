@@ -7,15 +7,17 @@ import struct
 
 import pytest
 
-from unisono.commands.bench import side
+from unisono.commands.bench import worker_group
 
 
 def test_a_worker_that_stops_in_its_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side, "GAP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(worker_group, "GAP_TIMEOUT_S", 0.05)
     ours, theirs = socket.socketpair()
     with theirs:
-        stopped = side.Side("memcpy", 1)
-        stopped.connections, stopped.pids = [side.connection_over(ours)], [4121]
+        stopped = worker_group.WorkerGroup("memcpy", 1)
+        stopped.connections, stopped.pids = [worker_group.connection_over(ours)], [4121]
         theirs.sendall(struct.pack("!i", 100) + b"{")
-        with pytest.raises(side.BenchError, match=r"memcpy rank 0/1 \(pid 4121\) .*the middle of its answer"):
+        with pytest.raises(
+            worker_group.BenchError, match=r"memcpy rank 0/1 \(pid 4121\) .*the middle of its answer"
+        ):
             stopped.ask({"do": "check"})

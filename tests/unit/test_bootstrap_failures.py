@@ -13,10 +13,10 @@ import pytest
 
 import unisono as un
 from unisono import _native
-from unisono.engine.bootstrap import connections, engine, membership, memory
+from unisono.engine.bootstrap import engine, host_connections, peer_info, shared_memory
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
-from unisono.engine.bootstrap.liveness import Liveness
-from unisono.engine.bootstrap.membership import Card, Membership
+from unisono.engine.bootstrap.liveness import LivenessMonitor
+from unisono.engine.bootstrap.peer_info import Membership, PeerInfo
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
@@ -64,15 +64,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, rank: int, e
 @pytest.mark.parametrize(
     ("where", "name", "error", "told"),
     [
-        (connections, "listen", un.RendezvousError("no port is free"), "cannot listen: no port is free"),
+        (host_connections, "listen", un.RendezvousError("no port is free"), "cannot listen: no port is free"),
         (
-            connections,
+            host_connections,
             "listen",
             OSError(errno.EMFILE, "Too many open files"),
             "too many open files (the limit RLIMIT_NOFILE is",
         ),
         (engine, "share_memory", OSError("cannot allocate"), "OSError: cannot allocate"),
-        (connections, "connect_hosts", KeyboardInterrupt(), "KeyboardInterrupt"),
+        (host_connections, "connect_hosts", KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 2])
@@ -106,8 +106,8 @@ def test_on_one_host_a_failure_is_told_to_all(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may stop the one who knows for longer than the others usually give it."""
-    monkeypatch.setattr(membership, "GRACE_S", 10.0)
-    monkeypatch.setattr(memory, "GRACE_S", 10.0)
+    monkeypatch.setattr(peer_info, "GRACE_S", 10.0)
+    monkeypatch.setattr(shared_memory, "GRACE_S", 10.0)
 
 
 @pytest.mark.parametrize("per_host", [0, 1])
@@ -138,7 +138,7 @@ def test_without_rank_0_those_who_did_not_come_either_are_named() -> None:
     for heard in made([1, 3], size=4, timeout_s=0.5):
         assert isinstance(heard, un.RendezvousError)
         assert "rank 0 did not publish who is in the group" in str(heard)
-        assert "no card of rank 2 either" in str(heard)
+        assert "no peer info of rank 2 either" in str(heard)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -158,15 +158,15 @@ def test_a_rank_that_fails_after_memory_was_handed_out_is_lost_to_the_others(
 
 
 def test_a_process_that_cannot_be_watched_is_not_said_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = [Card(1, rank, "a", os.getppid(), 1, "k", "n", "h", 0, "1") for rank in range(2)]
-    membership = Membership(cards, b"", 0, DEFAULTS)
+    peers = [PeerInfo(1, rank, "a", os.getppid(), 1, "k", "n", "h", 0, "1") for rank in range(2)]
+    membership = Membership(peers, b"", 0, DEFAULTS)
     with pytest.raises(un.RendezvousError, match="ended while"):  # another one has that number now
-        Liveness(membership, [0, 1])
+        LivenessMonitor(membership, [0, 1])
 
     def refuses(pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuses)
     with pytest.raises(OSError, match=rf"cannot watch .* rank 0 \(pid {os.getppid()}\): Too many") as caught:
-        Liveness(membership, [0, 1])
+        LivenessMonitor(membership, [0, 1])
     assert caught.value.errno == errno.EMFILE

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from loops import each
-from unisono.engine.diagnosis.cause import uncaught, why
+from unisono.engine.diagnosis.close_reason import close_reason, uncaught_reason
 
 
 class _Silent(Exception):
@@ -30,7 +30,7 @@ class _Silent(Exception):
     ],
 )
 def test_cause_of_every_exception(error: BaseException, said: str) -> None:
-    assert why(error) == said
+    assert close_reason(error) == said
 
 
 def handled(code: object) -> BaseException:
@@ -46,9 +46,9 @@ def handled(code: object) -> BaseException:
 
 def test_an_exit_in_a_handler_tells_what_was_handled() -> None:
     """As `mp.spawn` and multiprocessing end a process; not where the exit has words of its own."""
-    assert why(handled(1)) == "ValueError: bad loss"
-    assert why(handled("no such model")) == "SystemExit: no such model"
-    assert why(handled(0)) == ""
+    assert close_reason(handled(1)) == "ValueError: bad loss"
+    assert close_reason(handled("no such model")) == "SystemExit: no such model"
+    assert close_reason(handled(0)) == ""
 
 
 def test_cause_calls_no_repr() -> None:
@@ -66,14 +66,17 @@ def test_cause_calls_no_repr() -> None:
             return 0
 
     for slow in (Slow(), [Slow()], "x" * 1_000_000, 1 << 1_000_000, type("Word", (str,), {})("x")):
-        assert why(ValueError("x", slow)) == "ValueError"
-        assert why(SystemExit(slow)) == "SystemExit"
-    assert why(Talkative("x", 1, 2.5, None)) == "Talkative: ('x', 1, 2.5, None)"
-    assert why(FileNotFoundError(2, "No such file", "a")) == "FileNotFoundError: [Errno 2] No such file: 'a'"
+        assert close_reason(ValueError("x", slow)) == "ValueError"
+        assert close_reason(SystemExit(slow)) == "SystemExit"
+    assert close_reason(Talkative("x", 1, 2.5, None)) == "Talkative: ('x', 1, 2.5, None)"
+    assert (
+        close_reason(FileNotFoundError(2, "No such file", "a"))
+        == "FileNotFoundError: [Errno 2] No such file: 'a'"
+    )
 
 
 def test_no_cause_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last error that nobody caught counts at the end of the program only: see the test of processes."""
     monkeypatch.setattr(sys, "last_value", ValueError("long ago"), raising=False)
-    assert why(None) == ""
-    assert uncaught() is None
+    assert close_reason(None) == ""
+    assert uncaught_reason() is None

@@ -14,8 +14,8 @@ from loops import each
 from unisono.commands import cli
 from unisono.commands.drawing.diagram import LETTER, MOST_CHUNKS, svg
 from unisono.commands.drawing.page import html
-from unisono.commands.drawing.picture import Picture, depict, ranks_of
-from unisono.engine.costs import price
+from unisono.commands.drawing.trace import PlanTrace, ranks_of, trace_plan
+from unisono.engine.costs import plan_cost
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Chunk, Plan, make
 from unisono.plans.plan import MOST_RANKS
 
@@ -38,7 +38,7 @@ def plans(collective: str, algorithm: str, sizes: range) -> list[Plan]:
 @each("collective, algorithm", NAMES)
 def test_the_last_row_is_what_the_collective_promises(collective: str, algorithm: str) -> None:
     for plan in plans(collective, algorithm, range(2, 9)):
-        picture = depict(plan)
+        picture = trace_plan(plan)
         last, contract = picture.held()[-1], CONTRACTS[collective]
         for rank in range(plan.size):
             for index in range(max(1, plan.chunks("out"))):
@@ -54,8 +54,8 @@ def test_the_last_row_is_what_the_collective_promises(collective: str, algorithm
 @each("collective, algorithm", NAMES)
 def test_a_round_has_one_message_each_way_and_all_are_there(collective: str, algorithm: str) -> None:
     for plan in plans(collective, algorithm, range(2, 9)):
-        picture = depict(plan)
-        assert len(picture.rounds) == price.rounds(plan)
+        picture = trace_plan(plan)
+        assert len(picture.rounds) == plan_cost.rounds(plan)
         for one in picture.rounds:
             for ends in ([m.sender for m in one.messages], [m.receiver for m in one.messages]):
                 assert len(set(ends)) == len(ends), (plan, one.number)
@@ -64,7 +64,7 @@ def test_a_round_has_one_message_each_way_and_all_are_there(collective: str, alg
             for rank in range(plan.size)
         ]
         parts = max(1, plan.chunks("out"), plan.chunks("in"))
-        assert sent == [part * parts for part in price.bytes_sent(plan)], plan
+        assert sent == [part * parts for part in plan_cost.bytes_sent(plan)], plan
         assert picture.rounds[-1].end_s == pytest.approx(picture.cost.seconds), plan
         assert [one.end_s for one in picture.rounds] == sorted(one.end_s for one in picture.rounds)
 
@@ -91,14 +91,14 @@ def overlapping(document: str) -> list[str]:
 def test_every_diagram_is_xml_without_texts_on_each_other(collective: str, algorithm: str) -> None:
     pieces = 8 if (collective, algorithm) == ("all_reduce", "one_hop") else 1  # of each rank's chunk
     for size in (n for n in (1, 2, 4, 5, 16) if n * pieces <= MOST_CHUNKS or pieces == 1):
-        assert not overlapping(svg(depict(make(collective, algorithm, size)))), size
+        assert not overlapping(svg(trace_plan(make(collective, algorithm, size)))), size
     if algorithm in PLACED.get(collective, {}):
         hosts = (0, 0, 0, 1, 1, 2) if pieces == 1 else (0, 0, 1, 1)
-        assert not overlapping(svg(depict(make(collective, algorithm, len(hosts), 0, hosts))))
+        assert not overlapping(svg(trace_plan(make(collective, algorithm, len(hosts), 0, hosts))))
 
 
 def test_a_page_holds_its_data_and_asks_the_network_for_nothing() -> None:
-    picture = depict(make("all_gather", "bruck", 5))
+    picture = trace_plan(make("all_gather", "bruck", 5))
     page = html(picture)
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert data is not None and json.loads(data[1]) == picture.record()
@@ -166,6 +166,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
 
 
 def test_too_many_rounds_are_refused() -> None:
-    picture: Picture = depict(make("all_reduce", "ring", 4))
+    picture: PlanTrace = trace_plan(make("all_reduce", "ring", 4))
     with pytest.raises(ValueError, match="120 rounds: a picture shows 100 at most"):
         svg(picture._replace(rounds=picture.rounds * 20))

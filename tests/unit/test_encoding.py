@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from loops import each
 from unisono.engine.encoding import decode, encode
-from unisono.engine.encoding.classes import field_names
-from unisono.engine.encoding.kinds import LARGE_NBYTES, MAX_DEPTH
+from unisono.engine.encoding.class_registry import field_names
+from unisono.engine.encoding.nodes import LARGE_NBYTES, MAX_DEPTH
 from unisono.engine.memory.buffers import DTYPES
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from loops import each
 from unisono.engine.encoding import decode, encode
-from unisono.engine.encoding.kinds import Kind
+from unisono.engine.encoding.nodes import NodeKind
 
 
 class Colour(enum.Enum):
@@ -286,7 +286,7 @@ VALUES = st.lists(
 )
 
 
-@given(st.lists(st.integers(0, len(Kind)), max_size=12), VALUES, st.binary(max_size=30))
+@given(st.lists(st.integers(0, len(NodeKind)), max_size=12), VALUES, st.binary(max_size=30))
 @settings(max_examples=1500, deadline=None)
 def test_well_formed_nonsense(nodes: list[int], values: Any, small: bytes) -> None:
     decodes_or_says_no(message(nodes, values, small))
@@ -295,32 +295,34 @@ def test_well_formed_nonsense(nodes: list[int], values: Any, small: bytes) -> No
 HOSTILE = {
     "more values than bytes": message([0], b"\xdd\xff\xff\xff\xff"),
     "arrays in the values": message([0], b"\x91" * 2000),
-    "a list of 2^40": message([Kind.LIST], [1 << 40]),
-    "a run of 2^62": message([Kind.LIST, Kind.RUN], [1 << 62, 1 << 62]),
-    "a list of -1": message([Kind.LIST], [-1]),
-    "an array of 2^62 bytes": message([Kind.ARRAY], ["<f8", 1, 1 << 59, 1 << 62]),
-    "an array of many dimensions": message([Kind.ARRAY], ["|u1", 100, *[1] * 100, 1], b"x"),
-    "an array of nothing, endless": message([Kind.ARRAY], ["<f8", 2, 1 << 62, 0, 0]),
-    "an array of empty elements": message([Kind.ARRAY], ["|V0", 1, 1 << 40, 0]),
-    "an array of objects": message([Kind.ARRAY], ["|O8", 1, 1, 8], b"12345678"),
-    "an array of hidden objects": message([Kind.ARRAY], ['{"base":"|O8","shape":[1]}', 1, 1, 8], b"12345678"),
-    "an element of a million dimensions": message(
-        [Kind.ARRAY], ['{"base":"<f4","shape":[' + "1," * 9999 + "1]}"]
+    "a list of 2^40": message([NodeKind.LIST], [1 << 40]),
+    "a run of 2^62": message([NodeKind.LIST, NodeKind.RUN], [1 << 62, 1 << 62]),
+    "a list of -1": message([NodeKind.LIST], [-1]),
+    "an array of 2^62 bytes": message([NodeKind.ARRAY], ["<f8", 1, 1 << 59, 1 << 62]),
+    "an array of many dimensions": message([NodeKind.ARRAY], ["|u1", 100, *[1] * 100, 1], b"x"),
+    "an array of nothing, endless": message([NodeKind.ARRAY], ["<f8", 2, 1 << 62, 0, 0]),
+    "an array of empty elements": message([NodeKind.ARRAY], ["|V0", 1, 1 << 40, 0]),
+    "an array of objects": message([NodeKind.ARRAY], ["|O8", 1, 1, 8], b"12345678"),
+    "an array of hidden objects": message(
+        [NodeKind.ARRAY], ['{"base":"|O8","shape":[1]}', 1, 1, 8], b"12345678"
     ),
-    "a bool of 2": message([Kind.ARRAY], ["|b1", 1, 1, 1], b"\2"),
-    "a list as a key": message([Kind.DICT, Kind.LIST, Kind.VALUE], [1, 0, 1]),
-    "a list in a set": message([Kind.SET, Kind.LIST], [1, 0]),
-    "depth": message([Kind.LIST] * 5000, [1] * 5000),
-    "depth in an element": message([Kind.ARRAY], ['{"base":"' * 40]),
+    "an element of a million dimensions": message(
+        [NodeKind.ARRAY], ['{"base":"<f4","shape":[' + "1," * 9999 + "1]}"]
+    ),
+    "a bool of 2": message([NodeKind.ARRAY], ["|b1", 1, 1, 1], b"\2"),
+    "a list as a key": message([NodeKind.DICT, NodeKind.LIST, NodeKind.VALUE], [1, 0, 1]),
+    "a list in a set": message([NodeKind.SET, NodeKind.LIST], [1, 0]),
+    "depth": message([NodeKind.LIST] * 5000, [1] * 5000),
+    "depth in an element": message([NodeKind.ARRAY], ['{"base":"' * 40]),
     "two objects": message([0, 0], [1, 2]),
     "no object": message([], []),
     "too many values": message([0], [1, 2]),
-    "a size as text": message([Kind.BYTES], ["a"]),
-    "a function": message([Kind.RECORD], ["os:system", 1, "x"]),
-    "an exception": message([Kind.RECORD], ["builtins:Exception", 0]),
-    "a nested lookup": message([Kind.RECORD], [f"{__name__}:Outer.__class__.__init__", 0]),
-    "a path of dots": message([Kind.RECORD], ["....:....", 0]),
-    "bad UTF-8": message([Kind.TEXT], [1], b"\xff"),
+    "a size as text": message([NodeKind.BYTES], ["a"]),
+    "a function": message([NodeKind.RECORD], ["os:system", 1, "x"]),
+    "an exception": message([NodeKind.RECORD], ["builtins:Exception", 0]),
+    "a nested lookup": message([NodeKind.RECORD], [f"{__name__}:Outer.__class__.__init__", 0]),
+    "a path of dots": message([NodeKind.RECORD], ["....:....", 0]),
+    "bad UTF-8": message([NodeKind.TEXT], [1], b"\xff"),
     "lengths that overflow": struct.pack("<2sBB4xQQQ", b"UO", 1, 0, 2**64 - 1, 2**64 - 1, 2**64 - 1),
 }
 

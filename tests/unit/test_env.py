@@ -184,7 +184,10 @@ def test_the_page_names_every_variable_once() -> None:
 
 
 def test_a_variable_is_declared_once() -> None:
-    one, other = env.Variable("A", "rank", int, "one"), env.Variable("B", "rank", int, "the other")
+    one, other = (
+        env.EnvironmentVariable("A", "rank", int, "one"),
+        env.EnvironmentVariable("B", "rank", int, "the other"),
+    )
     assert inside.table(one, other) == (one, other)
     with pytest.raises(ValueError, match="declared twice.*A"):
         inside.table(one, other, one._replace(doc="the same"))
@@ -202,8 +205,8 @@ def test_a_copy_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_replaced_is_read_alone() -> None:
-    assert env.replaced({}) == ""
-    assert env.replaced({"UNISONO_REPLACE": " Gloo ", "RANK": "nonsense"}) == "gloo"
+    assert env.replaced_backend({}) == ""
+    assert env.replaced_backend({"UNISONO_REPLACE": " Gloo ", "RANK": "nonsense"}) == "gloo"
     assert env.read({"UNISONO_REPLACE": "gloo"}).replace == "gloo"
     with pytest.raises(ValueError, match="UNISONO_REPLACE is malformed: got 'nccl', expected gloo"):
-        env.replaced({"UNISONO_REPLACE": "nccl"})
+        env.replaced_backend({"UNISONO_REPLACE": "nccl"})

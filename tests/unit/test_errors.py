@@ -16,10 +16,10 @@ import pytest
 
 import unisono as un
 from loops import each
-from unisono.engine.costs.choice import Choice
-from unisono.engine.diagnosis.render import error
-from unisono.engine.diagnosis.report import Called, FaultReport, RankState
-from unisono.engine.store.connecting import NotOurServer
+from unisono.engine.costs.tuner import AlgorithmChoice
+from unisono.engine.diagnosis.fault_text import error
+from unisono.engine.diagnosis.report import CallDescription, FaultReport, RankSnapshot
+from unisono.engine.store.client_handshake import NotOurServer
 from unisono.errors import PeerLost, UnisonoError
 
 FIELDS: dict[type[UnisonoError], dict] = {
@@ -41,7 +41,7 @@ VALUES = [
     un.premul_sum(0.5),
     un.SendTo(b"abc", 1, 7),
     un.RecvFrom(bytearray(3), un.ANY_TAG),
-    Choice("ring", 1e-3, calibrated=True),
+    AlgorithmChoice("ring", 1e-3, calibrated=True),
     arrived(),
 ]
 WAYS = [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy]
@@ -86,7 +86,7 @@ def test_every_error_survives(way):
         assert (str(same), same.args, vars(same)) == (str(made), made.args, vars(made))
 
 
-STATE = RankState(0, "a", 4121, 2, 1, "in barrier #2", Called("barrier", ()), "train.py:9")
+STATE = RankSnapshot(0, "a", 4121, 2, 1, "in barrier #2", CallDescription("barrier", ()), "train.py:9")
 REPORT = FaultReport(
     kind="timeout",
     group="world",
@@ -97,7 +97,7 @@ REPORT = FaultReport(
     sequence=2,
     rank=1,
     missing=(1,),
-    ranks=(STATE, RankState(1, "a", 4122, 1, 1, "after barrier #1")),
+    ranks=(STATE, RankSnapshot(1, "a", 4122, 1, 1, "after barrier #1")),
 )
 
 

@@ -67,8 +67,8 @@ def test_a_range_of_ports_is_kept_to_and_a_full_one_is_said():
 
 def test_what_is_advertised():
     with sut.listen(settings(), "127.0.0.1") as sock:
-        assert sut.advertised(settings(), sock) == sock.getsockname()
-        assert sut.advertised(settings(UNISONO_ADVERTISE="gate:70"), sock) == ("gate", 70)
+        assert sut.advertised_address(settings(), sock) == sock.getsockname()
+        assert sut.advertised_address(settings(UNISONO_ADVERTISE="gate:70"), sock) == ("gate", 70)
 
 
 def test_the_port_advertised_is_the_one_listened_on():
@@ -77,7 +77,7 @@ def test_the_port_advertised_is_the_one_listened_on():
         sock = sut.listen(told, "127.0.0.1")
     with sock:
         assert sock.getsockname()[1] == port
-        assert sut.advertised(told, sock) == ("gate", port)
+        assert sut.advertised_address(told, sock) == ("gate", port)
         with pytest.raises(RendezvousError, match=f"UNISONO_ADVERTISE={port}-{port} is taken"):
             sut.listen(told, "127.0.0.1")
 

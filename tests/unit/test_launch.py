@@ -20,8 +20,8 @@ import pytest
 from loops import each
 from unisono.commands.launch.console import LONGEST_LINE_NBYTES, prefix_of
 from unisono.commands.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
-from unisono.commands.launch.process import LEAVE_S, Escalation, StatusBoard
-from unisono.commands.launch.supervisor import tell
+from unisono.commands.launch.process import LEAVE_S, SignalEscalation, StatusBoard
+from unisono.commands.launch.supervisor import write_record
 from unisono.errors import LaunchError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -147,7 +147,7 @@ def test_environment_drops_the_place_another_launcher_gave(script: str) -> None:
 
 
 def test_a_launcher_that_was_stopped_still_gives_time_between_two_signals() -> None:
-    ending = Escalation((0.0, signal.SIGTERM), (3.0, signal.SIGKILL))
+    ending = SignalEscalation((0.0, signal.SIGTERM), (3.0, signal.SIGKILL))
     late = time.monotonic() + 100.0
     assert ending.pop(late) == signal.SIGTERM and ending.due == late + 3.0
     assert ending.pop(late + 2.9) is None and not ending.killing
@@ -155,7 +155,7 @@ def test_a_launcher_that_was_stopped_still_gives_time_between_two_signals() -> N
 
 
 def test_sigkill_is_repeated_and_given_up_after_a_minute_of_it() -> None:
-    ending = Escalation((0.0, signal.SIGKILL))
+    ending = SignalEscalation((0.0, signal.SIGKILL))
     ending.pop(time.monotonic() + 1000.0)  # we were stopped: those who are left did not have that time
     told_after = []
     kills = 0
@@ -182,7 +182,7 @@ def test_a_long_record_is_written_whole_although_a_signal_comes(pipe: tuple[io.F
     previous = signal.signal(signal.SIGALRM, lambda *_: full.set())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        tell(writer.fileno(), {"report": "x" * 200_000})
+        write_record(writer.fileno(), {"report": "x" * 200_000})
     finally:
         signal.signal(signal.SIGALRM, previous)
         full.set()

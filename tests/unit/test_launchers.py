@@ -62,7 +62,7 @@ def test_the_first_of_a_list_of_hosts(nodes: str, first: str) -> None:
 
 def test_several_hosts_of_slurm_meet_on_the_first() -> None:
     several = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[03-04]"}
-    target = launchers.meeting_place(settings_of(SLURM, **several))
+    target = launchers.rendezvous_address(settings_of(SLURM, **several))
     assert target is not None
     assert (target.host, target.job) == ("n03", "Slurm 17.0")
 
@@ -73,7 +73,7 @@ def test_on_the_first_host_itself_its_name_may_mean_loopback(monkeypatch: pytest
     outside = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.3", 0))
     for found, host in [([loopback, outside], "10.0.0.3"), ([outside], "n03")]:
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
-        target = launchers.meeting_place(settings_of(SLURM, **own))
+        target = launchers.rendezvous_address(settings_of(SLURM, **own))
         assert target is not None
         assert target.host == host
 
@@ -116,10 +116,10 @@ def test_tasks_of_srun_with_pmi2_are_slurms() -> None:
 
 def test_mpich_jobs_are_known_by_the_process_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
     mpich = {name: text for name, text in INTEL_MPI.items() if name != "I_MPI_HYDRA_UUID"}
-    assert launchers.meeting_place(settings_of(mpich)) is None  # no ancestor of this test has its name
+    assert launchers.rendezvous_address(settings_of(mpich)) is None  # no ancestor of this test has its name
     with open("/proc/self/stat") as stat:
         name = stat.read().partition(" (")[2].rpartition(") ")[0]
     monkeypatch.setattr(launchers, "STARTER", name)
-    target = launchers.meeting_place(settings_of(mpich))
+    target = launchers.rendezvous_address(settings_of(mpich))
     assert target is not None
     assert target.job.startswith("MPICH/PMI ")

@@ -15,10 +15,10 @@ from loops import each
 from unisono.commands import calibrate
 from unisono.commands.calibrate.measure import buffer_sizes, cache_sizes, measure
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
-from unisono.engine.costs import choice, machine
-from unisono.engine.costs.choice import Chooser
-from unisono.engine.costs.machine import DEFAULTS, Calibration
-from unisono.engine.costs.price import shared_seconds
+from unisono.engine.costs import machine, tuner
+from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
+from unisono.engine.costs.plan_cost import shared_seconds
+from unisono.engine.costs.tuner import Tuner
 from unisono.engine.environment import env
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import HashStore
@@ -49,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_saved_is_recalled_and_is_this_users_alone(tmp_path: Path):
     file = machine.cache_file(settings(tmp_path))
     machine.save(HERE, file)
-    assert machine.recall(settings(tmp_path)) == machine.Found(HERE, str(file))
+    assert machine.recall(settings(tmp_path)) == machine.LoadedCalibration(HERE, str(file))
     assert file.stat().st_mode & 0o777 == 0o600
     assert os.listdir(file.parent) == [file.name]
 
@@ -70,7 +70,7 @@ def test_a_folder_of_caches_is_taken_as_it_is_written():
     assert file.parent == Path("~/x/unisono")
 
 
-def file_of(calibration: Calibration, version: int = machine.VERSION) -> bytes:
+def file_of(calibration: MachineCalibration, version: int = machine.VERSION) -> bytes:
     return msgspec.json.encode({"version": version, "calibration": msgspec.to_builtins(calibration)})
 
 
@@ -132,7 +132,7 @@ def test_the_command_measures_once_shows_and_refreshes(cache: Path, capsys: pyte
     assert command("--json") == 0
     told = capsys.readouterr()
     assert "is damaged" in told.err
-    assert machine.load(file)[0] == msgspec.convert(json.loads(told.out), Calibration)
+    assert machine.load(file)[0] == msgspec.convert(json.loads(told.out), MachineCalibration)
     machine.save(HERE, file)
     assert command("--refresh", "--json") == 0
     assert json.loads(capsys.readouterr().out)["measured"]
@@ -183,19 +183,19 @@ def test_sockets_choose_between_hosts():
     near = msgspec.structs.replace(HERE, tcp_s=1e-7)
     far = msgspec.structs.replace(HERE, tcp_s=1e-2)
     sizes = [4 << shift for shift in range(0, 26, 2)]
-    chosen = [[Chooser(4, hosts, one).choose("all_reduce", size) for size in sizes] for one in (near, far)]
+    chosen = [[Tuner(4, hosts, one).choose("all_reduce", size) for size in sizes] for one in (near, far)]
     assert chosen[0] != chosen[1]
-    assert choice.edges(DEFAULTS) == (choice.INSIDE, choice.BETWEEN, choice.REDUCING_S_PER_BYTE)
+    assert tuner.edges(DEFAULTS) == (tuner.INSIDE, tuner.BETWEEN, tuner.REDUCING_S_PER_BYTE)
     assert far.between_networks().tcp_s == DEFAULTS.tcp_s
 
 
 def test_a_choice_is_explained():
-    choice = Chooser(2, (), HERE).explain("all_reduce", 4)
+    choice = Tuner(2, (), HERE).explain("all_reduce", 4)
     assert choice.algorithm == "one_shot"
     assert 0 < choice.seconds < 1e-3
     assert choice.calibrated
     with pytest.raises(ValueError, match="no collective 'al_reduce'"):
-        Chooser(2).explain("al_reduce", 4)
+        Tuner(2).explain("al_reduce", 4)
 
 
 @pytest.mark.parametrize("per_host", [0, 1])

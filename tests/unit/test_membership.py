@@ -1,4 +1,4 @@
-"""What ranks learn from each other's cards."""
+"""What ranks learn from each other's peer info."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from loops import each
 from unisono import _native
-from unisono.engine.bootstrap.membership import Card, Membership, version, write_card
+from unisono.engine.bootstrap.peer_info import Membership, PeerInfo, local_peer_info, version
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.plans import ALGORITHMS
 
@@ -25,17 +25,17 @@ from unisono.plans import ALGORITHMS
     ],
 )
 def test_cores_that_the_ranks_of_a_host_have(hosts: str, masks: list[int], cores: int) -> None:
-    cards = [
-        Card(1, rank, "name", 100 + rank, 1, "kernel", "network", home, 0, f"{mask:x}")
+    peers = [
+        PeerInfo(1, rank, "name", 100 + rank, 1, "kernel", "network", home, 0, f"{mask:x}")
         for rank, (home, mask) in enumerate(zip(hosts, masks, strict=True))
     ]
-    membership = Membership(cards, b"", 0, DEFAULTS)
-    assert {membership.cores(rank) for rank in range(len(cards))} == {cores}
+    membership = Membership(peers, b"", 0, DEFAULTS)
+    assert {membership.cores(rank) for rank in range(len(peers))} == {cores}
 
 
 def test_the_version_covers_the_engine_and_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = version(ALGORITHMS)
-    assert write_card(0, 0).layout == mine
+    assert local_peer_info(0, 0).layout == mine
     longer = {**ALGORITHMS, "all_reduce": [*ALGORITHMS["all_reduce"], "pass_on"]}
     moved = {**ALGORITHMS, "scan": ["direct"], "exclusive_scan": ["direct", "linear"]}
     backwards = {collective: reversed(list(ALGORITHMS[collective])) for collective in reversed(ALGORITHMS)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from loops import each
-from unisono.engine.diagnosis.calls import odd_ones
-from unisono.engine.diagnosis.report import Called
+from unisono.engine.diagnosis.call_text import odd_ones
+from unisono.engine.diagnosis.report import CallDescription
 
-SUM = Called("all_reduce", ("float64[4]", "SUM", "algorithm=ring"))
-MAX = Called("all_reduce", ("float64[4]", "MAX", "algorithm=ring"))
-OTHER = Called("broadcast", ("float64[4]", "root=0", "algorithm=direct"))
+SUM = CallDescription("all_reduce", ("float64[4]", "SUM", "algorithm=ring"))
+MAX = CallDescription("all_reduce", ("float64[4]", "MAX", "algorithm=ring"))
+OTHER = CallDescription("broadcast", ("float64[4]", "root=0", "algorithm=direct"))
 
 
 @each(
@@ -25,5 +25,5 @@ OTHER = Called("broadcast", ("float64[4]", "root=0", "algorithm=direct"))
         ([None, None], ""),
     ],
 )
-def test_minority_calls_are_named(calls: list[Called | None], said: str) -> None:
+def test_minority_calls_are_named(calls: list[CallDescription | None], said: str) -> None:
     assert odd_ones(calls) == said

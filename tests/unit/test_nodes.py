@@ -13,8 +13,8 @@ import inside
 from ports import reserved
 from unisono.commands.launch import nodes as module
 from unisono.commands.launch.job import Job
-from unisono.commands.launch.nodes import News, NodeEnd, Nodes
-from unisono.engine.base.authentication import Token
+from unisono.commands.launch.nodes import NodeExit, NodeRendezvous, SupervisorMessages
+from unisono.engine.base.authentication import JobToken
 from unisono.engine.store import StoreServer, TCPStore
 from unisono.errors import StoreTimeout
 
@@ -26,7 +26,7 @@ class Together:
         options = {"command": ("true",), "world_size": 1, "shown": (3,), "logged": (0,), "grace_s": grace_s}
         self.stores = [TCPStore(server.host, server.port, timeout_s=30.0) for _ in range(count)]
         self.nodes = [
-            Nodes(Job(**options, nnodes=count, node_rank=number), store)  # type: ignore[arg-type]
+            NodeRendezvous(Job(**options, nnodes=count, node_rank=number), store)  # type: ignore[arg-type]
             for number, store in enumerate(self.stores)
         ]
         self.pool = ThreadPoolExecutor(count)
@@ -35,7 +35,7 @@ class Together:
     def settled(self) -> int:
         return self.stores[0].add("unisono/launch/settled", 0)
 
-    def settle(self, *numbers: int) -> list[list[NodeEnd]]:
+    def settle(self, *numbers: int) -> list[list[NodeExit]]:
         return list(self.pool.map(lambda number: self.nodes[number].settle(None, 0), numbers))
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ def test_who_did_well_and_is_given_up_afterwards_counts_once(three: Together) ->
 
 def test_a_word_that_breaks_off_is_a_failure_for_all(three: Together) -> None:
     """Its supervisor was killed while it wrote."""
-    news = News(io.StringIO('{"failure": [2, "exit co'), three.nodes[1])
+    news = SupervisorMessages(io.StringIO('{"failure": [2, "exit co'), three.nodes[1])
     news.thread.join(30)
     assert three.stores[0].check(["unisono/launch/end"])
     pending = three.pool.submit(three.nodes[1].settle, news.failure, news.stopped)
@@ -126,7 +126,7 @@ def test_the_last_node_may_come_in_the_last_moment(monkeypatch: pytest.MonkeyPat
     server = StoreServer("127.0.0.1")
     with TCPStore(server.host, server.port, timeout_s=30.0) as store:
         job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,))
-        assert Nodes(job, store).meet(1).world_size == 1
+        assert NodeRendezvous(job, store).meet(1).world_size == 1
     server.close()
 
 
@@ -136,7 +136,7 @@ def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
         two = Together(2, server, grace_s=0.0)
         node = two.nodes[0]
         server.close()
-        other = StoreServer(server.host, port, token=Token(b"x" * 32))
+        other = StoreServer(server.host, port, token=JobToken(b"x" * 32))
         told = threading.Event()
         node.announce("nobody hears it", 1)
         node.watch(told.set)

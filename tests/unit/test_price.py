@@ -13,7 +13,7 @@ import pytest
 
 import unisono as un
 from loops import each
-from unisono.engine.costs import price
+from unisono.engine.costs import plan_cost
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Recv, Send, make
 
@@ -75,7 +75,7 @@ POWERS_OF_TWO: dict[tuple[str, str], Callable[[int], Fraction]] = {
 def test_formulas_for_powers_of_two(collective: str, algorithm: str, p: int) -> None:
     for root in {0, p // 2} if CONTRACTS[collective].rooted else {0}:
         plan = make(collective, algorithm, p, root)
-        assert price.seconds(plan, L, a=A, b=B, g=G) == POWERS_OF_TWO[collective, algorithm](p)
+        assert plan_cost.seconds(plan, L, a=A, b=B, g=G) == POWERS_OF_TWO[collective, algorithm](p)
 
 
 @each(("rows", "columns"), [(2, 2), (2, 3), (3, 3), (2, 4), (4, 4)])
@@ -84,7 +84,7 @@ def test_torus(rows: int, columns: int) -> None:
     hosts = tuple(rank // columns for rank in range(p))
     latencies = 2 * (rows - 1 + columns - 1)
     formula = latencies * A + Fraction(p - 1, p) * (2 * B + G) * L
-    assert price.seconds(make("all_reduce", "torus", p, 0, hosts), L, a=A, b=B, g=G) == formula
+    assert plan_cost.seconds(make("all_reduce", "torus", p, 0, hosts), L, a=A, b=B, g=G) == formula
 
 
 def test_edges_between_hosts_and_the_link_that_their_ranks_share() -> None:
@@ -92,16 +92,22 @@ def test_edges_between_hosts_and_the_link_that_their_ranks_share() -> None:
     chunk = Out(0)
     steps = (Send(chunk, (2,)),), (Send(chunk, (3,)),), (Recv(chunk, 0),), (Recv(chunk, 1),)
     plan = Plan("x", "x", 4, 0, steps, (0, 0, 1, 1))
-    assert price.seconds(plan, 6, a=1, b=1) == 7
-    assert price.seconds(plan, 6, a=1, b=1, between=price.Edge(10, 2)) == 10 + 2 * 12
-    assert price.busiest(plan, 6, inside=price.Edge(1, 1), between=price.Edge(10, 2)) == 24
-    assert price.link_bytes(plan) == {0: (2, 0), 1: (0, 2)}
+    assert plan_cost.seconds(plan, 6, a=1, b=1) == 7
+    assert plan_cost.seconds(plan, 6, a=1, b=1, between=plan_cost.LinkCost(10, 2)) == 10 + 2 * 12
+    assert (
+        plan_cost.busiest(plan, 6, inside=plan_cost.LinkCost(1, 1), between=plan_cost.LinkCost(10, 2)) == 24
+    )
+    assert plan_cost.link_bytes(plan) == {0: (2, 0), 1: (0, 2)}
 
 
 def test_sends_side_by_side_to_one_rank_are_one_message() -> None:
     steps = (Send(Out(0), (1,)), Send(Out(1), (1,))), (Recv(Out(0), 0), Recv(Out(1), 0))
     plan = Plan("x", "x", 2, 0, steps)
-    assert (price.seconds(plan, 6, a=1, b=1), price.messages(plan), price.rounds(plan)) == (7, [1, 0], 1)
+    assert (plan_cost.seconds(plan, 6, a=1, b=1), plan_cost.messages(plan), plan_cost.rounds(plan)) == (
+        7,
+        [1, 0],
+        1,
+    )
 
 
 @each("p", SIZES)
@@ -110,7 +116,7 @@ def test_formulas(collective: str, algorithm: str, p: int) -> None:
     nbytes = 0 if collective == "barrier" else L
     for root in {0, p // 2} if CONTRACTS[collective].rooted else {0}:
         plan = make(collective, algorithm, p, root)
-        assert price.seconds(plan, nbytes, a=A, b=B, g=G) == FORMULAS[collective, algorithm](p)
+        assert plan_cost.seconds(plan, nbytes, a=A, b=B, g=G) == FORMULAS[collective, algorithm](p)
 
 
 @each("p", SIZES)
@@ -119,34 +125,34 @@ def test_binomial_reductions(collective: str, down: int, p: int) -> None:
     """ceil(log2 p) levels up, each a + bL + gL; other p than powers of two receive while they reduce."""
     plan = make(collective, "binomial", p)
     formula = whole((1 + down) * levels(p)) + levels(p) * G * L
-    found = price.seconds(plan, L, a=A, b=B, g=G)
+    found = plan_cost.seconds(plan, L, a=A, b=B, g=G)
     assert found == formula if p & (p - 1) == 0 else found <= formula
-    assert price.seconds(plan, L, a=A, b=B) == whole((1 + down) * levels(p))
+    assert plan_cost.seconds(plan, L, a=A, b=B) == whole((1 + down) * levels(p))
 
 
 @each("p", SIZES)
 def test_bytes_sent(p: int) -> None:
     share = Fraction(p - 1, p)
-    assert price.bytes_sent(make("all_reduce", "ring", p)) == [2 * share] * p
-    assert price.bytes_sent(make("all_reduce", "two_shot", p)) == [2 * share] * p
-    assert price.bytes_sent(make("all_reduce", "one_shot", p)) == [p - 1] * p
-    assert price.bytes_sent(make("all_gather", "direct", p)) == [share] * p
-    assert sum(price.bytes_sent(make("broadcast", "binomial", p))) == p - 1
-    assert price.bytes_sent(make("scatter", "direct", p, p - 1)) == [0] * (p - 1) + [share]
+    assert plan_cost.bytes_sent(make("all_reduce", "ring", p)) == [2 * share] * p
+    assert plan_cost.bytes_sent(make("all_reduce", "two_shot", p)) == [2 * share] * p
+    assert plan_cost.bytes_sent(make("all_reduce", "one_shot", p)) == [p - 1] * p
+    assert plan_cost.bytes_sent(make("all_gather", "direct", p)) == [share] * p
+    assert sum(plan_cost.bytes_sent(make("broadcast", "binomial", p))) == p - 1
+    assert plan_cost.bytes_sent(make("scatter", "direct", p, p - 1)) == [0] * (p - 1) + [share]
 
 
 @each("p", SIZES)
 def test_depth_is_the_chain_of_messages_alone(p: int) -> None:
     """Direct algorithms have one or two, however many ranks there are; never more than rounds."""
     several = min(p - 1, 1)
-    assert price.depth(make("all_reduce", "one_shot", p)) == several
-    assert price.depth(make("all_reduce", "two_shot", p)) == 2 * several
-    assert price.depth(make("broadcast", "linear", p)) == several
-    assert price.depth(make("all_reduce", "ring", p)) == 2 * (p - 1)
+    assert plan_cost.depth(make("all_reduce", "one_shot", p)) == several
+    assert plan_cost.depth(make("all_reduce", "two_shot", p)) == 2 * several
+    assert plan_cost.depth(make("broadcast", "linear", p)) == several
+    assert plan_cost.depth(make("all_reduce", "ring", p)) == 2 * (p - 1)
     for collective, algorithms in ALGORITHMS.items():
         for algorithm in algorithms:
             plan = make(collective, algorithm, p)
-            assert price.depth(plan) <= price.rounds(plan)
+            assert plan_cost.depth(plan) <= plan_cost.rounds(plan)
 
 
 def test_who_asks_first_goes_first() -> None:
@@ -158,13 +164,13 @@ def test_who_asks_first_goes_first() -> None:
         (Recv(chunk, 0), Recv(chunk, 1)),
     )
     plan = Plan("x", "x", 3, 0, steps)
-    assert price.seconds(plan, 1, a=1, b=0) == 2
+    assert plan_cost.seconds(plan, 1, a=1, b=0) == 2
 
 
 def test_a_plan_that_deadlocks_has_no_price() -> None:
     plan = Plan("broadcast", "x", 2, 0, ((), (Recv(Out(0), 0),)))
     with pytest.raises(PlanError, match=r"rank 1, step 0, Recv\(Out\(0\), frm=0\): waits for ever"):
-        price.seconds(plan, 1, a=1, b=1)
+        plan_cost.seconds(plan, 1, a=1, b=1)
 
 
 # ---- the lines "Cost:" in docstrings -------------------------------------------------------------------
@@ -207,7 +213,7 @@ def check(clause: str, plan: Plan, latencies: Callable[[Plan], int]) -> int:
         assert latencies(plan) == evaluate(quantity, p), f"{plan}: {clause}"
     for quantity in re.findall(EXPRESSION + r" \* nbytes[a-z ]* sent", clause):
         said += 1
-        assert max(price.bytes_sent(plan)) == evaluate(quantity, p), f"{plan}: {clause}"
+        assert max(plan_cost.bytes_sent(plan)) == evaluate(quantity, p), f"{plan}: {clause}"
     for quantity in re.findall(EXPRESSION + r" reads", clause):
         said += 1
         taken = sum(
@@ -237,7 +243,7 @@ def described() -> list[Any]:
 def test_docstrings_of_algorithms(collective: str, algorithm: str, line: str) -> None:
     """Rounds are those of the model: one message out and one in at a time."""
     for p in SIZES:
-        assert check(line, make(collective, algorithm, p), price.rounds) >= 1, line
+        assert check(line, make(collective, algorithm, p), plan_cost.rounds) >= 1, line
 
 
 @each("collective", ALGORITHMS)
@@ -248,7 +254,7 @@ def test_docstrings_of_the_group(collective: str) -> None:
     assert bool(named) == bool(line), f"this line names no algorithm of {collective}: {line}"
     for algorithm, clause in named:
         for p in range(2, 18):
-            assert check(clause, make(collective, algorithm, p), price.depth) >= 1, clause
+            assert check(clause, make(collective, algorithm, p), plan_cost.depth) >= 1, clause
 
 
 def test_some_docstrings_were_read() -> None:
@@ -256,4 +262,4 @@ def test_some_docstrings_were_read() -> None:
     assert len(list(clauses("all_reduce", cost_line(un.Group.all_reduce.__doc__)))) == 3
     assert cost_line("Do.\n\nCost: 2(p-1) steps, and\n    more. Not this.") == "2(p-1) steps, and more"
     with pytest.raises(AssertionError):
-        check("3(p-1) steps", make("all_reduce", "ring", 4), price.rounds)
+        check("3(p-1) steps", make("all_reduce", "ring", 4), plan_cost.rounds)

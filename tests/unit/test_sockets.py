@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from unisono.engine.bootstrap.sockets import TCP_RTO_MAX_MS, prepare
+from unisono.engine.bootstrap.peer_sockets import TCP_RTO_MAX_MS, prepare
 
 
 @pytest.mark.parametrize(("peer_timeout_s", "longest_ms"), [(10.0, 1250), (2.0, 1000), (60.0, 7500)])

@@ -23,7 +23,7 @@ import inside
 from launching import wait_until
 from loops import each
 from ports import reserved
-from unisono.engine.store import NotOurServer, StoreServer, TCPStore, connecting, tcp_client
+from unisono.engine.store import NotOurServer, StoreServer, TCPStore, client_handshake, tcp_client
 from unisono.errors import StoreError, StoreTimeout
 
 
@@ -85,7 +85,7 @@ def test_another_program_is_told_at_once(answer: bytes) -> None:
 
 
 def test_a_silent_program_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "GREETING_S", 0.3)
+    monkeypatch.setattr(client_handshake, "GREETING_S", 0.3)
     with program(None) as port, pytest.raises(NotOurServer, match="sent nothing"):
         TCPStore("127.0.0.1", port, timeout_s=60)
 
@@ -205,14 +205,14 @@ def test_a_client_stopped_in_its_greeting_takes_what_came_meanwhile(
     monkeypatch: pytest.MonkeyPatch, token: bytes
 ) -> None:
     with StoreServer(token=token, hello_timeout_s=1000) as server:
-        clock, receive = Clock(monkeypatch), connecting.receive
+        clock, receive = Clock(monkeypatch), client_handshake.receive
 
         def late(sock: socket.socket, *arguments: Any) -> tuple[bytearray, bytearray]:
             select.select([sock], [], [])
-            clock.ahead_s += connecting.GREETING_S + 1
+            clock.ahead_s += client_handshake.GREETING_S + 1
             return receive(sock, *arguments)
 
-        monkeypatch.setattr(connecting, "receive", late)
+        monkeypatch.setattr(client_handshake, "receive", late)
         with TCPStore("127.0.0.1", server.port, timeout_s=60, token=token) as store:
             assert store.timeout_s == 60
 

@@ -15,7 +15,7 @@ import pytest
 
 import inside
 from unisono.engine.store import FileStore, HashStore, Store, StoreServer, TCPStore
-from unisono.engine.store.ops import Get
+from unisono.engine.store.operations import Get
 from unisono.errors import StoreError
 
 

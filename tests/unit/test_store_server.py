@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import inside
 from ports import reserved
-from unisono.engine.store import StoreServer, TCPStore, ops, wire
+from unisono.engine.store import StoreServer, TCPStore, operations, wire
 from unisono.errors import StoreError
 
-HELLO = wire.Hello(wire.MAGIC, wire.VERSION, "", "me")
+HELLO = wire.ClientHello(wire.MAGIC, wire.VERSION, "", "me")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def raw(server: StoreServer) -> socket.socket:
     return socket.create_connection((server.host, server.port), timeout=5)
 
 
-def greet(sock: socket.socket, hello: wire.Hello) -> wire.Greeting:
+def greet(sock: socket.socket, hello: wire.ClientHello) -> wire.Greeting:
     """Say Hello; what the server answers."""
     sock.sendall(b"".join(wire.frame(hello)))
     reader = wire.FrameReader(4096)
@@ -50,7 +50,7 @@ def greet(sock: socket.socket, hello: wire.Hello) -> wire.Greeting:
 def greeted(server: StoreServer) -> socket.socket:
     """A connection that said Hello and got its Welcome, in the hands of a test."""
     sock = raw(server)
-    assert isinstance(greet(sock, HELLO), wire.Welcome)
+    assert isinstance(greet(sock, HELLO), wire.ServerWelcome)
     return sock
 
 
@@ -116,8 +116,8 @@ GARBAGE = [
     b"\xff" * 64,
     b"\x00\x00\x00\x05\x00\x00\x00\x00hello",
     wire.PREFIX.pack(5000, 0),
-    b"".join(wire.frame(wire.Hello("someone else", 1, "", "me"))),
-    b"".join(wire.frame(wire.Request(ops.Set("k"), 1.0), b"v")),
+    b"".join(wire.frame(wire.ClientHello("someone else", 1, "", "me"))),
+    b"".join(wire.frame(wire.StoreRequest(operations.Set("k"), 1.0), b"v")),
 ]
 
 
@@ -189,7 +189,7 @@ def test_running_out_of_descriptors_is_survived(server: StoreServer, client: TCP
 
 def test_a_second_request_while_one_waits_is_dropped(server: StoreServer, client: TCPStore) -> None:
     with greeted(server) as sock:
-        waiting = b"".join(wire.frame(wire.Request(ops.Get("never"), 100.0)))
+        waiting = b"".join(wire.frame(wire.StoreRequest(operations.Get("never"), 100.0)))
         sock.sendall(waiting + waiting)
         assert is_closed_by_peer(sock)
     client.set("never", "v")
@@ -197,8 +197,8 @@ def test_a_second_request_while_one_waits_is_dropped(server: StoreServer, client
 
 def test_another_version_is_refused(server: StoreServer) -> None:
     with raw(server) as sock:
-        greeting = greet(sock, wire.Hello(wire.MAGIC, 0, "", "me"))
-        assert isinstance(greeting, wire.Refused)
+        greeting = greet(sock, wire.ClientHello(wire.MAGIC, 0, "", "me"))
+        assert isinstance(greeting, wire.Rejection)
         assert greeting.reason == "version"
         assert is_closed_by_peer(sock)
 
@@ -208,7 +208,7 @@ def test_another_version_is_refused(server: StoreServer) -> None:
 
 def test_a_half_sent_value_stalls_nobody(server: StoreServer, client: TCPStore) -> None:
     with greeted(server) as sock:
-        head = wire.frame(wire.Request(ops.Set("big"), 1.0), b"x" * (1 << 20))[0]
+        head = wire.frame(wire.StoreRequest(operations.Set("big"), 1.0), b"x" * (1 << 20))[0]
         sock.sendall(bytes(head) + b"x" * 1000)
         for _ in range(50):
             client.add("n", 1, timeout_s=20)
@@ -218,7 +218,7 @@ def test_a_half_sent_value_stalls_nobody(server: StoreServer, client: TCPStore) 
 def test_a_client_that_does_not_read_stalls_nobody(server: StoreServer, client: TCPStore) -> None:
     client.set("big", b"x" * (32 << 20))
     with greeted(server) as sock:
-        sock.sendall(b"".join(wire.frame(wire.Request(ops.Get("big"), 1.0))))
+        sock.sendall(b"".join(wire.frame(wire.StoreRequest(operations.Get("big"), 1.0))))
         time.sleep(0.1)
         for _ in range(50):
             client.add("n", 1, timeout_s=20)
@@ -255,7 +255,7 @@ def test_hundreds_of_clients_wait_at_once(server: StoreServer, client: TCPStore)
 
 def test_waiting_costs_the_server_nothing(server: StoreServer, client: TCPStore) -> None:
     with greeted(server) as sock:
-        sock.sendall(b"".join(wire.frame(wire.Request(ops.Get("never"), 100.0))))
+        sock.sendall(b"".join(wire.frame(wire.StoreRequest(operations.Get("never"), 100.0))))
         time.sleep(0.05)
         before = time.process_time()
         time.sleep(0.3)

@@ -66,7 +66,7 @@ def test_a_server_that_asks_for_no_proof_is_refused() -> None:
             sock, _ = listener.accept()
             with sock:
                 sock.recv(4096)
-                welcome = wire.Welcome(wire.MAGIC, wire.VERSION, 1 << 20, "h", 1, "id")
+                welcome = wire.ServerWelcome(wire.MAGIC, wire.VERSION, 1 << 20, "h", 1, "id")
                 sock.sendall(b"".join(wire.frame(welcome)))
                 is_dropped(sock)
 
@@ -130,7 +130,7 @@ def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
     said = b""
     with opened(server, token=TOKEN) as store:  # an honest client, as one who listens would have it
         assert len(store) == 0
-    me = wire.Hello(wire.MAGIC, wire.VERSION, "", "me", nonce=authentication.fresh_nonce())
+    me = wire.ClientHello(wire.MAGIC, wire.VERSION, "", "me", nonce=authentication.fresh_nonce())
     with raw(server) as sock:
         said = _proven(sock, me)
     with raw(server) as sock:
@@ -138,22 +138,22 @@ def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
         reader = wire.FrameReader(4096)
         _next(sock, reader)  # a challenge of its own
         answer = wire.read_greeting(_next(sock, reader))
-        assert isinstance(answer, wire.Refused) and answer.reason == "token"
+        assert isinstance(answer, wire.Rejection) and answer.reason == "token"
         assert is_dropped(sock)
 
 
-def _proven(sock: socket.socket, me: wire.Hello) -> bytes:
+def _proven(sock: socket.socket, me: wire.ClientHello) -> bytes:
     """Get in with the token; everything that was sent for it."""
-    from unisono.engine.store.admission import store_proof
+    from unisono.engine.store.authenticator import store_proof
 
     hello = b"".join(wire.frame(me))
     sock.sendall(hello)
     reader = wire.FrameReader(4096)
     challenge = wire.read_greeting(_next(sock, reader))
-    assert isinstance(challenge, wire.Challenge)
-    proof = b"".join(wire.frame(wire.Proof(store_proof(TOKEN, "connect", me, challenge.nonce))))
+    assert isinstance(challenge, wire.ServerChallenge)
+    proof = b"".join(wire.frame(wire.TokenProof(store_proof(TOKEN, "connect", me, challenge.nonce))))
     sock.sendall(proof)
-    assert isinstance(wire.read_greeting(_next(sock, reader)), wire.Welcome)
+    assert isinstance(wire.read_greeting(_next(sock, reader)), wire.ServerWelcome)
     return hello + proof
 
 
@@ -169,7 +169,7 @@ def test_a_scanner_costs_little_and_disturbs_nobody(server: StoreServer) -> None
         store.set("k", b"v")
         before = _resident()
         chance = random.Random(1)
-        hello = b"".join(wire.frame(wire.Hello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))))
+        hello = b"".join(wire.frame(wire.ClientHello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))))
         times = []
         for number in range(400):
             sock = stack.enter_context(raw(server))

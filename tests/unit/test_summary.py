@@ -7,7 +7,7 @@ import json
 import pytest
 
 from unisono.commands.launch.failures import (
-    RankEnd,
+    RankExit,
     blocks,
     exit_status,
     first_failure,
@@ -15,42 +15,42 @@ from unisono.commands.launch.failures import (
     json_record,
     last_lines,
     report,
-    together,
+    same_failure,
 )
-from unisono.engine.diagnosis.render import text
-from unisono.engine.diagnosis.report import Called, FaultReport, RankState, Uncaught
+from unisono.engine.diagnosis.fault_text import text
+from unisono.engine.diagnosis.report import CallDescription, FaultReport, RankSnapshot, UncaughtError
 
 HEAD = "Traceback (most recent call last):\n"
 TRACEBACK = HEAD + '  File "x.py", line 1\n{}: told\n'
 
 
-def uncaught(rank: int, message: str = "ValueError: told", *, line: int = 1, **more: object) -> Uncaught:
+def uncaught(rank: int, message: str = "ValueError: told", *, line: int = 1, **more: object) -> UncaughtError:
     frames = f'{HEAD}  File "x.py", line {line}\n'
     ours = f'{frames}  File "unisono/engine/group.py", line 9\n'
     given = {"type": message.partition(":")[0], "frames": frames, "all_frames": ours, "at": 5.0, **more}
-    return Uncaught(rank=rank, pid=100 + rank, message=message + "\n", **given)  # type: ignore[arg-type]
+    return UncaughtError(rank=rank, pid=100 + rank, message=message + "\n", **given)  # type: ignore[arg-type]
 
 
-def ended(rank: int, order: int, error: Uncaught | None = None, **more: object) -> RankEnd:
+def ended(rank: int, order: int, error: UncaughtError | None = None, **more: object) -> RankExit:
     given = {"pid": 100 + rank, "code": 1, "error": error, **more}
-    return RankEnd(rank=rank, order=order, **given)  # type: ignore[arg-type]
+    return RankExit(rank=rank, order=order, **given)  # type: ignore[arg-type]
 
 
-def lost(rank: int, order: int, *, peer: int = 4) -> RankEnd:
+def lost(rank: int, order: int, *, peer: int = 4) -> RankExit:
     found = fault(rank, 8, "peer_lost", rank=peer, pid=100 + peer)
     return ended(rank, order, uncaught(rank, f"PeerLost: {text(found)}", lost=True, report=found, at=1.0))
 
 
 def fault(reporter: int, size: int, kind: str, **more: object) -> FaultReport:
-    call = Called("all_reduce", ("float32[4]",))
+    call = CallDescription("all_reduce", ("float32[4]",))
     ranks = tuple(
-        RankState(r, "a", 100 + r, 2, 1, "in all_reduce #2", call, f"x.py:{r}") for r in range(size)
+        RankSnapshot(r, "a", 100 + r, 2, 1, "in all_reduce #2", call, f"x.py:{r}") for r in range(size)
     )
     given = {"operation": "all_reduce", "found_by": 0, "group": "world", "ranks": ranks, **more}
     return FaultReport(kind=kind, size=size, reporter=reporter, **given)  # type: ignore[arg-type]
 
 
-def mismatch(rank: int, size: int, *, line: int = 1) -> RankEnd:
+def mismatch(rank: int, size: int, *, line: int = 1) -> RankExit:
     found = fault(rank, size, "mismatch", sequence=2)
     error = uncaught(rank, f"Mismatch: {text(found)}", line=line, report=found, at=9.0 - rank)
     return ended(rank, rank, error)
@@ -134,7 +134,7 @@ def test_report_names_ranks_shortly_and_who_was_gone() -> None:
 def test_what_64_ranks_raise_together_is_one_table_and_nobody_is_first() -> None:
     ends = [mismatch(rank, 64, line=7 if rank == 9 else 5) for rank in range(64)]
     first = first_failure(ends)
-    assert first is not None and len(together(first, ends)) == 64
+    assert first is not None and len(same_failure(first, ends)) == 64
     said = report(first, ends, log_dir=None)
     lines = said.splitlines()
     assert lines[0] == "unisono run: ranks 0-63 failed together: exit code 1"
@@ -168,7 +168,7 @@ def test_faults_of_two_groups_are_two() -> None:
     assert other.error is not None and other.error.report is not None
     found = fault(1, 2, "mismatch", sequence=2, group="rows")
     other = ended(1, 1, uncaught(1, "Mismatch: x", report=found))
-    assert together(one, [one, other]) == [one]
+    assert same_failure(one, [one, other]) == [one]
 
 
 def test_the_record_for_machines() -> None:

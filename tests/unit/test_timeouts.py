@@ -15,7 +15,7 @@ import pytest
 import unisono as un
 from loops import each
 from unisono.engine.base.timeouts import LONGEST_S, seconds
-from unisono.engine.bootstrap.sockets import prepare
+from unisono.engine.bootstrap.peer_sockets import prepare
 from unisono.engine.environment import env
 
 LONG = [1e10, math.inf, timedelta.max, timedelta(days=10_000), 180_000_000.0, sys.float_info.max, 10**400]

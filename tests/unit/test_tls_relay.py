@@ -38,11 +38,11 @@ def free(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def relays_here() -> Iterator[tls_relay.Relays]:
+def relays_here() -> Iterator[tls_relay.TlsRelay]:
     """A relay that is a thread of this process, so that the limit of this process is the relay's."""
     token = make_token()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made = tls_relay.Relays(token, TIMEOUT_S)
+    made = tls_relay.TlsRelay(token, TIMEOUT_S)
     inside.set_relay_socket(made, ours)
     with ours, theirs:
         ours.settimeout(20.0)
@@ -55,7 +55,7 @@ def relays_here() -> Iterator[tls_relay.Relays]:
         assert not thread.is_alive()
 
 
-def joined(relays: tls_relay.Relays) -> tuple[socket.socket, socket.socket]:
+def joined(relays: tls_relay.TlsRelay) -> tuple[socket.socket, socket.socket]:
     """The plain ends of one connection, encrypted in between."""
     one, two = socket.socketpair()
     ends = relays.carry(one, server=True, channel="0"), relays.carry(two, server=False, channel="0")
@@ -96,7 +96,7 @@ def test_a_connection_too_many_is_refused_and_the_others_go_on(left: int):
 
 def test_the_process_opens_as_many_files_as_it_may():
     """Started under a low soft limit, it carries twice that many: a connection is two files."""
-    relays = tls_relay.Relays(make_token(), TIMEOUT_S)
+    relays = tls_relay.TlsRelay(make_token(), TIMEOUT_S)
     few = free(20)[-1] + 1  # enough for starting it
     with contextlib.ExitStack() as stack:
         stack.callback(relays.close)
@@ -113,7 +113,7 @@ def test_the_process_takes_no_module_from_the_working_directory(
     for module in ("ssl", "unisono"):
         (tmp_path / f"{module}.py").write_text("open('imported', 'w')\n")
     monkeypatch.chdir(tmp_path)
-    relays = tls_relay.Relays(make_token(), TIMEOUT_S)
+    relays = tls_relay.TlsRelay(make_token(), TIMEOUT_S)
     one, two = joined(relays)
     with one, two:
         passes(one, two, b"data")
@@ -154,7 +154,7 @@ class Endless:
 
 def test_a_stream_that_never_ends_leaves_the_others_their_turn():
     outer, inner = Endless(), Endless()
-    pair = tls_relay.Pair(outer, inner)  # type: ignore[arg-type]
+    pair = tls_relay.RelayConnection(outer, inner)  # type: ignore[arg-type]
     pair.move()
     assert not pair.closed
     assert 0 < outer.reads <= tls_relay.ROUNDS

@@ -14,7 +14,7 @@ import pytest
 
 from forks import ForkServer
 from ports import reserved
-from unisono.virtual.start import prepare
+from unisono.virtual.startup import prepare
 
 prepare()
 

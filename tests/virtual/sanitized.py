@@ -12,7 +12,7 @@ import runpy
 import subprocess
 import sys
 
-from unisono.virtual import build, start
+from unisono.virtual import build, startup
 
 FLAGS = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g1")
 OPTIONS = "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1"  # Python never frees everything
@@ -24,12 +24,12 @@ def library(name: str) -> str:
 
 
 def main() -> None:
-    start.build.build = functools.partial(build.build, extra=FLAGS)
+    startup.build.build = functools.partial(build.build, extra=FLAGS)
     if "ASAN_OPTIONS" in os.environ:
         sys.argv = sys.argv[1:]
         runpy.run_path(sys.argv[0], run_name="__main__")
         return
-    start.prepare()  # before the sanitizer, which would look at the compiler, too
+    startup.prepare()  # before the sanitizer, which would look at the compiler, too
     # libstdc++ beside it: Python is no C++ program, and the sanitizer looks for __cxa_throw when it starts.
     before = f"{library('libasan.so')} {library('libstdc++.so.6')}"
     environ = {**os.environ, "LD_PRELOAD": before, "ASAN_OPTIONS": OPTIONS, "PYTHONMALLOC": "malloc"}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.codecs.codec import Codec, codec_of, feedback_for
-from unisono.engine.base.checking import instance, whole
+from unisono.engine.base.validation import instance, whole
 
 if TYPE_CHECKING:
     from unisono.codecs.sensitivity import Proposal
@@ -111,7 +111,7 @@ def classify(
     Raises:
         TypeError, ValueError: wrong arguments, a loss that is no number or not finite.
     """
-    from unisono.codecs.sensitivity import Limits, proposal
+    from unisono.codecs.sensitivity import SensitivityLimits, proposal
 
     tried = tuple(sorted({whole(rank, "ranks", 1) for rank in ranks}))
     for name, value in (("least", least), ("rounding", rounding), ("saving", saving), ("step", step)):
@@ -120,5 +120,7 @@ def classify(
     given = list(batches) if isinstance(batches, list) else [batches]
     if not given:
         raise ValueError("batches is empty, expected at least one")
-    limits = Limits(tried, least, codec_of(codec), rounding, whole(small, "small", 0), saving, step)
+    limits = SensitivityLimits(
+        tried, least, codec_of(codec), rounding, whole(small, "small", 0), saving, step
+    )
     return proposal(model, given, loss, limits)

@@ -9,8 +9,8 @@ from typing import Any
 
 from unisono import _native
 from unisono.codecs.formats import FLOATS, block_bound
-from unisono.codecs.memory import Memory, allocate, apart, codes_of, shape_of, values_of
-from unisono.engine.base.checking import instance, whole
+from unisono.codecs.memory import CodecBuffer, allocate, check_no_overlap, codes_of, shape_of, values_of
+from unisono.engine.base.validation import instance, whole
 
 __all__ = ["Codec", "codec_of", "feedback_for", "magnitude_of"]
 
@@ -118,7 +118,7 @@ class Codec:
             shape = (self.nbytes(given.numel),) if self.block else tuple(getattr(x, "shape", (given.numel,)))
             out = allocate(x, shape, self.dtype)
         to = self._codes(out, "out", given.numel, writable=True)
-        apart(given, to, "x and out")
+        check_no_overlap(given, to, "x and out")
         number = _NUMBERS[self.name]
         done = _native.codec_encode(
             number, self.block, to.address, given.address, given.numel, stochastic, seed, first
@@ -186,14 +186,14 @@ class Codec:
     def _decode(self, codes: Any, out: Any, accumulate: bool) -> None:
         to = values_of(out, "out", writable=True)
         given = self._codes(codes, "codes", to.numel, writable=False)
-        apart(given, to, "codes and out")
+        check_no_overlap(given, to, "codes and out")
         number = _NUMBERS[self.name]
         _native.codec_decode(number, self.block, to.address, given.address, to.numel, accumulate)
 
-    def _look(self, codes: Any, name: str, *, writable: bool) -> Memory:
+    def _look(self, codes: Any, name: str, *, writable: bool) -> CodecBuffer:
         return codes_of(codes, 2 if self.dtype == "uint16" else 1, name, writable=writable)
 
-    def _codes(self, codes: Any, name: str, numel: int, *, writable: bool) -> Memory:
+    def _codes(self, codes: Any, name: str, numel: int, *, writable: bool) -> CodecBuffer:
         seen = self._look(codes, name, writable=writable)
         if seen.nbytes != self.nbytes(numel):
             raise ValueError(

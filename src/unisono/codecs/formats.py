@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["FLOATS", "Float", "block_bound"]
+__all__ = ["FLOATS", "FloatFormat", "block_bound"]
 
 
-class Float(NamedTuple):
+class FloatFormat(NamedTuple):
     """A floating-point format. docs/codecs.md has the table.
 
     Attributes:
@@ -40,13 +40,13 @@ class Float(NamedTuple):
         return half if largest < self.largest + self.place(self.largest) / 2 else math.inf
 
 
-FLOATS: dict[str, Float] = {
-    "bf16": Float(7, 127, math.ldexp(255, 120)),
-    "fp16": Float(10, 15, 65504.0),
-    "fp8_e4m3": Float(3, 7, 448.0),
-    "fp8_e5m2": Float(2, 15, 57344.0),
-    "1-6-9": Float(9, 31, math.ldexp(1023, 22)),
-    "0-6-10": Float(10, 51, 4094.0, signed=False),
+FLOATS: dict[str, FloatFormat] = {
+    "bf16": FloatFormat(7, 127, math.ldexp(255, 120)),
+    "fp16": FloatFormat(10, 15, 65504.0),
+    "fp8_e4m3": FloatFormat(3, 7, 448.0),
+    "fp8_e5m2": FloatFormat(2, 15, 57344.0),
+    "1-6-9": FloatFormat(9, 31, math.ldexp(1023, 22)),
+    "0-6-10": FloatFormat(10, 51, 4094.0, signed=False),
 }
 
 LEAST_SCALE = math.ldexp(1.0, -126)

@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any, NamedTuple
 
-from unisono.engine.base.checking import listed
+from unisono.engine.base.validation import listed
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, dtype_code, view
 
-__all__ = ["Memory", "allocate", "apart", "codes_of", "shape_of", "values_of"]
+__all__ = ["CodecBuffer", "allocate", "check_no_overlap", "codes_of", "shape_of", "values_of"]
 
 _F32 = dtype_code("float32")
 _CODES = {2: ("int16", "float16", "bfloat16"), 1: ("uint8", "int8")}
 _MOST = 2**62  # bytes: no machine has them, and no product of it overflows
 
 
-class Memory(NamedTuple):
+class CodecBuffer(NamedTuple):
     """`numel` elements at `address`: f32 values, or bytes of codes."""
 
     address: int
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     nbytes: int
 
 
-def values_of(x: Any, name: str, *, writable: bool) -> Memory:
+def values_of(x: Any, name: str, *, writable: bool) -> CodecBuffer:
     """Look at f32 values.
 
     Raises:
@@ -36,10 +36,10 @@ def values_of(x: Any, name: str, *, writable: bool) -> Memory:
     address, numel, dtype = view(x, writable, name)
     if dtype != _F32:
         raise TypeError(f"{name} is {DTYPES[dtype]}, expected float32; convert it first")
-    return Memory(address, numel, 4 * numel)
+    return CodecBuffer(address, numel, 4 * numel)
 
 
-def codes_of(codes: Any, itemsize: int, name: str, *, writable: bool) -> Memory:
+def codes_of(codes: Any, itemsize: int, name: str, *, writable: bool) -> CodecBuffer:
     """Look at codes of `itemsize` bytes: elements of this size, or bytes.
 
     Raises:
@@ -53,7 +53,7 @@ def codes_of(codes: Any, itemsize: int, name: str, *, writable: bool) -> Memory:
     nbytes = numel * ITEMSIZES[dtype]
     if nbytes % itemsize:
         raise ValueError(f"{name} has {nbytes} bytes, and a code has {itemsize}")
-    return Memory(address, nbytes // itemsize, nbytes)
+    return CodecBuffer(address, nbytes // itemsize, nbytes)
 
 
 def _as_known(codes: Any) -> Any:
@@ -68,7 +68,7 @@ def _as_known(codes: Any) -> Any:
     return codes
 
 
-def apart(first: Memory, second: Memory, names: str) -> None:
+def check_no_overlap(first: CodecBuffer, second: CodecBuffer, names: str) -> None:
     """Refuse arrays that share memory."""
     ends = first.address + first.nbytes, second.address + second.nbytes
     if first.address < ends[1] and second.address < ends[0]:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from unisono.codecs.codec import Codec
 
-__all__ = ["Measured", "Proposal", "proposal"]
+__all__ = ["GradientSensitivity", "Proposal", "proposal"]
 
 _ITERATIONS = 4  # of the randomised SVD: four are exact to what decides here
 _SEED = 0
 _NOISE = 2e-6  # of the loss: a smaller decrease is rounding
 
 
-class Measured(NamedTuple):
+class GradientSensitivity(NamedTuple):
     """What was seen of a parameter.
 
     Attributes:
@@ -55,7 +55,7 @@ class Proposal(Mapping[str, "int | str"]):
         rows: what was measured, parameter by parameter.
     """
 
-    def __init__(self, rows: Sequence[Measured]) -> None:
+    def __init__(self, rows: Sequence[GradientSensitivity]) -> None:
         self.rows = list(rows)
         self._choices = {row.name: row.choice for row in self.rows}
 
@@ -93,7 +93,7 @@ class Proposal(Mapping[str, "int | str"]):
     __repr__ = __str__
 
 
-class _Probe:
+class _LossProbe:
     """The model, its gradients, and the loss after a step of one parameter."""
 
     def __init__(self, model: nn.Module, batches: list[Any], loss: Callable[..., Tensor] | None) -> None:
@@ -142,7 +142,7 @@ class _Probe:
         return float(self._of(self._last))
 
 
-class Limits(NamedTuple):
+class SensitivityLimits(NamedTuple):
     """What decides; see `un.codecs.classify`."""
 
     ranks: tuple[int, ...]
@@ -155,45 +155,47 @@ class Limits(NamedTuple):
 
 
 def proposal(
-    model: nn.Module, batches: list[Any], loss: Callable[..., Tensor] | None, limits: Limits
+    model: nn.Module, batches: list[Any], loss: Callable[..., Tensor] | None, limits: SensitivityLimits
 ) -> Proposal:
     """Measure every parameter that is trained."""
     with torch.random.fork_rng(devices=[]):  # the randomised SVD, and dropout, draw from it
         torch.manual_seed(_SEED)
-        probe = _Probe(model, batches, loss)
-        return Proposal([_measured(probe, name, limits) for name in probe.named])
+        probe = _LossProbe(model, batches, loss)
+        return Proposal([_sensitivity(probe, name, limits) for name in probe.named])
 
 
-def _measured(probe: _Probe, name: str, limits: Limits) -> Measured:
+def _sensitivity(probe: _LossProbe, name: str, limits: SensitivityLimits) -> GradientSensitivity:
     shape = tuple(probe.named[name].shape)
     numel = math.prod(shape)
     gradient = probe.gradients.get(name)
     if gradient is None or not bool(gradient.any()):
-        return Measured(name, shape, "exact", "no gradient", {}, {}, 0.0, (4 * numel, 4 * numel))
+        return GradientSensitivity(name, shape, "exact", "no gradient", {}, {}, 0.0, (4 * numel, 4 * numel))
     if numel < limits.small:
-        return Measured(name, shape, "exact", "small", {}, {}, 0.0, (4 * numel, 4 * numel))
+        return GradientSensitivity(name, shape, "exact", "small", {}, {}, 0.0, (4 * numel, 4 * numel))
     length = float(gradient.norm())
     flat = gradient.detach().cpu().contiguous()
     rounded = limits.codec.decode(limits.codec.encode(flat), flat.shape).to(gradient.device)
     rounding = float((gradient - rounded).norm()) / length
-    captured, kept = _approximated(probe, name, gradient, limits) if len(shape) > 1 else ({}, {})
+    captured, kept = _low_rank_shares(probe, name, gradient, limits) if len(shape) > 1 else ({}, {})
     decides = kept or captured
     enough = [rank for rank, share in decides.items() if share >= limits.least]
     if enough:
         rank = min(enough)
         sent = 2 * rank * (shape[0] + numel // shape[0])
         why = f"{'keeps' if kept else 'captures'} {decides[rank]:.0%} at rank {rank}"
-        return Measured(name, shape, rank, why, captured, kept, rounding, (4 * numel, sent))
+        return GradientSensitivity(name, shape, rank, why, captured, kept, rounding, (4 * numel, sent))
     if rounding <= limits.rounding:
         sent = limits.codec.nbytes(numel)
         why = "needs more than rank " + str(max(decides)) if decides else "no matrix for low rank"
-        return Measured(name, shape, limits.codec.name, why, captured, kept, rounding, (4 * numel, sent))
+        return GradientSensitivity(
+            name, shape, limits.codec.name, why, captured, kept, rounding, (4 * numel, sent)
+        )
     why = f"{limits.codec.name} changes it by {rounding:.1%}"
-    return Measured(name, shape, "exact", why, captured, kept, rounding, (4 * numel, 4 * numel))
+    return GradientSensitivity(name, shape, "exact", why, captured, kept, rounding, (4 * numel, 4 * numel))
 
 
-def _approximated(
-    probe: _Probe, name: str, gradient: Tensor, limits: Limits
+def _low_rank_shares(
+    probe: _LossProbe, name: str, gradient: Tensor, limits: SensitivityLimits
 ) -> tuple[dict[int, float], dict[int, float]]:
     """(captured, kept) at each rank that saves enough bytes."""
     matrix = gradient.reshape(gradient.shape[0], -1)

@@ -10,18 +10,18 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 """
 
 from .adam import CompressedAdam
-from .build import Parameters
-from .compression.choices import Compressed, PowerSGD
+from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
-from .layouts.price import Link
-from .layouts.record import Record, record
+from .layouts.cost import Link
 from .layouts.shard import Sharded, shard, whole
+from .layouts.transform_log import Record, record
 from .materialize import materialize
 from .metrics import Average, Progress
+from .model_setup import Parameters
 from .plan import Plan
 from .run import Run, parallelize
 from .spill import Disk, Host
-from .swapped import Swapped
+from .swapped_model import Swapped
 
 __all__ = [
     "Average",

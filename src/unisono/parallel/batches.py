@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["Part", "cut_rows", "micro_batches", "rows_of", "sizes"]
+__all__ = ["RankBatches", "cut_rows", "micro_batches", "rows_of", "sizes"]
 
 
 def sizes(rows: int, parts: int) -> list[int]:
@@ -69,7 +69,7 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
     return cut
 
 
-class Part(Iterable[Any]):
+class RankBatches(Iterable[Any]):
     """One data rank's part of a loader of whole batches: it yields that rank's rows of each batch.
 
     A DataLoader over a map-style dataset loads these rows only; rank 0 draws the order for all, once an

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from .compression.kept import Kept
+    from .compression.checkpoint import CompressionCheckpoint
 
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
-__all__ = ["Checkpoints", "State", "newest"]
+__all__ = ["CheckpointWriter", "RunState", "newest"]
 
 
-class State:
+class RunState:
     """What a rank saves: its parameters, buffers, optimizer state, and the run's own numbers.
 
     Args:
@@ -52,7 +52,7 @@ class State:
         optimizer: torch.optim.Optimizer | None,
         about: dict[str, Any],
         elsewhere: dict[nn.Parameter, Tensor] | None = None,
-        kept: Kept | None = None,
+        kept: CompressionCheckpoint | None = None,
     ) -> None:
         self._root, self._named, self._buffers = root, named, buffers
         self._optimizer, self.about = optimizer, about
@@ -167,7 +167,7 @@ def _moments(described: Metadata, name: str, parameter: Tensor) -> dict[str, Ten
     return found
 
 
-class Checkpoints:
+class CheckpointWriter:
     """Saves of one run, one at a time."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Checkpoints:
         self._pending: threading.Thread | None = None
         self._failed: list[BaseException] = []
 
-    def save(self, state: State, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
+    def save(self, state: RunState, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
         """Write `folder/step-N`; all ranks call this. In the background it writes the values at the time of
         the call.
         """

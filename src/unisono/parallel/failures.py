@@ -21,14 +21,14 @@ from unisono.torch_internals import c10d
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Failures"]
+__all__ = ["RunFailures"]
 
 RAISED_S = 5.0  # how long a rank that raised waits for the others to raise, too
 PAUSE_S = 0.01
 TOGETHER = "all ranks raised"
 
 
-class Failures:
+class RunFailures:
     """The calls of one run, and their outcome on all ranks.
 
     Args:
@@ -54,7 +54,7 @@ class Failures:
             raise RuntimeError(self._ended)
         self._calls += 1
 
-    def settle(self, error: Exception, *, together: bool) -> None:
+    def resolve(self, error: Exception, *, together: bool) -> None:
         """Decide what the error of this call means; returns if the caller has to raise it.
 
         Args:

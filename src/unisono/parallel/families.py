@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensor import KINDS, like
+from .tensor_parallel import KINDS, like
 
-__all__ = ["Family", "SplitColumns", "entries", "family_of"]
+__all__ = ["ModelFamily", "SplitColumns", "entries", "family_of"]
 
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
@@ -37,29 +37,31 @@ ROW = re.compile(r"(^|\.)(o_proj|out_proj|attention_out|down_proj|fc2|w2|mlp_out
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
-def as_it_is(output: Any) -> Any:
+def identity(output: Any) -> Any:
     """Return what a model returned."""
     return output
 
 
-def nothing_to_tell(tensor: int) -> None:
+def no_localization(tensor: int) -> None:
     """Do nothing: the model does not depend on how many ranks share its layers."""
 
 
 @dataclass
-class Family:
+class ModelFamily:
     """One model, seen by a rule. `pieces` is empty where the rule does not know their order."""
 
     name: str
     pieces: list[nn.Module] = field(default_factory=list)
     units: list[nn.Module] = field(default_factory=list)
     cuts: dict[str, str] = field(default_factory=dict)
-    output: Callable[[Any], Any] = as_it_is
-    localize: Callable[[int], None] = nothing_to_tell  # tells attention how many heads are here
-    proved: bool = False  # the cuts are right for this code, whatever the sizes: see trial.py
+    output: Callable[[Any], Any] = identity
+    localize: Callable[[int], None] = no_localization  # tells attention how many heads are here
+    proved: bool = False  # the cuts are right for this code, whatever the sizes: see cut_check.py
 
 
-def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None) -> Family:
+def family_of(
+    model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None
+) -> ModelFamily:
     """Find the rule for `model`; the caller's arguments come first.
 
     Args:
@@ -82,7 +84,7 @@ def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[s
     return family
 
 
-def _override(family: Family, model: nn.Module, pattern: str, kind: str) -> None:
+def _override(family: ModelFamily, model: nn.Module, pattern: str, kind: str) -> None:
     if kind not in KINDS:
         raise ValueError(f'cuts: "{pattern}" is to be cut by "{kind}"; known are {", ".join(KINDS)}')
     paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
@@ -94,10 +96,10 @@ def _override(family: Family, model: nn.Module, pattern: str, kind: str) -> None
 # ---- any model ----
 
 
-def _by_names(model: nn.Module) -> Family:
+def _by_names(model: nn.Module) -> ModelFamily:
     """Pieces of an nn.Sequential are its children; units are the entries of the outermost containers."""
     pieces = list(model.children()) if isinstance(model, nn.Sequential) else []
-    family = Family("sequential" if pieces else "any module", pieces, list(entries(model)))
+    family = ModelFamily("sequential" if pieces else "any module", pieces, list(entries(model)))
     family.proved = _is_chain(model)
     for path, module in model.named_modules():
         if isinstance(module, nn.Sequential):
@@ -222,7 +224,7 @@ class GPT2Embed(nn.Module):
         return hidden
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """A decoder layer that needs nothing but the hidden states."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -233,7 +235,7 @@ class Block(nn.Module):
         return _first(self.layer(hidden))
 
 
-class RotaryBlock(Block):
+class RotaryDecoderBlock(DecoderBlock):
     """A decoder layer that also takes rotary positions, which each stage computes for itself."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
@@ -251,7 +253,7 @@ def _is_fused(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and set(dict(module.named_parameters())) == {"weight", "bias"}
 
 
-def _gpt2(model: Any) -> Family:
+def _gpt2(model: Any) -> ModelFamily:
     _check_attention(model)
     body = model.transformer
     for block in body.h:
@@ -271,11 +273,11 @@ def _gpt2(model: Any) -> Family:
         for block in body.h:
             block.attn.split_size //= tensor
 
-    pieces = [GPT2Embed(body), *map(Block, body.h), nn.Sequential(body.ln_f, model.lm_head)]
-    return Family("GPT-2", pieces, list(body.h), cuts, _logits, localize, _has_only(model, GPT2))
+    pieces = [GPT2Embed(body), *map(DecoderBlock, body.h), nn.Sequential(body.ln_f, model.lm_head)]
+    return ModelFamily("GPT-2", pieces, list(body.h), cuts, _logits, localize, _has_only(model, GPT2))
 
 
-def _llama(model: Any, name: str) -> Family:
+def _llama(model: Any, name: str) -> ModelFamily:
     _check_attention(model)
     body, config = model.model, model.config
     if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
@@ -292,9 +294,9 @@ def _llama(model: Any, name: str) -> Family:
         _check_heads(model, config.num_attention_heads, tensor)
         _check_heads(model, config.num_key_value_heads, tensor)
 
-    blocks = [RotaryBlock(layer, body.rotary_emb) for layer in body.layers]
+    blocks = [RotaryDecoderBlock(layer, body.rotary_emb) for layer in body.layers]
     pieces = [body.embed_tokens, *blocks, nn.Sequential(body.norm, model.lm_head)]
-    return Family("Llama", pieces, list(body.layers), cuts, _logits, localize, _has_only(model, LLAMA))
+    return ModelFamily("Llama", pieces, list(body.layers), cuts, _logits, localize, _has_only(model, LLAMA))
 
 
 def _check_heads(model: nn.Module, heads: int, tensor: int) -> None:

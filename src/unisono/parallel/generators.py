@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Region", "drawing", "seed_of"]
+__all__ = ["RngRegion", "drawing", "seed_of"]
 
 
 def seed_of(*parts: int | str) -> int:
@@ -51,7 +51,7 @@ def drawing(seed: int, device_type: str) -> Iterator[None]:
             generator.set_state(state)
 
 
-class Region:
+class RngRegion:
     """The cut regions of one model, one after the other, on one rank of the tensor axis."""
 
     def __init__(self, place: int, device_type: str) -> None:

@@ -20,12 +20,12 @@ from unisono.torch_internals.training import multiply_each_
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .mesh import Mesh
+    from .mesh import PlanMesh
 
-__all__ = ["Tie", "add_up", "copies", "gradient", "local", "scale_", "squared_norm"]
+__all__ = ["TiedParameter", "add_up", "copies", "gradient", "local", "scale_", "squared_norm"]
 
 
-class Tie(NamedTuple):
+class TiedParameter(NamedTuple):
     """A parameter that stages on several ranks have, and the group of those ranks."""
 
     name: str
@@ -48,7 +48,7 @@ def gradient(parameter: Tensor) -> Tensor | None:
     return grad
 
 
-def copies(parameter: Tensor, mesh: Mesh) -> int:
+def copies(parameter: Tensor, mesh: PlanMesh) -> int:
     """Return how many ranks of a stage hold the same part of `parameter`.
 
     Example: data=4, tensor=2, zero=1: 2 for a norm's weight, 1 for a matrix that is cut by column.
@@ -67,7 +67,7 @@ def _strided(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
-def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[Tie], mesh: Mesh) -> Tensor:
+def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter], mesh: PlanMesh) -> Tensor:
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
     """
@@ -87,7 +87,7 @@ def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
         multiply_each_(grads, factor)
 
 
-def add_up(named: dict[str, nn.Parameter], ties: Iterable[Tie]) -> None:
+def add_up(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter]) -> None:
     """Sum the gradients of tied parameters over the stages that have them. `named`: what is trained."""
     for tie in ties:
         parameter = named.get(tie.name)

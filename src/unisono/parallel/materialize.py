@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .families import SplitColumns, entries
-from .tensor import like
+from .tensor_parallel import like
 
-__all__ = ["Init", "Initial", "materialize"]
+__all__ = ["Init", "Initializer", "materialize"]
 
 Init = Callable[[nn.Module], Any]
 Kept = Callable[[str, nn.Parameter], None]
@@ -46,12 +46,12 @@ def materialize(model: nn.Module, *, seed: int | None = None, init: Init | None 
     Raises:
         ValueError: nothing says how a module begins; it says which module, and what to write.
     """
-    initial = Initial(model, seed=seed, init=init)
+    initial = Initializer(model, seed=seed, init=init)
     initial.fill(model)
     return model
 
 
-class _Place(NamedTuple):
+class _TensorSlot(NamedTuple):
     """Where a parameter or buffer without values is."""
 
     module: nn.Module
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
     value: Tensor
 
 
-class Initial:
+class Initializer:
     """The initial values of a model on the meta device; of another model it does nothing.
 
     Attributes:
@@ -127,9 +127,9 @@ class Initial:
                     if isinstance(value, nn.Parameter):
                         kept(first, value)
 
-    def _wanted(self, top: nn.Module) -> dict[int, list[_Place]]:
+    def _wanted(self, top: nn.Module) -> dict[int, list[_TensorSlot]]:
         """What has no values in `top`, by the group that makes them."""
-        inside, wanted = set(top.modules()) if self else set(), dict[int, list[_Place]]()
+        inside, wanted = set(top.modules()) if self else set(), dict[int, list[_TensorSlot]]()
         for path, module in self._model.named_modules():
             if module not in inside:
                 continue
@@ -137,7 +137,7 @@ class Initial:
             for name, value in _own(module):
                 if value.is_meta:
                     first = self._first.get(_join(path, name), _join(path, name))
-                    wanted.setdefault(self._group(first), []).append(_Place(module, name, first, value))
+                    wanted.setdefault(self._group(first), []).append(_TensorSlot(module, name, first, value))
         strange = [module for module in inside if any(value.is_meta for _, value in _own(module))]
         if strange:
             raise ValueError(
@@ -151,7 +151,7 @@ class Initial:
             path = path.rpartition(".")[0]
         return self._group_of[path]
 
-    def _fill(self, number: int, places: list[_Place], made: dict[Tensor, Tensor]) -> None:
+    def _fill(self, number: int, places: list[_TensorSlot], made: dict[Tensor, Tensor]) -> None:
         values = self._values(self._groups[number])
         for place in places:
             if place.value not in made:

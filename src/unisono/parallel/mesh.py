@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["AXES", "Mesh"]
+__all__ = ["AXES", "PlanMesh"]
 
 AXES = ("pipeline", "replica", "shard", "tensor")
 
 
 @dataclass(frozen=True)
-class Mesh:
+class PlanMesh:
     """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor.
 
     Attributes:
@@ -33,7 +33,7 @@ class Mesh:
     world: dist.ProcessGroup
 
     @classmethod
-    def of(cls, plan: Plan, device_type: str) -> Mesh:
+    def of(cls, plan: Plan, device_type: str) -> PlanMesh:
         """Make the mesh, and with it its process groups. All ranks call this.
 
         None of them is the default group: an error may end a run and its groups, and the job goes on.

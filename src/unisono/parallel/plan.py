@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from .compression.settings import Settings
+from .compression.settings import CompressionSettings
 
 __all__ = ["SCHEDULES", "Plan"]
 
@@ -65,7 +65,7 @@ class Plan:
     uneven_use: bool = False
     tf32: bool = False
     swap: str | None = None
-    compression: Settings | None = None
+    compression: CompressionSettings | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -154,7 +154,7 @@ class Plan:
     def _check_compression(self) -> None:
         if self.compression is None:
             return
-        if not isinstance(self.compression, Settings):
+        if not isinstance(self.compression, CompressionSettings):
             raise TypeError(
                 f"Plan: compression is {self.compression!r}, expected PowerSGD(...), Compressed(...) or None"
             )

@@ -15,27 +15,27 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from .arguments import check_arguments, check_optimizer, check_trained, raise_changed, raise_twice, two
-from .batches import Part
-from .build import Built, Optimizer, Parameters, build
-from .checkpoint import Checkpoints, State, newest
-from .compression.kept import Kept
-from .failures import Failures
+from .batches import RankBatches
+from .checkpoint import CheckpointWriter, RunState, newest
+from .compression.checkpoint import CompressionCheckpoint
+from .failures import RunFailures
 from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
-from .layouts.price import Link
+from .layouts.cost import Link
+from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by
 from .materialize import Init
+from .model_setup import ModelSetup, Optimizer, Parameters, set_up
+from .optimizer_step import has_mixed_parameters, step
 from .pipeline.proof import prove
-from .pipeline.runtime import Work
+from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule, schedule
 from .pipeline.timeline import Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
-from .replicas import Replicas
-from .stepping import mixed, step
-from .swap import Swap
-from .watch import Report, Watched, write_trace
-from .watch import watch as watching
-from .weights import Weigh, check_weigh, cut_batch, ignored_by
+from .replicated_parameters import ReplicatedParameters
+from .step_trace import CommunicationReport, StepTrace, write_trace
+from .step_trace import trace_step as watching
+from .swap import ParameterSwap
 
 __all__ = ["Run", "parallelize"]
 
@@ -81,7 +81,7 @@ def parallelize(
     check_weigh(weigh)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
+    built = set_up(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
     return Run(built, plan, optimizer, loss, weigh)
 
 
@@ -101,7 +101,7 @@ class Run:
 
     def __init__(
         self,
-        built: Built,
+        built: ModelSetup,
         plan: Plan,
         optimizer: Optimizer,
         loss: Callable[[Any, Any], Tensor],
@@ -113,24 +113,26 @@ class Run:
         self.skipped = 0
         self._built, self._loss = built, loss
         self._weigh, self._ignored = weigh, ignored_by(loss)
-        self.compression = built.units.compression if isinstance(built.units, Replicas) else None
+        self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
         self._named = built.named
-        self.swap = built.units if isinstance(built.units, Swap) else None
+        self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         check_optimizer(self.optimizer, self._trained)
-        self._mixed = mixed(self._trained.values())
+        self._mixed = has_mixed_parameters(self._trained.values())
         self.steps = 0
         self._spans: list[Span] = []
-        self._watched: Watched | None = None
-        self._checkpoints = Checkpoints()
+        self._watched: StepTrace | None = None
+        self._checkpoints = CheckpointWriter()
         self._statistics = built.statistics()
         ties = [tie.group for tie in built.ties]
-        self._failures = Failures(self.mesh.world, [self.mesh.world, *self.mesh.axes.get_all_groups(), *ties])
+        self._failures = RunFailures(
+            self.mesh.world, [self.mesh.world, *self.mesh.axes.get_all_groups(), *ties]
+        )
 
-    def shard(self, loader: Iterable[Any]) -> Part:
+    def shard(self, loader: Iterable[Any]) -> RankBatches:
         """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
-        return Part(loader, self.mesh.row, self.plan.data)
+        return RankBatches(loader, self.mesh.row, self.plan.data)
 
     def step(self, batch: tuple[Any, Any], *, watch: bool = False) -> float:
         """Train on this rank's part of a batch: forward, backward, communication, optimizer.
@@ -161,7 +163,7 @@ class Run:
                     raise_twice(twice)
                 self._update(norm)
                 if moved[0]:
-                    self._statistics.settle(changed)
+                    self._statistics.synchronize(changed)
             finally:
                 self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
@@ -179,11 +181,11 @@ class Run:
             name = self._statistics.lasting(changed)
             mean, _, moved = self._agree(loss, norm=False, changes=[name is not None, False])
             if moved[0]:
-                self._statistics.settle(changed)
+                self._statistics.synchronize(changed)
                 raise_changed(name)
             return mean
 
-    def explain(self, link: Link | None = None) -> Report:
+    def explain(self, link: Link | None = None) -> CommunicationReport:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
         measured seconds.
 
@@ -192,7 +194,7 @@ class Run:
         Raises:
             RuntimeError: no step was watched.
         """
-        return Report(self._seen().calls(self.mesh, link or Link()))
+        return CommunicationReport(self._seen().calls(self.mesh, link or Link()))
 
     def trace(self, path: str | Path) -> None:
         """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0
@@ -204,7 +206,7 @@ class Run:
         """Return the share of the last watched step in which this rank was in a collective or a message."""
         return self._seen().share()
 
-    def _seen(self) -> Watched:
+    def _seen(self) -> StepTrace:
         if self._watched is None:
             raise RuntimeError("no step was watched; call run.step(batch, watch=True) on all ranks first")
         return self._watched
@@ -231,7 +233,7 @@ class Run:
         """
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
-        self._statistics.settle(self._statistics.changed())
+        self._statistics.synchronize(self._statistics.changed())
         with self._state() as state:
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
@@ -262,16 +264,16 @@ class Run:
             self.swap.close()
 
     @contextlib.contextmanager
-    def _state(self) -> Iterator[State]:
+    def _state(self) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        kept = None if self.compression is None else Kept(self.compression, self.mesh)
+        kept = None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh)
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
             seen = self.swap.mapped(self.optimizer)
         with seen as elsewhere:
             root, buffers = self._built.units.root, self._built.buffers
-            yield State(root, self._named, buffers, self.optimizer, about, elsewhere, kept)
+            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept)
 
     # ---- one step ----
 
@@ -282,13 +284,15 @@ class Run:
         try:
             if self.swap is not None:
                 self.swap.check()
-            check_trained(self._named, self._trained, follows=isinstance(self._built.units, Replicas))
+            check_trained(
+                self._named, self._trained, follows=isinstance(self._built.units, ReplicatedParameters)
+            )
             yield
         except Exception as error:
             left = (
                 self.plan.pipeline > 1 and self._built.runtime.interrupted
             )  # messages that no stage received
-            self._failures.settle(error, together=not left)
+            self._failures.resolve(error, together=not left)
             raise
 
     def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
@@ -300,15 +304,15 @@ class Run:
         seed = seed_of(self._built.seed, what, self.steps, self.mesh.row, self.mesh.stage)
         return drawing(seed, self.mesh.axes.device_type)
 
-    def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
+    def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
         inputs, targets = two(batch)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), self._loss, self.mesh)
             self._built.trial = None
         # fully_shard averages over the data ranks; weights are shares of the sum
-        work = Work(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
-        return _proved(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
+        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
+        return _proved_schedule(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
 
     def _agree(
         self, loss: Tensor | float, *, changes: list[bool], norm: bool = True
@@ -365,7 +369,7 @@ class Run:
 
 
 @functools.lru_cache(maxsize=8)
-def _proved(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
+def _proved_schedule(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
     made = schedule(name, ranks, parts, chunks)
     prove(made)
     return made

@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Disk", "Host", "Key", "Store"]
+__all__ = ["Disk", "Host", "Key", "SpillStorage"]
 
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
 Key = tuple[int, str]  # a parameter's number, and what of it
 
 
-class Store(Protocol):
+class SpillStorage(Protocol):
     """Where bytes are while they are not needed."""
 
     def write(self, key: Key, tensor: Tensor) -> None:

@@ -22,21 +22,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .away import away, back, is_away
 from .batches import tensors_of
-from .replicas import Bucket
-from .spill import Disk, Host, Key, Store
+from .replicated_parameters import GradientBucket
+from .spill import Disk, Host, Key, SpillStorage
+from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
 
-__all__ = ["Swap", "spilled", "store_of"]
+__all__ = ["ParameterSwap", "spill_parameters", "store_of"]
 
 
-def store_of(swap: str) -> Store:
+def store_of(swap: str) -> SpillStorage:
     """Make the store that `Plan(swap=...)` names: "disk", "memory", or the folder of the file."""
     return Host() if swap == "memory" else Disk(None if swap == "disk" else swap)
 
 
-def spilled(model: nn.Module, store: Store) -> Callable[[str, nn.Parameter], None]:
-    """Return what puts parameters of `model`, by their names, to where `Swap` finds them."""
+def spill_parameters(model: nn.Module, store: SpillStorage) -> Callable[[str, nn.Parameter], None]:
+    """Return what puts parameters of `model`, by their names, to where `ParameterSwap` finds them."""
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
 
     def spill(name: str, parameter: nn.Parameter) -> None:
@@ -47,7 +47,7 @@ def spilled(model: nn.Module, store: Store) -> Callable[[str, nn.Parameter], Non
     return spill
 
 
-class _Unit:
+class _SwapUnit:
     """A module, the parameters it uses (tied ones too), and how many backwards of it are under way."""
 
     def __init__(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
@@ -55,7 +55,7 @@ class _Unit:
         self.backwards = 0
 
 
-class Swap:
+class ParameterSwap:
     """The parameters of a model, out of memory but for the unit at work and the next one.
 
     To a run it is what `Replicas` is: the data axis under ZeRO 0.
@@ -73,7 +73,7 @@ class Swap:
         self,
         root: nn.Module,
         modules: Iterable[nn.Module],
-        store: Store,
+        store: SpillStorage,
         *,
         group: dist.ProcessGroup | None = None,
         uneven_use: bool = False,
@@ -85,18 +85,18 @@ class Swap:
         self._io = ThreadPoolExecutor(1, thread_name_prefix="unisono swap")
         self._units = _units(root, modules)
         self._users: dict[nn.Parameter, int] = dict.fromkeys(self._number, 0)  # units that have it here
-        self._loaded: set[_Unit] = set()
+        self._loaded: set[_SwapUnit] = set()
         self._coming: dict[nn.Parameter, Future[None]] = {}
         self._writing: list[Future[None]] = []
         self._norms: dict[nn.Parameter, float] = {}  # of the gradients that are in the store
-        self._order: list[_Unit] = []  # of forward, as seen in this step
-        self._before: list[_Unit] = []  # in the last one: what to read ahead
+        self._order: list[_SwapUnit] = []  # of forward, as seen in this step
+        self._before: list[_SwapUnit] = []  # in the last one: what to read ahead
         self._in_backward = False
         self.waited_s = 0.0
         self._ended = ""  # why nothing is swapped any more
         self._hooks = list(self._hook_all())
         for parameter in self._number:
-            if is_away(parameter):
+            if is_spilled(parameter):
                 continue  # in the store already
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._put((self._number[parameter], "value"), parameter.data)
@@ -137,16 +137,16 @@ class Swap:
         for number, (_, own) in enumerate(reversed(self._owned())):
             trained = [(self._names[p], p) for p in own if p.requires_grad]
             if trained:
-                self._average(Bucket(trained, number), self._group)
+                self._average(GradientBucket(trained, number), self._group)
         self._written()
 
-    def _average(self, bucket: Bucket, group: dist.ProcessGroup) -> None:
+    def _average(self, bucket: GradientBucket, group: dist.ProcessGroup) -> None:
         for parameter in bucket.parameters:
             if parameter in self._norms:
                 self._fetch_gradient(parameter)
         bucket.reduce(group)
         bucket.wait()
-        bucket.settle(uneven_use=self._uneven_use)
+        bucket.finish_step(uneven_use=self._uneven_use)
         for parameter in bucket.parameters:
             if parameter.grad is not None:
                 self._keep_gradient(parameter, parameter.grad)
@@ -198,9 +198,9 @@ class Swap:
             self._release(unit)
         self._norms.clear()
 
-    def _owned(self) -> list[tuple[_Unit, list[nn.Parameter]]]:
+    def _owned(self) -> list[tuple[_SwapUnit, list[nn.Parameter]]]:
         """Each unit with the parameters that no unit before it has."""
-        first: dict[nn.Parameter, _Unit] = {}
+        first: dict[nn.Parameter, _SwapUnit] = {}
         for unit in self._units:
             for parameter in unit.parameters:
                 first.setdefault(parameter, unit)
@@ -220,7 +220,9 @@ class Swap:
         state: Any = {} if optimizer is None else optimizer.state
         values = {p: self._store.view((number, "value"), p) for p, number in self._number.items()}
         emptied = {
-            p: self._shown(p, value) for p, value in values.items() if is_away(p) and p.device.type == "cpu"
+            p: self._shown(p, value)
+            for p, value in values.items()
+            if is_spilled(p) and p.device.type == "cpu"
         }
         seen: dict[
             tuple[nn.Parameter, str], tuple[Tensor, Tensor]
@@ -234,7 +236,7 @@ class Swap:
         finally:
             for parameter, own in emptied.items():
                 parameter.data = own
-                away(parameter)
+                mark_spilled(parameter)
             for parameter in self._number:
                 for name, value in _state_of(optimizer, parameter):
                     kept, stands = seen.get((parameter, name), (None, value))
@@ -247,7 +249,7 @@ class Swap:
 
     def _shown(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         """Make a parameter have the values; return its own memory, which is empty."""
-        back(parameter)
+        unmark_spilled(parameter)
         own, parameter.data = parameter.data, value
         return own
 
@@ -273,8 +275,8 @@ class Swap:
     def _hook_all(self) -> Iterator[Any]:
         yield self.root.register_forward_pre_hook(self._forward_begins)
         for unit in self._units:
-            yield unit.module.register_forward_pre_hook(self._coming_to(unit), with_kwargs=True)
-            yield unit.module.register_forward_hook(self._leaving(unit), always_call=True)
+            yield unit.module.register_forward_pre_hook(self._before_use(unit), with_kwargs=True)
+            yield unit.module.register_forward_hook(self._after_use(unit), always_call=True)
         for parameter in self._number:
             if parameter.requires_grad:
                 yield parameter.register_post_accumulate_grad_hook(_spilling(weakref.ref(self)))
@@ -293,7 +295,7 @@ class Swap:
         self._in_backward = False
         self._release_all()
 
-    def _coming_to(self, unit: _Unit) -> Callable[..., Any]:
+    def _before_use(self, unit: _SwapUnit) -> Callable[..., Any]:
         def hook(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
             self._load(unit)
             if not self._in_backward:
@@ -301,19 +303,19 @@ class Swap:
                 self._read_ahead(self._before, len(self._order))
             if not torch.is_grad_enabled():
                 return None
-            return tuple(self._watched(unit, a) for a in args), {
-                k: self._watched(unit, v) for k, v in named.items()
+            return tuple(self._with_gradient_hook(unit, a) for a in args), {
+                k: self._with_gradient_hook(unit, v) for k, v in named.items()
             }
 
         return hook
 
-    def _watched(self, unit: _Unit, value: Any) -> Any:
+    def _with_gradient_hook(self, unit: _SwapUnit, value: Any) -> Any:
         """Hook the gradient of `value`: when it is complete, backward of the unit has ended."""
         if isinstance(value, Tensor) and value.requires_grad:
-            return _Through.apply(value, lambda: self._through(unit))
+            return _GradientCallback.apply(value, lambda: self._hook_gradient(unit))
         return value
 
-    def _leaving(self, unit: _Unit) -> Callable[..., None]:
+    def _after_use(self, unit: _SwapUnit) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             began: list[bool] = []
 
@@ -332,10 +334,10 @@ class Swap:
 
         return hook
 
-    def _place(self, unit: _Unit) -> int:
+    def _place(self, unit: _SwapUnit) -> int:
         return self._before.index(unit) if unit in self._before else len(self._before)
 
-    def _through(self, unit: _Unit) -> None:
+    def _hook_gradient(self, unit: _SwapUnit) -> None:
         unit.backwards -= 1
         if unit.backwards == 0 and unit.module is not self.root:
             self._release(unit)
@@ -361,14 +363,14 @@ class Swap:
 
     # ---- memory ----
 
-    def _load(self, unit: _Unit) -> None:
+    def _load(self, unit: _SwapUnit) -> None:
         """Have the parameters of `unit` in memory."""
         self._start(unit)
         for parameter in unit.parameters:
             if parameter in self._coming:
                 self._wait(self._coming.pop(parameter))
 
-    def _start(self, unit: _Unit) -> None:
+    def _start(self, unit: _SwapUnit) -> None:
         if unit in self._loaded:
             return
         self._loaded.add(unit)
@@ -379,11 +381,11 @@ class Swap:
                 key = (self._number[parameter], "value")
                 self._coming[parameter] = self._io.submit(self._store.read, key, parameter.data)
 
-    def _read_ahead(self, order: Sequence[_Unit], place: int) -> None:
+    def _read_ahead(self, order: Sequence[_SwapUnit], place: int) -> None:
         if place < len(order):
             self._start(order[place])
 
-    def _release(self, unit: _Unit) -> None:
+    def _release(self, unit: _SwapUnit) -> None:
         if unit not in self._loaded:
             return
         self._load(unit)  # a read that has begun must end first
@@ -427,7 +429,7 @@ class Swap:
         self.waited_s += time.perf_counter() - start
 
 
-def _spilling(swap: weakref.ref[Swap]) -> Callable[[Tensor], None]:
+def _spilling(swap: weakref.ref[ParameterSwap]) -> Callable[[Tensor], None]:
     """A hook that keeps nothing alive: the hooks of a parameter are no part of its garbage collection."""
 
     def spill(parameter: Tensor) -> None:
@@ -438,7 +440,7 @@ def _spilling(swap: weakref.ref[Swap]) -> Callable[[Tensor], None]:
     return spill
 
 
-class _Through(torch.autograd.Function):
+class _GradientCallback(torch.autograd.Function):
     """The identity, with a callback when the gradient arrives."""
 
     @staticmethod
@@ -452,13 +454,13 @@ class _Through(torch.autograd.Function):
         return grad, None
 
 
-def _units(model: nn.Module, modules: Iterable[nn.Module]) -> list[_Unit]:
+def _units(model: nn.Module, modules: Iterable[nn.Module]) -> list[_SwapUnit]:
     """The given modules, and the model itself for all other parameters."""
     inside = list(modules)
-    units = [_Unit(module, [*module.parameters()]) for module in inside if module is not model]
+    units = [_SwapUnit(module, [*module.parameters()]) for module in inside if module is not model]
     taken = {parameter for unit in units for parameter in unit.parameters}
     rest = [parameter for parameter in model.parameters() if parameter not in taken]
-    return [*units, _Unit(model, rest)] if rest else units
+    return [*units, _SwapUnit(model, rest)] if rest else units
 
 
 def _state_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> list[tuple[str, Tensor]]:
@@ -469,10 +471,10 @@ def _state_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) 
 
 def _empty(tensor: Tensor) -> None:
     tensor.untyped_storage().resize_(0)
-    away(tensor)
+    mark_spilled(tensor)
 
 
 def _fill(tensor: Tensor) -> None:
     """Give an emptied tensor its memory back, without content."""
-    back(tensor)
+    unmark_spilled(tensor)
     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())

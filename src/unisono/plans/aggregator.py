@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unisono.plans.hierarchical import Here
+from unisono.plans.hierarchical import HostPosition
 from unisono.plans.plan import Out, Recv, Reduce, Send, Step, by_host
 
 __all__ = ["aggregator", "all_reduce"]
@@ -25,7 +25,7 @@ def aggregator(hosts: tuple[int, ...]) -> int:
 
 def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
     """Ranks send to their host's leader, leaders to the aggregator, and the sum returns the same way."""
-    here = Here(rank, hosts, aggregator(hosts))
+    here = HostPosition(rank, hosts, aggregator(hosts))
     above, under = here.tree(_star)
     if rank != here.leader:
         yield Send(Out(0), to=(here.leader,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from unisono.engine.base.checking import instance, listed, whole
+from unisono.engine.base.validation import instance, listed, whole
 from unisono.errors import PlanError
 from unisono.plans import (
     aggregator,
@@ -21,7 +21,7 @@ from unisono.plans import (
     torus,
     tree,
 )
-from unisono.plans.coded import apart, coded_edges
+from unisono.plans.coded_edges import coded_edges, separate_codes
 from unisono.plans.plan import MOST_RANKS, Plan, Step, StepFunction, build
 
 __all__ = ["ALGORITHMS", "FLAT", "PLACED", "algorithm_names", "make", "steps_of"]
@@ -141,7 +141,7 @@ def make(
 ) -> Plan:
     """Build the plan of a catalogued algorithm for `size` ranks. hosts: the host of each; (): one host.
 
-    coding: which edges carry codes, see `coded`.
+    coding: which edges carry codes, see `coded_edges`.
 
     Raises:
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
@@ -150,5 +150,5 @@ def make(
     steps = steps_of(collective, algorithm, size, hosts)
     root = whole(root, "root", 0, size - 1)
     edges = coded_edges(coding, hosts)
-    steps = apart(steps, edges) if coding else steps
+    steps = separate_codes(steps, edges) if coding else steps
     return build(collective, algorithm, steps, size, root, hosts, coding)

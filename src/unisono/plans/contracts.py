@@ -16,12 +16,12 @@ Expected = Callable[[int, int, int, int], "list[Contribution] | None"]
 """(rank, chunk, size, root) -> the contributions Out(chunk) must hold on that rank; None: anything."""
 
 
-def nobody_keeps(rank: int, root: int) -> bool:  # noqa: ARG001
+def no_rank_keeps(rank: int, root: int) -> bool:  # noqa: ARG001
     """Every rank gets a result."""
     return False
 
 
-def everybody_gives(rank: int, root: int) -> bool:  # noqa: ARG001
+def every_rank_gives(rank: int, root: int) -> bool:  # noqa: ARG001
     """Every rank has input."""
     return True
 
@@ -44,11 +44,11 @@ class Contract(NamedTuple):
     in_blocks: str
     out_blocks: str
     expected: Expected
-    gives: Callable[[int, int], bool] = everybody_gives
+    gives: Callable[[int, int], bool] = every_rank_gives
     reduces: bool = False
     counts: bool = True
     rooted: bool = False
-    keeps: Callable[[int, int], bool] = nobody_keeps
+    keeps: Callable[[int, int], bool] = no_rank_keeps
 
 
 def _everybody(rank: int, chunk: int, size: int, root: int) -> list[Contribution]:  # noqa: ARG001

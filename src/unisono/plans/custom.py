@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from unisono.engine.base.checking import listed
+from unisono.engine.base.validation import listed
 from unisono.errors import PlanError
 from unisono.plans.lowering import lower
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step, StepFunction

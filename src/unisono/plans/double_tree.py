@@ -25,7 +25,7 @@ def parent(place: int, size: int) -> int:
     return above if above <= size else place ^ bit
 
 
-class Tree:
+class TreeNode:
     """A rank's neighbours in tree 0 or 1 over `ranks`.
 
     Attributes:
@@ -44,7 +44,7 @@ class Tree:
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """Each half of the buffer goes up its tree and down again. Leaves send first, and receive last."""
-    trees = [Tree(number, rank, tuple(range(size))) for number in (0, 1)]
+    trees = [TreeNode(number, rank, tuple(range(size))) for number in (0, 1)]
     leaves_first = sorted((0, 1), key=lambda number: len(trees[number].below))
     for number in leaves_first:
         tree, half = trees[number], Out(number)
@@ -61,15 +61,15 @@ def broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
     ranks = tuple((root + distance) % size for distance in range(1, size))
     if rank == root:
         for number in (0, 1):
-            first = (Tree(number, ranks[0], ranks).root,) if ranks else ()
+            first = (TreeNode(number, ranks[0], ranks).root,) if ranks else ()
             yield Send(Out(number), to=first)
         return
-    trees = [Tree(number, rank, ranks) for number in (0, 1)]
+    trees = [TreeNode(number, rank, ranks) for number in (0, 1)]
     for number in sorted((0, 1), key=lambda number: -len(trees[number].below)):
         yield from _down(trees[number], number, root)
 
 
-def _down(tree: Tree, half: int, source: int | None = None) -> Iterator[Step]:
+def _down(tree: TreeNode, half: int, source: int | None = None) -> Iterator[Step]:
     above = source if tree.above is None else tree.above
     if above is not None:
         yield Recv(Out(half), frm=above)

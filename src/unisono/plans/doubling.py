@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, exchange, others
 
-__all__ = ["Fold", "all_gather", "all_reduce", "bruck"]
+__all__ = ["PowerOfTwoFold", "all_gather", "all_reduce", "bruck"]
 
 
-class Fold:
+class PowerOfTwoFold:
     """Maps any number of ranks to a power of two: each of the first few places has two ranks.
 
     The first rank of a place works. The second one, its `extra`, sends its data to it and receives the
@@ -50,7 +50,7 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
     Cost if p is a power of two: log2(p) (a + b L + g L); other p pay 2(a + b L) more.
     """
-    fold = Fold(rank, size)
+    fold = PowerOfTwoFold(rank, size)
     if fold.partner is not None and fold.is_extra:
         yield Send(Out(0), to=(fold.partner,))
         yield Recv(Out(0), frm=fold.partner)
@@ -70,7 +70,7 @@ def all_gather(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
     Cost if p is a power of two: log2(p) a + (p-1)/p b L; other p pay two more rounds.
     """
-    fold = Fold(rank, size)
+    fold = PowerOfTwoFold(rank, size)
     if fold.partner is not None and fold.is_extra:
         yield Send(In(0), to=(fold.partner,))
         yield Copy(Out(rank), In(0))

@@ -2,14 +2,14 @@
 other half.
 
 Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. Ranks beyond a power
-of two are folded into their neighbours first (`doubling.Fold`).
+of two are folded into their neighbours first (`doubling.PowerOfTwoFold`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unisono.plans.doubling import Fold
+from unisono.plans.doubling import PowerOfTwoFold
 from unisono.plans.plan import In, Out, Recv, Reduce, Send, Step, Tmp, exchange
 
 __all__ = ["all_reduce", "reduce_scatter"]
@@ -24,7 +24,7 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
         rank 0  2,3 -> 2    1 -> 1   0 -> 1    0,1 -> 2
         rank 1  2,3 -> 3    0 -> 0   1 -> 0    0,1 -> 3
     """
-    fold = Fold(rank, size)
+    fold = PowerOfTwoFold(rank, size)
     partner, everything = fold.partner, range(fold.places)
     if partner is not None and fold.is_extra:
         yield from (Send(Out(chunk), to=(partner,)) for chunk in everything)
@@ -55,7 +55,7 @@ def reduce_scatter(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: 
 
     Cost if p is a power of two: log2(p) a + (p-1)/p (b + g) L.
     """
-    fold = Fold(rank, size)
+    fold = PowerOfTwoFold(rank, size)
     partner = fold.partner
     if partner is not None and fold.is_extra:
         yield from (Send(In(block), to=(partner,)) for block in range(size))
@@ -81,7 +81,7 @@ def reduce_scatter(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: 
         yield Send(Tmp(partner), to=(partner,))
 
 
-def _halves(fold: Fold) -> Iterator[tuple[int, range, range]]:
+def _halves(fold: PowerOfTwoFold) -> Iterator[tuple[int, range, range]]:
     """(peer, places of the own half, places of the other), the widest first.
 
     Example (place 1 of 4): (3, 0..1, 2..3), then (0, 1..1, 0..0)

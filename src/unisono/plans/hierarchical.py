@@ -30,7 +30,7 @@ from unisono.plans.plan import (
 from unisono.plans.tree import children
 
 __all__ = [
-    "Here",
+    "HostPosition",
     "all_gather",
     "all_reduce",
     "all_reduce_in_pieces",
@@ -52,7 +52,7 @@ Below = Callable[[int, int], Sequence[int]]
 """A tree over hosts: (place, number of hosts) -> the places of its children; place 0 is the root."""
 
 
-class Here:
+class HostPosition:
     """The position of a rank among the hosts; places of hosts are counted from the root's host.
 
     Example: hosts (0, 0, 1, 1, 1), rank 3, root 0: place 1, ranks (2, 3, 4), near (2, 4), leader 2.
@@ -94,7 +94,7 @@ def chain(place: int, count: int) -> Sequence[int]:
     return range(place + 1, min(place + 2, count))
 
 
-def among(ranks: tuple[int, ...], steps: StepFunction, rank: int) -> Iterator[Step]:
+def on_ranks(ranks: tuple[int, ...], steps: StepFunction, rank: int) -> Iterator[Step]:
     """An algorithm for ranks 0..n-1, run by `ranks`."""
     for step in steps(ranks.index(rank), len(ranks), 0):
         if isinstance(step, Send):
@@ -112,7 +112,7 @@ def among(ranks: tuple[int, ...], steps: StepFunction, rank: int) -> Iterator[St
 
 def broadcast_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
     """Along a tree over the hosts, and in each host to all its ranks."""
-    here = Here(rank, hosts, root)
+    here = HostPosition(rank, hosts, root)
     if rank != here.leader:
         yield Recv(Out(0), frm=here.leader)
         return
@@ -123,7 +123,7 @@ def broadcast_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) 
 
 def reduce_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
     """Up a tree over the hosts, each of which reduces its ranks."""
-    here = Here(rank, hosts, root)
+    here = HostPosition(rank, hosts, root)
     if rank != here.leader:
         yield Send(Out(0), to=(here.leader,))
         return
@@ -158,7 +158,7 @@ def leaders_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
 
 
 def _through_leaders(rank: int, hosts: tuple[int, ...], between: StepFunction) -> Iterator[Step]:
-    here = Here(rank, hosts)
+    here = HostPosition(rank, hosts)
     if rank != here.leader:
         yield Send(Out(0), to=(here.leader,))
         yield Recv(Out(0), frm=here.leader)
@@ -166,7 +166,7 @@ def _through_leaders(rank: int, hosts: tuple[int, ...], between: StepFunction) -
     if here.near or len(hosts) == 1:
         yield Reduce(Out(0), frm=here.ranks)
     if len(here.hosts) > 1:
-        yield from among(here.leaders(), between, rank)
+        yield from on_ranks(here.leaders(), between, rank)
     yield Send(Out(0), to=here.near)
 
 
@@ -199,12 +199,14 @@ def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
 
 def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iterator[Step]:
     """`all_reduce` in pieces; contributions to a piece are sent before the previous result is received."""
-    here = Here(rank, hosts)
+    here = HostPosition(rank, hosts)
     count = len(here.hosts)
     width = count * max(map(len, here.hosts))
-    before = _Piece(here, rank, range(0))
+    before = _AllReduceShare(here, rank, range(0))
     for number in range(pieces + 1):
-        piece = _Piece(here, rank, range(number * width, (number + 1) * width if number < pieces else 0))
+        piece = _AllReduceShare(
+            here, rank, range(number * width, (number + 1) * width if number < pieces else 0)
+        )
         if here.near:
             yield from exchange(
                 rank,
@@ -224,7 +226,7 @@ def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iter
         before = piece
 
 
-class _Piece:
+class _AllReduceShare:
     """Some chunks of an all-reduce on several hosts, for one rank.
 
     Attributes:
@@ -233,7 +235,7 @@ class _Piece:
         up: the sends to homes on other hosts.
     """
 
-    def __init__(self, here: Here, rank: int, chunks: range) -> None:
+    def __init__(self, here: HostPosition, rank: int, chunks: range) -> None:
         self._here = here
         self._count = len(here.hosts)
         self._order = sorted(chunks, key=lambda chunk: (chunk - here.place - 1) % self._count)
@@ -288,7 +290,7 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
 
     Every link carries every block of the other hosts once in, and all but the next host's once out.
     """
-    here = Here(rank, hosts)
+    here = HostPosition(rank, hosts)
     count = len(here.hosts)
     behind, ahead = here.hosts[here.place - 1], here.hosts[(here.place + 1) % count]
     yield Copy(Out(rank), In(0))
@@ -314,7 +316,7 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
 
     Every link carries every block of the other hosts once out, and all but the previous host's once in.
     """
-    here = Here(rank, hosts)
+    here = HostPosition(rank, hosts)
     count = len(here.hosts)
     behind, ahead = here.hosts[here.place - 1], here.hosts[(here.place + 1) % count]
     onward: list[Send] = []
@@ -336,7 +338,7 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
 
 def gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     """Every host's leader sends the blocks of its host at once. All blocks are equally long."""
-    here = Here(rank, hosts, root)
+    here = HostPosition(rank, hosts, root)
     if rank != here.leader:
         yield Send(In(0), to=(here.leader,))
         return
@@ -353,7 +355,7 @@ def gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
 
 def scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     """The root sends every host's leader the blocks of its host at once. All blocks are equally long."""
-    here = Here(rank, hosts, root)
+    here = HostPosition(rank, hosts, root)
     if rank == root:
         for place in range(1, len(here.hosts)):
             yield from (Send(In(peer), to=(here.leader_of(place),)) for peer in here.hosts[place])

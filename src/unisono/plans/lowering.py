@@ -1,29 +1,29 @@
 """Flatten a plan into the numbers that the engine runs; csrc/engine/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks of this rank, equal blocks, lends (see `_lends`), messages in flight,
-algorithm, then per step opcode, flags, space and index of the chunk, space and index of the own chunk, own
-place, number of peers, peers; plus the number of ranks where the edge carries codes
+out chunks, in chunks, tmp chunks of this rank, equal blocks, sends with zero copy (see `_zero_copy_mode`),
+messages in flight, algorithm, then per step opcode, flags, space and index of the chunk, space and index of
+the own chunk, own place, number of peers, peers; plus the number of ranks where the edge carries codes
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unisono.engine.base.checking import instance, whole
+from unisono.engine.base.validation import instance, whole
 from unisono.plans.agreement import agreement
 from unisono.plans.catalog import algorithm_names, steps_of
-from unisono.plans.coded import Edges, apart, coded_edges, none, rounds
+from unisono.plans.coded_edges import Edges, coded_edges, none, rounds, separate_codes
 from unisono.plans.contracts import CONTRACTS
-from unisono.plans.exposure import exposed
-from unisono.plans.origins import Origins
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
+from unisono.plans.provenance import Provenance
+from unisono.plans.zero_copy import zero_copy_sends
 
 __all__ = ["lower", "lower_agreement", "lower_rank"]
 
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
 _FINAL, _RAW, _LAST, _OPEN, _ROUNDS = 1, 2, 4, 8, 16
-_NOT, _SEGMENTS, _AHEAD = range(3)  # how a plan lends
+_NOT, _SEGMENTS, _AHEAD = range(3)  # how a plan uses zero copy
 _CROWD = 64  # above this size only some steps are analysed: all of them take too long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
@@ -38,12 +38,12 @@ def lower(plan: Plan, *, idempotent: bool = False) -> list[list[int]]:
 
     in_flight, findings = run(instance(plan, Plan, "plan"), idempotent=idempotent)
     edges = coded_edges(plan.coding, plan.hosts)
-    lends = _NOT if plan.coding else _lends(plan.collective, plan.size, plan.steps, plan.hosts)
-    code, origins = [], Origins(plan.steps.__getitem__)
+    zero_copy = _NOT if plan.coding else _zero_copy_mode(plan.collective, plan.size, plan.steps, plan.hosts)
+    code, origins = [], Provenance(plan.steps.__getitem__)
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
         complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
-        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
+        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, zero_copy)
         if plan.coding:
             keeps = rounds(plan.collective, rank, plan.root, steps, edges)
             code.append(header + _encode_coded(rank, plan.size, steps, raw, complete, keeps, edges))
@@ -72,10 +72,10 @@ def lower_rank(
     """
     function = steps_of(collective, algorithm, size, hosts)
     edges = coded_edges(coding, hosts)
-    function = apart(function, edges) if coding else function
+    function = separate_codes(function, edges) if coding else function
     rank = whole(rank, "rank", 0, size - 1)
     root = whole(root, "root", 0, size - 1)
-    origins = Origins(lambda peer: function(peer, size, root))
+    origins = Provenance(lambda peer: function(peer, size, root))
     steps = origins.steps(rank)
     contract = CONTRACTS[collective]
     given = ("out" if contract.in_place else "in") if contract.gives(rank, root) else ""
@@ -89,8 +89,8 @@ def lower_rank(
         return header + _encode_coded(
             rank, size, steps, _raw(rank, steps, given, keeps), complete, keeps, edges
         )
-    lends = _lends(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
-    header = _header(collective, algorithm, size, steps, 0, lends)
+    zero_copy = _zero_copy_mode(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
+    header = _header(collective, algorithm, size, steps, 0, zero_copy)
     last = _last(steps, reduces=contract.reduces)
     open_ = _open(rank, size, steps, origins)
     return header + _encode(rank, steps, _raw(rank, steps, given), complete, last, open_)
@@ -137,7 +137,7 @@ def _own(rank: int, step: Step) -> Chunk | None:
 
 
 def _header(
-    collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: int
+    collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, zero_copy: int
 ) -> list[int]:
     """The header before the steps. It is equal on all ranks, except for their scratch memory."""
     names, contract = algorithm_names(), CONTRACTS[collective]
@@ -150,16 +150,18 @@ def _header(
     given = blocks.get(contract.in_blocks, seen["in"])
     number = names.index(algorithm) if algorithm in names else _CUSTOM
     equal_blocks = int(contract.out_blocks != "any")
-    return [out, given, seen["tmp"], equal_blocks, lends, max(in_flight, out, given), number]
+    return [out, given, seen["tmp"], equal_blocks, zero_copy, max(in_flight, out, given), number]
 
 
-def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> int:
-    """Segments: a plan within one host sends only chunks that do not change, so any size can be lent. Ahead:
-    also, its messages may run ahead of their segments.
+def _zero_copy_mode(
+    collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]
+) -> int:
+    """Segments: a plan within one host sends only chunks that do not change, so any size can be sent with
+    zero copy. Ahead: also, its messages may run ahead of their segments.
     """
     if CONTRACTS[collective].reduces or len(set(hosts)) > 1 or size > _CROWD:
         return _NOT
-    lends = _AHEAD
+    zero_copy = _AHEAD
     for steps in map(tuple, plan):
         sends = (
             last
@@ -168,8 +170,8 @@ def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tu
         )
         if not all(sends):
             return _NOT
-        lends = lends if _may_run_ahead(steps) else _SEGMENTS
-    return lends
+        zero_copy = zero_copy if _may_run_ahead(steps) else _SEGMENTS
+    return zero_copy
 
 
 def _may_run_ahead(steps: Sequence[Step]) -> bool:
@@ -211,8 +213,8 @@ def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
     return found
 
 
-def _open(rank: int, size: int, steps: Sequence[Step], origins: Origins) -> list[bool]:
-    return exposed(rank, origins) if size <= _CROWD else [False] * len(steps)
+def _open(rank: int, size: int, steps: Sequence[Step], origins: Provenance) -> list[bool]:
+    return zero_copy_sends(rank, origins) if size <= _CROWD else [False] * len(steps)
 
 
 def _encode(
@@ -251,7 +253,7 @@ def _encode_coded(
     keeps: list[bool],
     edges: Edges,
 ) -> list[int]:
-    """`_encode` for a plan with codes: nothing is lent, and codes are not read in place."""
+    """`_encode` for a plan with codes: nothing is sent with zero copy, and codes are not read in place."""
     none_ = [False] * len(steps)
     return _encode(rank, steps, raw, complete, none_, none_, keeps, edges, size)
 

@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from unisono.plans.hierarchical import Here, all_reduce_in_pieces, broadcast_along, carrier, reduce_along
+from unisono.plans.hierarchical import (
+    HostPosition,
+    all_reduce_in_pieces,
+    broadcast_along,
+    carrier,
+    reduce_along,
+)
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, Tmp, exchange
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
@@ -45,7 +51,7 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
 
     Every link carries every block of the other hosts once in, and its own once out to each of them.
     """
-    here = Here(rank, hosts)
+    here = HostPosition(rank, hosts)
 
     def at(ranks: tuple[int, ...], block: int) -> int:
         return carrier(ranks, block, next(each for each in here.hosts if block in each))
@@ -74,7 +80,7 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
 
     Every link carries every block of the other hosts once out, and its own once in from each of them.
     """
-    here = Here(rank, hosts)
+    here = HostPosition(rank, hosts)
     away = here.hosts[here.place + 1 :] + here.hosts[: here.place]
     at = {block: carrier(here.ranks, block, ranks) for ranks in away for block in ranks}
     mine = [block for block in at if at[block] == rank]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from unisono.engine.base.checking import listed, whole
+from unisono.engine.base.validation import listed, whole
 
 __all__ = [
     "Chunk",
@@ -123,7 +123,7 @@ StepFunction = Callable[[int, int, int], Iterable[Step]]
 """An algorithm: (rank, size, root) -> the steps of that rank. Rootless ones ignore root."""
 
 
-class _Plan(NamedTuple):
+class _PlanFields(NamedTuple):
     collective: str
     algorithm: str
     size: int
@@ -133,7 +133,7 @@ class _Plan(NamedTuple):
     coding: str = ""
 
 
-class Plan(_Plan):
+class Plan(_PlanFields):
     """The steps of all ranks for one collective.
 
     Attributes:

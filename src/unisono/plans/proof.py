@@ -16,13 +16,23 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from unisono.engine.base.checking import instance, whole
+from unisono.engine.base.validation import instance, whole
 from unisono.errors import PlanError
-from unisono.plans.coded import coded_edges, rounds
+from unisono.plans.coded_edges import coded_edges, rounds
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["CODES", "EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run", "start"]
+__all__ = [
+    "CODES",
+    "EDGE_CAPACITY",
+    "Deadlock",
+    "Proof",
+    "StepValues",
+    "SymbolicValue",
+    "prove",
+    "run",
+    "start",
+]
 
 
 CODES = "codes"
@@ -34,7 +44,7 @@ class Deadlock(PlanError):
 
 
 @dataclass(frozen=True)
-class Value:
+class SymbolicValue:
     """The value of a chunk.
 
     Attributes:
@@ -55,11 +65,11 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Finding:
+class StepValues:
     """The values at one step: the own value that it read, and the one that it wrote."""
 
-    own: Value | None
-    result: Value | None
+    own: SymbolicValue | None
+    result: SymbolicValue | None
 
 
 @dataclass(frozen=True)
@@ -80,26 +90,26 @@ class Proof:
 
 
 @dataclass
-class _Rank:
-    chunks: dict[Chunk, Value]
+class _SymbolicRank:
+    chunks: dict[Chunk, SymbolicValue]
     next_step: int = 0
     outstanding: deque[list[int]] = field(default_factory=deque)  # per message: receivers left
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StepValues] = field(default_factory=list)
 
 
-def start(plan: Plan, rank: int) -> dict[Chunk, Value]:
+def start(plan: Plan, rank: int) -> dict[Chunk, SymbolicValue]:
     """The values of a rank before its first step."""
     contract = CONTRACTS[plan.collective]
     space = "out" if contract.in_place else "in"
     if not contract.gives(rank, plan.root):
         return {}
     return {
-        Chunk(space, index): Value((rank, index), 1 << rank, index, raw=True)
+        Chunk(space, index): SymbolicValue((rank, index), 1 << rank, index, raw=True)
         for index in range(max(1, plan.chunks(space)))
     }
 
 
-class _Run:
+class _SymbolicRun:
     """A symbolic run of all ranks."""
 
     def __init__(self, plan: Plan, edge_capacity: int, in_flight: int, idempotent: bool) -> None:
@@ -113,8 +123,8 @@ class _Run:
         self.contract = CONTRACTS[plan.collective]
         self.edge_capacity = edge_capacity
         self.in_flight = in_flight
-        self.edges: dict[tuple[int, int], deque[tuple[Value, int, list[int]]]] = {}
-        self.ranks = [_Rank(start(plan, rank)) for rank in range(plan.size)]
+        self.edges: dict[tuple[int, int], deque[tuple[SymbolicValue, int, list[int]]]] = {}
+        self.ranks = [_SymbolicRank(start(plan, rank)) for rank in range(plan.size)]
 
     def error(self, rank: int, what: str, number: int | None = None) -> PlanError:
         number = self.ranks[rank].next_step if number is None else number
@@ -172,8 +182,8 @@ class _Run:
                 raise self.error(rank, f"there is no rank {peer}")
 
     def _do(self, rank: int, step: Step) -> None:
-        own: Value | None = None
-        result: Value | None = None
+        own: SymbolicValue | None = None
+        result: SymbolicValue | None = None
         if isinstance(step, Send):
             own = self._read(rank, step.chunk)
             receivers = list(step.to)
@@ -202,9 +212,9 @@ class _Run:
             own = result = self._read(rank, step.src)
         if result is not None:
             self._write(rank, step.dst if isinstance(step, Copy) else step.chunk, result)
-        self.ranks[rank].findings.append(Finding(own, result))
+        self.ranks[rank].findings.append(StepValues(own, result))
 
-    def _encode(self, rank: int, value: Value) -> Value:
+    def _encode(self, rank: int, value: SymbolicValue) -> SymbolicValue:
         """The decoded codes of a value; refuses an encoding that would add a second error."""
         if value.decoded and self.idempotent:
             return value
@@ -220,20 +230,20 @@ class _Run:
                 f"encodes a partial result in which the contribution of rank {_first(value.lossy)} has been "
                 "encoded already; let one rank add up all contributions",
             )
-        return Value((CODES, value.order), value.ranks, value.block, lossy=value.ranks, decoded=True)
+        return SymbolicValue((CODES, value.order), value.ranks, value.block, lossy=value.ranks, decoded=True)
 
-    def _read(self, rank: int, chunk: Chunk) -> Value:
+    def _read(self, rank: int, chunk: Chunk) -> SymbolicValue:
         value = self.ranks[rank].chunks.get(chunk)
         if value is None:
             raise self.error(rank, f"reads {chunk} before anything was written there")
         return value
 
-    def _write(self, rank: int, chunk: Chunk, value: Value) -> None:
+    def _write(self, rank: int, chunk: Chunk, value: SymbolicValue) -> None:
         if chunk.space == "in":
             raise self.error(rank, f"writes {chunk}, the caller's input")
         self.ranks[rank].chunks[chunk] = value
 
-    def _take(self, rank: int, peer: int, chunk: Chunk) -> Value:
+    def _take(self, rank: int, peer: int, chunk: Chunk) -> SymbolicValue:
         value, index, receivers = self.edges[peer, rank].popleft()
         receivers.remove(rank)
         if self.contract.out_blocks == "any" and index != chunk.index:
@@ -244,7 +254,7 @@ class _Run:
         if self.contract.out_blocks == "any" and result.index != source.index:
             raise self.error(rank, f"takes {source} for {result}; their sizes differ")
 
-    def _combine(self, rank: int, values: list[Value]) -> Value:
+    def _combine(self, rank: int, values: list[SymbolicValue]) -> SymbolicValue:
         if not self.contract.reduces:
             raise self.error(rank, f"{self.plan.collective} has nothing to reduce")
         ranks = lossy = 0
@@ -258,7 +268,7 @@ class _Run:
             lossy |= value.lossy
         if len(values) == 1:
             return replace(values[0], raw=False)
-        return Value(tuple(value.order for value in values), ranks, values[0].block, lossy=lossy)
+        return SymbolicValue(tuple(value.order for value in values), ranks, values[0].block, lossy=lossy)
 
     # ---- the end -------------------------------------------------------------------------------------
 
@@ -303,7 +313,7 @@ class _Run:
 
 def run(
     plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = False
-) -> tuple[int, list[list[Finding]]]:
+) -> tuple[int, list[list[StepValues]]]:
     """Run a plan on symbols: (messages in flight, the findings of every rank and step).
 
     Messages in flight: how many a sender must be able to have outstanding so that the plan does not deadlock.
@@ -314,15 +324,15 @@ def run(
     Raises:
         PlanError: a deadlock, a read before a write, a contribution twice, a message that no rank receives.
     """
-    in_flight, running = _finished(plan, edge_capacity, idempotent)
+    in_flight, running = _run_to_end(plan, edge_capacity, idempotent)
     return in_flight, [rank.findings for rank in running.ranks]
 
 
-def _finished(plan: Plan, edge_capacity: int, idempotent: bool) -> tuple[int, _Run]:
+def _run_to_end(plan: Plan, edge_capacity: int, idempotent: bool) -> tuple[int, _SymbolicRun]:
     most = max((sum(isinstance(step, Send) for step in steps) for steps in plan.steps), default=0)
     in_flight = max(1, plan.chunks("out"), plan.chunks("in"))
     while True:
-        running = _Run(plan, edge_capacity, in_flight, idempotent)
+        running = _SymbolicRun(plan, edge_capacity, in_flight, idempotent)
         try:
             running.finish()
         except Deadlock:
@@ -356,7 +366,7 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = 
     edge_capacity = whole(edge_capacity, "edge_capacity", 1)
     if len(plan.steps) != plan.size or not 0 <= plan.root < plan.size:
         raise PlanError(f"{plan}: has steps for {len(plan.steps)} ranks and root {plan.root}")
-    _, running = _finished(plan, edge_capacity, idempotent)
+    _, running = _run_to_end(plan, edge_capacity, idempotent)
     findings = [rank.findings for rank in running.ranks]
     results = [found.result for seen in findings for found in seen if found.result is not None]
     orders = {
@@ -381,7 +391,7 @@ def _encodings(order: object) -> int:
     return max(map(_encodings, order))
 
 
-def _in_rank_order(value: Value) -> bool:
+def _in_rank_order(value: SymbolicValue) -> bool:
     """Whether its contributions were combined in one step, the lowest rank first."""
     contributors = tuple(rank for rank in range(value.ranks.bit_length()) if value.ranks >> rank & 1)
     if len(contributors) == 1:
@@ -389,7 +399,7 @@ def _in_rank_order(value: Value) -> bool:
     return value.order == tuple((rank, value.block) for rank in contributors)
 
 
-def _check_results(running: _Run) -> None:
+def _check_results(running: _SymbolicRun) -> None:
     plan = running.plan
     _check_block_counts(plan)
     orders: dict[int, tuple[int, tuple[object, ...]]] = {}
@@ -420,7 +430,7 @@ def _check_results(running: _Run) -> None:
 
 
 def _check_value(
-    running: _Run, rank: int, chunk: int, value: Value | None, expected: list[Contribution]
+    running: _SymbolicRun, rank: int, chunk: int, value: SymbolicValue | None, expected: list[Contribution]
 ) -> None:
     if value is None:
         raise running.error(rank, f"Out({chunk}) was never written")

@@ -1,8 +1,8 @@
 """Translates PyTorch's arguments into the Group's: tensors, options, reduce operations, dtypes.
 
-A `Call` collects the buffers of one collective. A contiguous CPU tensor goes to the Group unchanged. Another
-layout is copied before the call, and the result is copied back after it. A dtype that the engine cannot
-reduce can still be moved, as bytes. Wrong arguments are a ValueError here, before a byte moves.
+A `TensorArguments` collects the buffers of one collective. A contiguous CPU tensor goes to the Group
+unchanged. Another layout is copied before the call, and the result is copied back after it. A dtype that the
+engine cannot reduce can still be moved, as bytes. Wrong arguments are a ValueError here, before a byte moves.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 
 import unisono as un
 from unisono.errors import message
-from unisono.torch_internals import renamed
+from unisono.torch_internals import version_names
 from unisono.torch_internals.c10d import ReduceOp
 
 from . import profiling
-from .stand_in import installed
+from .nccl_substitute import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Options = TypeVar("Options")
 
-__all__ = ["PLAIN", "PLAIN_OR_NONE", "REDUCE_OPS", "Call", "options", "reduce_op", "single"]
+__all__ = ["PLAIN", "PLAIN_OR_NONE", "REDUCE_OPS", "TensorArguments", "options", "reduce_op", "single"]
 
 # By PyTorch's number, which is the hash of its ReduceOp. PREMUL_SUM has a factor: see `reduce_op`.
 REDUCE_OPS = (un.SUM, un.AVG, un.PRODUCT, un.MIN, un.MAX, un.BAND, un.BOR, un.BXOR)
@@ -51,7 +51,7 @@ def reduce_op(op: Any) -> Any:
         return REDUCE_OPS[number]
     if op != ReduceOp.PREMUL_SUM:
         raise ValueError(message("not an operation to reduce with", observed=str(op)))
-    return un.premul_sum(renamed.factor(op))
+    return un.premul_sum(version_names.factor(op))
 
 
 def options(kind: type[Options], given: Any, **fields: Any) -> Options:
@@ -80,10 +80,11 @@ def single(what: str, given: Any) -> Any:
     return given[0]
 
 
-class Call:
+class TensorArguments:
     """The buffers of one collective, ready for the Group, and the copies to be made afterwards.
 
-    Example: `call = Call("broadcast"); group.broadcast(call.inout(x), src=0); call.after and call.after()`
+    Example: `call = TensorArguments("broadcast"); group.broadcast(call.inout(x), src=0); call.after and
+    call.after()`
     """
 
     __slots__ = ("_averaged", "_back", "_movable", "inputs", "what")
@@ -175,7 +176,7 @@ class Call:
         """Refuse tensors without CPU memory; unwrap PyTorch's lazy results."""
         if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
             x = x.trigger_wait()
-        if x.is_cuda and (stand_in := installed()):
+        if x.is_cuda and (stand_in := current()):
             x = stand_in.on_host(x.detach())
         if not x.is_cpu:
             raise ValueError(

@@ -24,9 +24,9 @@ from unisono.torch_internals.c10d import (
     ScatterOptions,
 )
 
-from .arguments import Call, options, single
-from .calling import Calling, repeated
+from .arguments import TensorArguments, options, single
 from .cuda import any_device
+from .group_calls import GroupCalls, fast_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
     from unisono.torch_internals.c10d import Work
 
-    from .monitored import MonitoredBarrier
+    from .monitored_barrier import MonitoredBarrier
 
 __all__ = ["Collectives", "flat"]
 
 
 def _equal_parts(
-    group: Calling, _: Any, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, *__: Any
+    group: GroupCalls, _: Any, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, *__: Any
 ) -> bool:
     """Whether both first dimensions are cut into one equal part per rank: the Group counts elements only."""
     if output_sizes or input_sizes or not output.dim() or not given.dim():
@@ -51,19 +51,19 @@ def _equal_parts(
     return not (len(output) % group._size or len(given) % group._size)
 
 
-def _on_host(group: Calling, opts: Any, *_: Any) -> bool:
+def _on_host(group: GroupCalls, opts: Any, *_: Any) -> bool:
     """Whether this group runs the barrier: the options have no CUDA device, or it moves CUDA memory."""
     return opts.device is None or opts.device.type != "cuda" or group._moves_cuda
 
 
-class Collectives(Calling):
+class Collectives(GroupCalls):
     """The part of the process group that moves data, through `_group`."""
 
     _monitored: MonitoredBarrier
 
     # ---- reductions ----
 
-    @repeated("all_reduce", AllreduceOptions)
+    @fast_path("all_reduce", AllreduceOptions)
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
@@ -75,7 +75,7 @@ class Collectives(Calling):
             return passed_on
         if x.layout is torch.sparse_coo:
             return self._sparse_sum(x, opts)
-        call = Call("all_reduce")
+        call = TensorArguments("all_reduce")
         op = call.op(opts.reduceOp, x, self._size)
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
 
@@ -87,7 +87,7 @@ class Collectives(Calling):
         """
         opts = AllreduceOptions()
         opts.asyncOp = True
-        call = Call("all_reduce")
+        call = TensorArguments("all_reduce")
         buffer = call.inout(x)
         call.inputs = [x.new_empty(codec.nbytes(x.numel()), dtype=torch.uint8)]  # for its event
         return self._run(self._group.all_reduce, opts, [x], call, buffer, codec=codec, feedback=feedback)
@@ -103,7 +103,7 @@ class Collectives(Calling):
         )
 
     @any_device
-    @repeated("reduce", ReduceOptions)
+    @fast_path("reduce", ReduceOptions)
     def reduce(
         self,
         tensors: Any,
@@ -118,7 +118,7 @@ class Collectives(Calling):
         opts = options(
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
-        call = Call("reduce")
+        call = TensorArguments("reduce")
         op = call.op(opts.reduceOp, x, self._size, here=opts.rootRank == self._rank)
         return self._run(self._group.reduce, opts, [x], call, call.inout(x), dst=opts.rootRank, op=op)
 
@@ -136,19 +136,19 @@ class Collectives(Calling):
         opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         out = single("reduce_scatter", output_tensors)
         inputs = input_tensors if isinstance(input_tensors[0], torch.Tensor) else input_tensors[0]
-        call = Call("reduce_scatter")
+        call = TensorArguments("reduce_scatter")
         buffers = [call.read(x) for x in inputs]
         op = call.op(opts.reduceOp, out, self._size)
         return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
 
     @any_device
-    @repeated("reduce_scatter", ReduceScatterOptions, tensors=2)
+    @fast_path("reduce_scatter", ReduceScatterOptions, tensors=2)
     def reduce_scatter_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Reduce a tensor; rank i gets its i-th part."""
         opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
-        call = Call("reduce_scatter")
+        call = TensorArguments("reduce_scatter")
         op = call.op(opts.reduceOp, output, self._size)
         out, read = call.write(output), call.read(given)
         return self._run(self._group.reduce_scatter, opts, [output], call, out, read, op)
@@ -172,14 +172,14 @@ class Collectives(Calling):
     # ---- one to all, all to one ----
 
     @any_device
-    @repeated("broadcast", BroadcastOptions)
+    @fast_path("broadcast", BroadcastOptions)
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         """Copy the root's tensor to all ranks."""
         x = single("broadcast", tensors)
         opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        call = Call("broadcast", moves_only=True)
+        call = TensorArguments("broadcast", moves_only=True)
         return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
 
     @any_device
@@ -195,7 +195,7 @@ class Collectives(Calling):
         """Collect the tensors of all ranks on the root."""
         opts = options(GatherOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         outputs = flat(output_tensors)
-        x, call = single("gather", input_tensors), Call("gather", moves_only=True)
+        x, call = single("gather", input_tensors), TensorArguments("gather", moves_only=True)
         out = [call.write(each) for each in outputs] or None
         return self._run(self._group.gather, opts, outputs, call, call.read(x), out, dst=opts.rootRank)
 
@@ -203,7 +203,7 @@ class Collectives(Calling):
     def gather_single(self, output: Tensor | None, given: Tensor, opts: Any = None) -> Work:
         """Collect the tensors of all ranks in one tensor on the root, stacked or concatenated."""
         opts = options(GatherOptions, opts)
-        call = Call("gather", moves_only=True)
+        call = TensorArguments("gather", moves_only=True)
         parts = self.parts_of(output, given) if opts.rootRank == self._rank else []
         out = [call.write(part) for part in parts] or None
         result = [output] if parts and output is not None else []
@@ -242,7 +242,7 @@ class Collectives(Calling):
     ) -> Work:
         """Send the i-th of the root's tensors to rank i."""
         opts = options(ScatterOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        out, call = single("scatter", output_tensors), Call("scatter", moves_only=True)
+        out, call = single("scatter", output_tensors), TensorArguments("scatter", moves_only=True)
         inputs = [call.read(each) for each in flat(input_tensors)] or None
         return self._run(self._group.scatter, opts, [out], call, call.write(out), inputs, src=opts.rootRank)
 
@@ -255,18 +255,18 @@ class Collectives(Calling):
         """Collect the tensors of all ranks, in a list, on every rank."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
         outputs = flat(output_tensors)
-        x, call = single("all_gather", input_tensors), Call("all_gather", moves_only=True)
+        x, call = single("all_gather", input_tensors), TensorArguments("all_gather", moves_only=True)
         out = [call.write(each) for each in outputs]
         return self._run(self._group.all_gather, opts, outputs, call, out, call.read(x))
 
     @any_device
-    @repeated("all_gather", AllgatherOptions, tensors=2)
+    @fast_path("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Collect the tensors of all ranks, stacked or concatenated, on every rank."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
-        call = Call("all_gather", moves_only=True)
+        call = TensorArguments("all_gather", moves_only=True)
         return self._run(self._group.all_gather, opts, [output], call, call.write(output), call.read(given))
 
     _allgather_base = all_gather_single
@@ -308,13 +308,13 @@ class Collectives(Calling):
     ) -> Work:
         """Send inputs[i] to rank i and receive outputs[i] from it."""
         opts = options(AllToAllOptions, opts, timeout=timeout)
-        call = Call("all_to_all", moves_only=True)
+        call = TensorArguments("all_to_all", moves_only=True)
         read = [call.read(x) for x in inputs]
         written = [call.write(x) for x in outputs]
         return self._run(self._group.all_to_all, opts, list(outputs), call, written, read)
 
     @any_device
-    @repeated("all_to_all", AllToAllOptions, tensors=2, opts_at=4, fits=_equal_parts)
+    @fast_path("all_to_all", AllToAllOptions, tensors=2, opts_at=4, fits=_equal_parts)
     def all_to_all_single(
         self,
         output: Tensor,
@@ -327,7 +327,7 @@ class Collectives(Calling):
         """Send the i-th part of `given` to rank i and receive the i-th part of `output` from it."""
         equal = not output_split_sizes and not input_split_sizes
         opts = options(AllToAllOptions, opts, timeout=timeout)
-        call = Call("all_to_all", moves_only=True)
+        call = TensorArguments("all_to_all", moves_only=True)
         written = call.splits(output, output_split_sizes, self._size)
         read = call.splits(given, input_split_sizes, self._size)
         return self._run(
@@ -341,14 +341,14 @@ class Collectives(Calling):
 
     alltoall_base = all_to_all_single
 
-    @repeated("barrier", BarrierOptions, tensors=0, fits=_on_host)
+    @fast_path("barrier", BarrierOptions, tensors=0, fits=_on_host)
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until every rank has called it; with a CUDA device in the options, on that device."""
         opts = options(BarrierOptions, opts, timeout=timeout)
         if not _on_host(self, opts):
             passed_on: Work = self._cuda.group.barrier(opts)
             return passed_on
-        return self._run(self._group.barrier, opts, [], Call("barrier"))
+        return self._run(self._group.barrier, opts, [], TensorArguments("barrier"))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; see `MonitoredBarrier.wait`. A failure leaves the group usable."""

@@ -16,7 +16,7 @@ from unisono.errors import message
 from unisono.torch_internals import c10d
 
 from .arguments import PLAIN
-from .stand_in import installed
+from .nccl_substitute import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ class CudaGroup:
 
 def why_not() -> str:
     """What is missing for CUDA tensors; empty if nothing is."""
-    if installed():
+    if current():
         return ""
     if c10d.nccl() is None:
         return "this PyTorch was built without NCCL; install one that was built for CUDA"
@@ -126,7 +126,7 @@ def open_nccl(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> An
     Raises:
         RuntimeError: see `why_not`.
     """
-    if stand_in := installed():
+    if stand_in := current():
         return stand_in.group(store, rank, size, timeout, "cuda")
     missing = why_not()
     if missing:

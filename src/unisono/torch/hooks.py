@@ -2,8 +2,8 @@
 
 PyTorch 2.14 and later call the hooks of a group in their C++ dispatcher, which the methods of our group
 bypass. So the first hook changes the group's class: from then on each call goes through the dispatcher. It
-calls the hooks and then a backend of PyTorch, the `Bridge`, which calls the group's own method. A group
-without hooks pays nothing.
+calls the hooks and then a backend of PyTorch, the `DispatcherBackend`, which calls the group's own method. A
+group without hooks pays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.torch_internals.hooks import have_hooks
 from .arguments import options
 from .work import UnisonoWork
 
-__all__ = ["Hooked", "Hooks"]
+__all__ = ["AbortHooks", "HookMethods"]
 
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
@@ -42,7 +42,7 @@ OLD_NAMES = (
 )  # fmt: skip
 
 
-class Hooks:
+class AbortHooks:
     """The abort hooks of one group, and each thread's call that is on its way through the dispatcher."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Hooks:
         return work
 
 
-class Bridge(Backend):  # type: ignore[misc]
+class DispatcherBackend(Backend):  # type: ignore[misc]
     """The backend that PyTorch's dispatcher calls after the hooks; it calls the group's own methods."""
 
     # All of them: PyTorch asks an inherited property by itself, without end.
@@ -125,7 +125,7 @@ class Bridge(Backend):  # type: ignore[misc]
         self._group.abort()
 
 
-def _bridged(name: str) -> Callable[..., Any]:
+def _backend_method(name: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any) -> Any:
         group = self._group
         return group._hooks.run(getattr(group._direct, name), group, *args)
@@ -136,11 +136,11 @@ def _bridged(name: str) -> Callable[..., Any]:
 
 
 for _name in COLLECTIVES:
-    setattr(Bridge, _name, _bridged(_name))
-Bridge.allreduce_sparse = _bridged("allreduce")  # type: ignore[attr-defined]
+    setattr(DispatcherBackend, _name, _backend_method(_name))
+DispatcherBackend.allreduce_sparse = _backend_method("allreduce")  # type: ignore[attr-defined]
 
 
-def _through(name: str) -> Callable[..., Any]:
+def _via_dispatcher(name: str) -> Callable[..., Any]:
     """A method that calls PyTorch's own, which calls the dispatcher."""
     base = getattr(ProcessGroup, name)
 
@@ -161,10 +161,10 @@ def _through(name: str) -> Callable[..., Any]:
     return call
 
 
-class Hooked:
+class HookMethods:
     """The methods of a process group that register hooks."""
 
-    _hooks: Hooks
+    _hooks: AbortHooks
     _bridge: Any = None
 
     supports_abort_hooks = True
@@ -206,13 +206,13 @@ class Hooked:
                 )
             )
         group: Any = self
-        self._bridge = Bridge(group)
+        self._bridge = DispatcherBackend(group)
         kind: Any = ProcessGroup.BackendType.CUSTOM
         set_backend(group, kind, self._bridge, group._device_types)
-        group.__class__ = dispatched(type(self))
+        group.__class__ = dispatcher_class(type(self))
 
 
-def dispatched(direct: Any) -> type:
+def dispatcher_class(direct: Any) -> type:
     """Return a subclass of a group's class whose collectives go through PyTorch's dispatcher."""
 
     class Work(direct._work):  # type: ignore[misc, name-defined]
@@ -241,6 +241,6 @@ def dispatched(direct: Any) -> type:
 
     there = [name for name in COLLECTIVES if hasattr(ProcessGroup, name)]
     old = {name: getattr(ProcessGroup, name) for name in OLD_NAMES if hasattr(ProcessGroup, name)}
-    methods = {name: _through(name) for name in there}
+    methods = {name: _via_dispatcher(name) for name in there}
     methods |= {"gather_single": gather_single, "gather_into_tensor": gather_single}
     return type(direct.__name__, (direct,), {**methods, **old, "_direct": direct, "_work": made})

@@ -23,20 +23,20 @@ from unisono.torch_internals import c10d
 from unisono.torch_internals import hooks as internals
 from unisono.torch_internals.dynamo import skip
 
-from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
-from .hooks import Hooked, Hooks
-from .monitored import MonitoredBarrier
+from .group_calls import GroupCalls
+from .hooks import AbortHooks, HookMethods
+from .monitored_barrier import MonitoredBarrier
+from .nccl_substitute import current
 from .openmp import warn_if_crowded
-from .stand_in import installed
 from .store import TorchStore
-from .subgroups import NOWHERE, Begun, Subgroups, Within
-from .unavailable import Unavailable
-from .work import Futures, TransferWork, UnisonoWork
+from .subgroups import NOWHERE, GroupCounter, ParentRanks, Subgroups
+from .unsupported import UnsupportedMethods
+from .work import TransferWork, UnisonoWork, WorkFutures
 
 if TYPE_CHECKING:
-    from unisono.engine.costs.choice import Choice
+    from unisono.engine.costs.tuner import AlgorithmChoice
 
 __all__ = ["ProcessGroupUnisono", "create"]
 
@@ -54,8 +54,8 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     name = f"group {given.group_id}" if given.global_ranks_in_group else "world"
     place = (given.store, given.group_rank, given.group_size, given.timeout, name)
     ranks = given.global_ranks_in_group
-    within = Within(world(), ranks) if ranks else NOWHERE
-    if stand_in := installed():
+    within = ParentRanks(world(), ranks) if ranks else NOWHERE
+    if stand_in := current():
         group: ProcessGroupUnisono = stand_in.group(
             *place, devices=("cpu", "cuda"), backend="unisono", within=within
         )
@@ -63,7 +63,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     return ProcessGroupUnisono(*place, within=within)
 
 
-class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupUnisono(UnsupportedMethods, HookMethods, Subgroups, Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     """`torch.distributed` over one `unisono.Group`."""
 
     def __init__(
@@ -75,7 +75,7 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         name: str,
         *,
         backend: str = "unisono",
-        within: Within = NOWHERE,
+        within: ParentRanks = NOWHERE,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # with a store: no virtual methods
         self._rank = rank
@@ -85,14 +85,14 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         self._backend = backend
         self._group_name = name
         self._group_desc = ""
-        self._hooks = Hooks()
+        self._hooks = AbortHooks()
         self._global_ranks = [*within.ranks] or list(range(size))
         self._batch = None
         self._recent = deque(maxlen=16)
-        self._futures = Futures(f"unisono futures {name}")
+        self._futures = WorkFutures(f"unisono futures {name}")
         timeout_s = timeout.total_seconds()
         parent = within.parent(f"making {name}", size)
-        self._begun = Begun(store, rank, within.group)
+        self._begun = GroupCounter(store, rank, within.group)
         keys = self._begun.keys()
         with self._begun.attempt():
             group = self._group = unisono.engine.group.connect(
@@ -219,8 +219,8 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
 
-    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
-        """The algorithm of a collective; see `unisono.Group.choice`."""
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
+        """The algorithm of a collective; see `unisono.Group.tuner`."""
         return self._group.choice(collective, nbytes, algorithm)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -252,7 +252,7 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         """Do nothing: there are no hooks to wait for."""
 
     def _make(
-        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
     ) -> ProcessGroupUnisono:
         """Make a group of this one's kind."""
         return ProcessGroupUnisono(store, rank, size, timeout, name, backend=self._backend, within=within)
@@ -302,7 +302,7 @@ def world() -> ProcessGroupUnisono | None:
     return found if isinstance(found, ProcessGroupUnisono) else None
 
 
-def _end(group: unisono.engine.group.Group, futures: Futures, pid: int) -> None:
+def _end(group: unisono.engine.group.Group, futures: WorkFutures, pid: int) -> None:
     try:
         group.close()
     finally:
@@ -312,4 +312,4 @@ def _end(group: unisono.engine.group.Group, futures: Futures, pid: int) -> None:
             futures.close()
 
 
-skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
+skip(ProcessGroupUnisono, Collectives, GroupCalls, UnisonoWork, TransferWork)

@@ -19,12 +19,12 @@ from .work import TransferWork, UnisonoWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .work import Futures, NativeWork
+    from .work import EngineWork, WorkFutures
 
-__all__ = ["Event", "is_on"]
+__all__ = ["ProfilerEvent", "is_on"]
 
 
-class Event:
+class ProfilerEvent:
     """An event that has begun. It ends with a work, or when it is dropped because the call failed."""
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
@@ -32,8 +32,8 @@ class Event:
 
     def ends_with(
         self,
-        native: NativeWork,
-        futures: Futures,
+        native: EngineWork,
+        futures: WorkFutures,
         after: Callable[[], None] | None = None,
         *,
         ordered: bool = True,

@@ -36,9 +36,9 @@ def register() -> None:
     hooks.records_itself("unisono")
     module: Any = c10d  # Any: for a type checker its classes are constants
     original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo raises its own error
-    if env.replaced() == "gloo" and type(original) not in (Replacement, type(None)):
+    if env.replaced_backend() == "gloo" and type(original) not in (GlooReplacement, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
-        module.ProcessGroupGloo = Replacement("ProcessGroupGloo", (), {"original": original})
+        module.ProcessGroupGloo = GlooReplacement("ProcessGroupGloo", (), {"original": original})
 
 
 def _create(given: Any, backend_options: Any) -> ProcessGroup:
@@ -55,7 +55,7 @@ def _pass_dispatcher(group: Any) -> None:
         group.pass_dispatcher()
 
 
-class Replacement(type):
+class GlooReplacement(type):
     """The metaclass of the class that replaces ProcessGroupGloo in distributed_c10d.
 
     A call makes a process group of Unisono. Attributes are those of PyTorch's class, and real Gloo groups are
@@ -82,7 +82,7 @@ class Replacement(type):
             NotImplementedError: PyTorch gives further arguments.
         """
         from .process_group import ProcessGroupUnisono, world
-        from .subgroups import NOWHERE, Within
+        from .subgroups import NOWHERE, ParentRanks
 
         if new:
             raise NotImplementedError(
@@ -95,7 +95,7 @@ class Replacement(type):
 
         # Every rank must pass the same name here. The group's own name and ranks are set only later.
         everybody = c10d.GroupMember.WORLD
-        within = NOWHERE if everybody is None else Within(world(), range(everybody.size()))
+        within = NOWHERE if everybody is None else ParentRanks(world(), range(everybody.size()))
         name = "world" if everybody is None else "group"
         return ProcessGroupUnisono(store, rank, size, timeout, name, backend="gloo", within=within)
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from unisono.engine.group import Group
 
-__all__ = ["SparseSum"]
+__all__ = ["SparseAllReduce"]
 
 
-class SparseSum:
+class SparseAllReduce:
     """One sparse all-reduce: two gathers, and the sum after them.
 
     Example (p=2): {(0): 1, (2): 1} and {(2): 3} -> {(0): 1, (2): 4} on both.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from unisono.engine.store import Store, ops
-from unisono.engine.store.ops import Op, Reply
+from unisono.engine.store import Store, operations
+from unisono.engine.store.operations import Op, Reply
 from unisono.errors import StoreError, message
 
 if TYPE_CHECKING:
@@ -36,24 +36,24 @@ class TorchStore(Store):
 
     def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
         try:
-            if isinstance(op, (ops.Get, ops.Wait)):
-                return self._when_there(op, timeout_s)
+            if isinstance(op, (operations.Get, operations.Wait)):
+                return self._wait_and_apply(op, timeout_s)
             return self._now(op, payload)
         except RuntimeError as error:
             first_line = str(error).partition("\n")[0]
             text = message("PyTorch's store failed", where=self.describe(), observed=first_line)
             raise StoreError(text) from error
 
-    def _when_there(self, op: ops.Get | ops.Wait, timeout_s: float) -> Reply:
+    def _wait_and_apply(self, op: operations.Get | operations.Wait, timeout_s: float) -> Reply:
         """Wait for the keys of `op`; `Reply.missing` when they are not set in time."""
-        keys = [op.key] if isinstance(op, ops.Get) else list(op.keys)
-        if not self._come(keys, timeout_s):
+        keys = [op.key] if isinstance(op, operations.Get) else list(op.keys)
+        if not self._wait_for_keys(keys, timeout_s):
             missing = tuple(key for key in keys if not self._inner.check([key]))
             if missing:
                 return Reply(missing=missing)
-        return Reply(value=self._inner.get(op.key)) if isinstance(op, ops.Get) else Reply()
+        return Reply(value=self._inner.get(op.key)) if isinstance(op, operations.Get) else Reply()
 
-    def _come(self, keys: Sequence[str], timeout_s: float) -> bool:
+    def _wait_for_keys(self, keys: Sequence[str], timeout_s: float) -> bool:
         """Wait for `keys`; returns whether they were set in time.
 
         PyTorch's own wait ignores Ctrl-C until it ends, and its TCPStore prints a warning for each wait that
@@ -70,20 +70,20 @@ class TorchStore(Store):
 
     def _now(self, op: Op, payload: bytes) -> Reply:
         """Run an operation that never waits."""
-        if isinstance(op, ops.Set):
+        if isinstance(op, operations.Set):
             self._inner.set(op.key, payload)
             return Reply()
-        if isinstance(op, ops.Peek):
+        if isinstance(op, operations.Peek):
             there = self._inner.check([op.key])
             return Reply(value=self._inner.get(op.key)) if there else Reply(missing=(op.key,))
-        if isinstance(op, ops.Add):
+        if isinstance(op, operations.Add):
             return Reply(number=self._inner.add(op.key, op.amount))
-        if isinstance(op, ops.CompareSet):
+        if isinstance(op, operations.CompareSet):
             return Reply(value=self._inner.compare_set(op.key, op.expected, payload))
-        if isinstance(op, ops.Delete):
+        if isinstance(op, operations.Delete):
             return Reply(number=int(self._inner.delete_key(op.key)))
-        if isinstance(op, ops.Check):
+        if isinstance(op, operations.Check):
             return Reply(number=int(self._inner.check(list(op.keys))))
-        if isinstance(op, ops.Count):  # PyTorch counts the whole store, whatever the prefix
+        if isinstance(op, operations.Count):  # PyTorch counts the whole store, whatever the prefix
             return Reply(number=self._inner.num_keys())
         raise TypeError(f"not a store operation: {op!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono.engine.group.parent import Parent
+from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import message
 from unisono.torch_internals import c10d
 
@@ -17,24 +17,28 @@ if TYPE_CHECKING:
 
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["NOWHERE", "Begun", "Subgroups", "Within"]
+__all__ = ["NOWHERE", "GroupCounter", "ParentRanks", "Subgroups"]
 
 
-class Within(NamedTuple):
+class ParentRanks(NamedTuple):
     """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""
 
     group: Subgroups | None
     ranks: Sequence[int]
 
-    def parent(self, operation: str, size: int) -> Parent | None:
+    def parent(self, operation: str, size: int) -> ParentGroup | None:
         """The parent to watch while a group of `size` ranks is made."""
-        return None if self.group is None else Parent(self.group._group._planner, operation, self.ranks, size)
+        return (
+            None
+            if self.group is None
+            else ParentGroup(self.group._group._planner, operation, self.ranks, size)
+        )
 
 
-NOWHERE = Within(None, ())
+NOWHERE = ParentRanks(None, ())
 
 
-class Begun:
+class GroupCounter:
     """Counts the groups made under one prefix of a store.
 
     `destroy_process_group` followed by `init_process_group` over one store would use the same keys again.
@@ -78,7 +82,7 @@ class Subgroups:
     """The methods of a process group that make another one from it."""
 
     _group: NativeGroup
-    _begun: Begun
+    _begun: GroupCounter
     _rank: int
     _store: c10d.Store
     _timeout: timedelta
@@ -104,7 +108,7 @@ class Subgroups:
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"split/{name}/", self._store)
         desc = group_desc or f"{self._group_desc}:split"
-        within = Within(self, ranks)
+        within = ParentRanks(self, ranks)
         return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc, within)
 
     splitGroup = split_group  # noqa: N815
@@ -152,7 +156,7 @@ class Subgroups:
         timeout: timedelta | None,
         name: str,
         desc: str,
-        within: Within = NOWHERE,
+        within: ParentRanks = NOWHERE,
     ) -> c10d.ProcessGroup:
         made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
         named: Any = made  # PyTorch's stubs lack both methods
@@ -161,7 +165,7 @@ class Subgroups:
         return made
 
     def _make(
-        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
     ) -> c10d.ProcessGroup:
         """Make a group of this one's kind."""
         raise NotImplementedError

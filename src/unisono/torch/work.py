@@ -1,7 +1,7 @@
 """What an asynchronous collective returns to PyTorch: `UnisonoWork`, and its future.
 
 `wait()` waits on the engine's own Work, in the calling thread, with the GIL released. A future is made
-only when PyTorch asks for one (DDP does): `Futures` completes it from a Python thread of the group, which
+only when PyTorch asks for one (DDP does): `WorkFutures` completes it from a Python thread of the group, which
 waits in the engine and takes the GIL only to set a result. The engine's progress thread never does.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from unisono._native import call_each, outcome, stop_threads_at_the_end
-from unisono.engine.diagnosis import uncaught
+from unisono.engine.diagnosis import except_hook
 from unisono.errors import UnisonoError
 from unisono.torch_internals import autograd
 from unisono.torch_internals.c10d import Work
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-__all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
+__all__ = ["DONE", "CoalescedWork", "TransferWork", "UnisonoWork", "WorkFutures", "seconds"]
 
 PATIENCE_S = 5.0  # how long closing waits for the threads of futures
 
@@ -38,7 +38,7 @@ stop_threads_at_the_end()
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
 
-class NativeWork(Protocol):
+class EngineWork(Protocol):
     """The part of `unisono.Work` that is used here."""
 
     def wait(self, timeout: float | None = None) -> None:
@@ -72,9 +72,9 @@ class UnisonoWork(Work):
 
     def __init__(
         self,
-        native: NativeWork,
+        native: EngineWork,
         result: list[torch.Tensor],
-        futures: Futures,
+        futures: WorkFutures,
         after: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class TransferWork(UnisonoWork):
     _source_rank = source_rank
 
 
-class Together:
+class CoalescedWork:
     """Several works of one group as one: complete when all are. They complete in issue order."""
 
     __slots__ = ("_works",)
@@ -229,7 +229,7 @@ def _named(outputs: list[torch.Tensor]) -> str:
     return f", {shown}" + (f" and {len(outputs) - 1} more" if len(outputs) > 1 else "")
 
 
-class _Done(Work):
+class _CompletedTorchWork(Work):
     """The Work of every synchronous call: complete from the beginning."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
@@ -260,10 +260,10 @@ class _Done(Work):
         return future
 
 
-DONE = _Done()
+DONE = _CompletedTorchWork()
 
 
-class Futures:
+class WorkFutures:
     """Makes and completes the futures of one group's works.
 
     One thread waits for one work after another: collectives complete in issue order. Completing a future runs
@@ -377,6 +377,6 @@ def _outcome(work: UnisonoWork) -> list[torch.Tensor] | Exception:
     try:
         work.wait()
     except Exception as error:  # noqa: BLE001  (the future's, whatever it is)
-        uncaught.remember(error)
+        except_hook.remember(error)
         return error.with_traceback(None)
     return work.outputs

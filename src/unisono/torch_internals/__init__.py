@@ -7,6 +7,6 @@ all, and tells how to move to a new PyTorch.
 
 from __future__ import annotations
 
-from .probe import Missing, Private, find, first, need, optional
+from .probe import MissingPrivateName, PrivateName, find, first, need, optional
 
-__all__ = ["Missing", "Private", "find", "first", "need", "optional"]
+__all__ = ["MissingPrivateName", "PrivateName", "find", "first", "need", "optional"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .probe import Private, find, need
+from .probe import PrivateName, find, need
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -15,22 +15,22 @@ __all__ = ["NAMES", "after_backward", "from_backward", "from_ddp", "future_in_cp
 PYTORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 NAMES = {
-    "run": Private(
+    "run": PrivateName(
         "torch.autograd.graph:_engine_run_backward",
         purpose="tell that DDP's C++ asks for a future, in a backward pass",
         without="an error of a collective of DDP is a RuntimeError; DDP's built-in FP16_COMPRESS fails",
     ),
-    "engine": Private(
+    "engine": PrivateName(
         "torch.autograd:Variable._execution_engine",
         purpose="raise the error of a collective of DDP at the end of the backward pass",
         without="an error of a collective of DDP is a RuntimeError",
     ),
-    "fork": Private(
+    "fork": PrivateName(
         "torch._C:fork",
         purpose="make a future whose value is a list of tensors also in C++, as FP16_COMPRESS takes it",
         without="DDP's built-in FP16_COMPRESS fails",
     ),
-    "set result": Private(
+    "set result": PrivateName(
         "torch._C:Future.set_result",
         purpose="complete a future without a Python frame, which would be in the text of its error",
         without="errors of futures have more lines",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .probe import Private, find, need
+from .probe import PrivateName, find, need
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import (
@@ -58,7 +58,7 @@ LOW = "torch._C._distributed_c10d:"
 NONE_AT_ALL = "unisono.torch cannot be imported"
 
 NAMES = {
-    name: Private(LOW + name, purpose=purpose, without=NONE_AT_ALL)
+    name: PrivateName(LOW + name, purpose=purpose, without=NONE_AT_ALL)
     for name, purpose in {
         "ProcessGroup": "the base class of our process group",
         "Work": "the base class of what an asynchronous call returns",
@@ -85,38 +85,38 @@ NAMES = {
     }.items()
 }
 
-NAMES["set backend"] = Private(
+NAMES["set backend"] = PrivateName(
     LOW + "ProcessGroup._set_default_backend",
     purpose="let PyTorch's dispatcher call a backend (CUDA tensors by NCCL, hooks)",
     without="CUDA tensors, and hooks of process groups, raise",
 )
-NAMES["register"] = Private(
+NAMES["register"] = PrivateName(
     LOW + "ProcessGroup._register_backend",
     purpose="say for which device PyTorch's dispatcher calls a backend",
     without="CUDA tensors, and hooks of process groups, raise",
 )
-NAMES["of device"] = Private(
+NAMES["of device"] = PrivateName(
     LOW + "ProcessGroup._get_backend",
     purpose="find our backend in a group of several, to make a group of its ranks",
     without="groups made from groups of several backends raise",
 )
-NAMES["nccl"] = Private(
+NAMES["nccl"] = PrivateName(
     LOW + "ProcessGroupNCCL",
     purpose="pass CUDA tensors on to NCCL",
     without="CUDA tensors raise, as with a build of PyTorch without CUDA",
     build="NCCL",
 )
-NAMES["number"] = Private(
+NAMES["number"] = PrivateName(
     LOW + "Backend._set_sequence_number_for_group",
     purpose="count the collectives that are passed on to NCCL",
     without="PyTorch's debugging of collectives does not count them",
 )
-NAMES["default group"] = Private(
+NAMES["default group"] = PrivateName(
     "torch.distributed.distributed_c10d:_get_default_group",
     purpose="find the world",
     without="up.parallelize, and the benchmark of PyTorch's interface, cannot run",
 )
-NAMES["default store"] = Private(
+NAMES["default store"] = PrivateName(
     "torch.distributed.distributed_c10d:_get_default_store",
     purpose="tell other ranks that a training step failed here",
     without="up.parallelize cannot run",

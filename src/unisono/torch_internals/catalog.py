@@ -9,17 +9,17 @@ from types import ModuleType
 
 import unisono.torch_internals as package
 
-from .probe import Private, find
+from .probe import PrivateName, find
 
 __all__ = ["missing", "names"]
 
 
-def names() -> dict[str, list[Private]]:
+def names() -> dict[str, list[PrivateName]]:
     """Return the private names by the module that uses them."""
     return {module.__name__.rpartition(".")[2]: found for module in _modules() if (found := [*_in(module)])}
 
 
-def missing() -> list[Private]:
+def missing() -> list[PrivateName]:
     """Return the names that this PyTorch lacks though every version up to it has them.
 
     A name with `until` or `since` may be missing: another one does its work there.
@@ -37,9 +37,9 @@ def _modules() -> Iterator[ModuleType]:
             yield importlib.import_module(f"{package.__name__}.{found.name}")
 
 
-def _in(module: ModuleType) -> Iterator[Private]:
+def _in(module: ModuleType) -> Iterator[PrivateName]:
     for thing in vars(module).values():
-        if isinstance(thing, Private):
+        if isinstance(thing, PrivateName):
             yield thing
         elif isinstance(thing, dict):
-            yield from (name for name in thing.values() if isinstance(name, Private))
+            yield from (name for name in thing.values() if isinstance(name, PrivateName))

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from types import FunctionType
 
-from .probe import Private, find, optional
+from .probe import PrivateName, find, optional
 
 __all__ = ["NAMES", "skip"]
 
 MODULE = "torch._C._dynamo.eval_frame:"
 
 NAMES = {
-    "set": Private(
+    "set": PrivateName(
         MODULE + "set_code_exec_strategy",
         purpose="mark a method that torch.compile leaves alone",
         without="compiled DDP fails over Unisono",
     ),
-    "strategy": Private(
+    "strategy": PrivateName(
         MODULE + "_FrameExecStrategy", purpose="the mark", without="compiled DDP fails over Unisono"
     ),
-    "action": Private(
+    "action": PrivateName(
         MODULE + "_FrameAction.SKIP",
         purpose="the mark: this method, and what it calls",
         without="compiled DDP fails over Unisono",

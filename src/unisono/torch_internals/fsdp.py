@@ -11,52 +11,52 @@ from typing import Any
 
 import torch
 
-from .probe import Private, find, need, optional
+from .probe import PrivateName, find, need, optional
 
 __all__ = ["NAMES", "accumulate", "gather_ahead", "reduce_now", "reduce_unused", "replicate", "reset"]
 
 FSDP = "torch.distributed.fsdp._fully_shard."
 
 NAMES = {
-    "replicate": Private(
+    "replicate": PrivateName(
         "torch.distributed._composable.replicate_with_fsdp:replicate",
         purpose="cast replicas to bf16 or fp16 (zero=0 with a precision)",
         without="zero=0 takes precision='f32' only",
     ),
-    "states": Private(
+    "states": PrivateName(
         FSDP + "_fsdp_state:FSDPState._root_post_backward_final_callback",
         purpose="reduce gradients at the end of a pass that is no backward pass",
         without="zero >= 1 cannot run",
     ),
-    "group": Private(
+    "group": PrivateName(
         FSDP + "_fsdp_param_group:FSDPParamGroup.post_backward",
         purpose="reduce the gradients of one unit",
         without="zero >= 1 cannot run",
     ),
-    "asynchronous": Private(
+    "asynchronous": PrivateName(
         "torch.distributed.fsdp:FSDPModule._set_unshard_async_op",
         purpose="gather the next unit's parameters while one computes",
         without="zero >= 1 gathers a unit's parameters when it needs them, which takes longer",
     ),
-    "leaf dtypes": Private(
+    "leaf dtypes": PrivateName(
         FSDP + "_fsdp_param_group:FSDPParamGroup._set_unsharded_grad_dtypes",
         purpose="add gradients up in the type that is reduced; they stay in their parameters",
         without="`accumulate` is asked for",
         since="2.15",
     ),
-    "accumulate": Private(
+    "accumulate": PrivateName(
         FSDP + "_fsdp_param:FSDPParam.accumulate_unsharded_grad_if_needed",
         purpose="the same, before gradients stayed in their parameters",
         without="schedules with passes of weights cannot run with zero >= 1",
         until="2.14",
     ),
-    "reset": Private(
+    "reset": PrivateName(
         "torch.distributed.fsdp:FSDPModule.reset_iter_state",
         purpose="forget a step that ended with an error",
         without="Unisono forgets it itself",
         since="2.13",
     ),
-    "unused": Private(
+    "unused": PrivateName(
         "torch.distributed.fsdp:FSDPModule.set_reduce_scatter_unused_params",
         purpose="reduce zeros for parameters that a rank has not used (uneven_use=True)",
         without="Unisono puts zeros into their gradients",

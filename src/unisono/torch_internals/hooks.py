@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .probe import Private, find
+from .probe import PrivateName, find
 
 __all__ = [
     "FLIGHT_RECORDER",
@@ -21,25 +21,25 @@ __all__ = [
 
 C = "torch._C._distributed_c10d:"
 
-HOOKS = Private(
+HOOKS = PrivateName(
     C + "ProcessGroup.register_pre_hook",
     purpose="pass collectives through PyTorch's dispatcher once a hook is registered",
     without="process groups have no pre- and post-hooks",
     since="2.14",
 )
-NAN_CHECK = Private(
+NAN_CHECK = PrivateName(
     C + "NanCheckHook",
     purpose="notice that TORCH_DIST_NAN_CHECK=1 has attached its hook",
     without="TORCH_DIST_NAN_CHECK=1 checks nothing in groups of Unisono",
     since="2.14",
 )
-FLIGHT_RECORDER = Private(
+FLIGHT_RECORDER = PrivateName(
     C + "FlightRecorderHook",
     purpose="record the collectives where TORCH_FR_BUFFER_SIZE asks for it",
     without="PyTorch's flight recorder has no entries of Unisono",
     since="2.14",
 )
-SELF_RECORDING = Private(
+SELF_RECORDING = PrivateName(
     "torch.distributed.distributed_c10d:_FR_SELF_RECORDING_BACKENDS",
     purpose="keep PyTorch from attaching its flight recorder to every group, which costs microseconds a call",
     without="calls pass PyTorch's dispatcher, and take some microseconds more",

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from unisono.errors import message
 
-__all__ = ["Missing", "Private", "find", "first", "need", "optional"]
+__all__ = ["MissingPrivateName", "PrivateName", "find", "first", "need", "optional"]
 
 
-class Private(NamedTuple):
+class PrivateName(NamedTuple):
     """A name of PyTorch that no document of PyTorch promises.
 
     Attributes:
@@ -51,11 +51,11 @@ class Private(NamedTuple):
         return f"PyTorch {torch.__version__} has no {self.path.replace(':', '.')}: {self.without}"
 
 
-class Missing(NotImplementedError):
+class MissingPrivateName(NotImplementedError):
     """A feature needs a name that this version of PyTorch does not have."""
 
 
-def find(name: Private) -> Any:
+def find(name: PrivateName) -> Any:
     """Return what `name` stands for; None where this PyTorch does not have it."""
     module, _, attributes = name.path.partition(":")
     try:
@@ -68,7 +68,7 @@ def find(name: Private) -> Any:
     return found
 
 
-def first(*names: Private) -> Any:
+def first(*names: PrivateName) -> Any:
     """Return the first of `names` that is there. Raises Missing as `need` does, in words of the first."""
     for name in names:
         if (found := find(name)) is not None:
@@ -76,7 +76,7 @@ def first(*names: Private) -> Any:
     return need(names[0])
 
 
-def optional(name: Private) -> Any:
+def optional(name: PrivateName) -> Any:
     """Return what `name` stands for; None, with one warning, where it is missing."""
     found = find(name)
     if found is None:
@@ -84,7 +84,7 @@ def optional(name: Private) -> Any:
     return found
 
 
-def need(name: Private) -> Any:
+def need(name: PrivateName) -> Any:
     """Return what `name` stands for.
 
     Raises:
@@ -92,7 +92,7 @@ def need(name: Private) -> Any:
     """
     found = find(name)
     if found is None:
-        raise Missing(
+        raise MissingPrivateName(
             message(name.said(), remedy="Install a version of PyTorch that Unisono was tested with.")
         )
     return found

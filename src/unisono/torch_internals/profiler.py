@@ -7,22 +7,22 @@ from typing import Any
 
 from torch.autograd import profiler
 
-from .probe import Private, optional
+from .probe import PrivateName, optional
 
 __all__ = ["NAMES", "begin", "end", "is_on"]
 
 NAMES = {
-    "on": Private(
+    "on": PrivateName(
         "torch.autograd.profiler:_is_profiler_enabled",
         purpose="tell whether a profiler is recording",
         without="profiles have no events of Unisono",
     ),
-    "begin": Private(
+    "begin": PrivateName(
         "torch._C._autograd:_record_function_with_args_enter",
         purpose="begin an event that another thread ends",
         without="profiles have no events of Unisono",
     ),
-    "end": Private(
+    "end": PrivateName(
         "torch:ops.profiler._call_end_callbacks_on_jit_fut",
         purpose="end an event when a future completes",
         without="profiles have no events of Unisono",

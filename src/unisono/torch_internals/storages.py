@@ -1,8 +1,9 @@
 """Where PyTorch keeps whether a storage may be resized. Native code reads and writes it there.
 
 Resizing frees memory that an asynchronous call may use. PyTorch refuses to resize the storage of a NumPy
-array; it has no function that says so of another storage. So the flag is found as `unisono.torch.fields`
-finds options: it is the one byte that changes when an array is made of a tensor.
+array; it has no function that says so of another storage. So the flag is found as
+`unisono.torch.option_offsets` finds options: it is the one byte that changes when an array is made of a
+tensor.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import sys
 
 from unisono import _native
 
-from .probe import Private, find
+from .probe import PrivateName, find
 
 __all__ = ["NAMES", "places"]
 
 NAMES = {
-    "address": Private(
+    "address": PrivateName(
         "torch:UntypedStorage._cdata",
         purpose="refuse to resize a storage while an asynchronous call uses it",
         without="a program that resizes such a storage may crash",

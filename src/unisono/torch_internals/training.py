@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .probe import Private, find, need
+from .probe import PrivateName, find, need
 
 __all__ = [
     "NAMES",
@@ -21,47 +21,47 @@ __all__ = [
 ]
 
 NAMES = {
-    "recompute": Private(
+    "recompute": PrivateName(
         "torch.distributed._composable.checkpoint_activation:checkpoint",
         purpose="compute activations again in backward (recompute=True)",
         without="recompute=True cannot run",
     ),
-    "offsets": Private(
+    "offsets": PrivateName(
         "torch.distributed.tensor._utils:compute_local_shape_and_global_offset",
         purpose="give each value of a cut parameter its own random bits in CompressedAdam",
         without="CompressedAdam cannot take DTensors",
     ),
-    "inputs": Private(
+    "inputs": PrivateName(
         "torch.distributed.pipelining._backward:stage_backward_input",
         purpose="compute gradients of inputs apart from those of weights",
         without="the schedules zb-h1 and zbv cannot run",
     ),
-    "weights": Private(
+    "weights": PrivateName(
         "torch.distributed.pipelining._backward:stage_backward_weight",
         purpose="compute gradients of weights apart from those of inputs",
         without="the schedules zb-h1 and zbv cannot run",
     ),
-    "view": Private(
+    "view": PrivateName(
         "torch:Tensor._is_view",
         purpose="copy an output only if it is a view, which a hook of FSDP2 cannot follow",
         without="every output of a unit is copied",
     ),
-    "multiply": Private(
+    "multiply": PrivateName(
         "torch:_foreach_mul_",
         purpose="scale all gradients in one call",
         without="one call for each",
     ),
-    "copy": Private(
+    "copy": PrivateName(
         "torch:_foreach_copy_",
         purpose="copy all gradients in one call",
         without="one call for each",
     ),
-    "plain": Private(
+    "plain": PrivateName(
         "torch._C:DisableTorchFunctionSubclass",
         purpose="raise where a program reads a parameter that is swapped out",
         without="swap= cannot run",
     ),
-    "not persistent": Private(
+    "not persistent": PrivateName(
         "torch.nn:Module._non_persistent_buffers_set",
         purpose="leave buffers with persistent=False out of a checkpoint",
         without="they are in it",

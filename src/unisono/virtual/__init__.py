@@ -9,7 +9,7 @@ See docs/virtual-gpus.md. Importing this module imports neither PyTorch nor NumP
 
 from __future__ import annotations
 
-from .environment import Settings
-from .start import enable, enabled
+from .environment import VirtualGpuSettings
+from .startup import enable, enabled
 
-__all__ = ["Settings", "enable", "enabled"]
+__all__ = ["VirtualGpuSettings", "enable", "enabled"]

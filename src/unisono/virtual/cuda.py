@@ -16,8 +16,8 @@ from .native import TorchPython
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .environment import Settings
-    from .native import Library
+    from .environment import VirtualGpuSettings
+    from .native import VirtualGpuLibrary
 
 __all__ = ["REFUSED", "install", "refusal"]
 
@@ -103,7 +103,7 @@ class DeviceProperties:
         )
 
 
-def install(c: ModuleType, library: Library, settings: Settings) -> None:
+def install(c: ModuleType, library: VirtualGpuLibrary, settings: VirtualGpuSettings) -> None:
     """Add all functions to `torch._C`, which has just been imported."""
     python = TorchPython(build.torch_folder() / "lib" / "libtorch_python.so")
     given: dict[str, Any] = {
@@ -142,7 +142,7 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _devices(c: Any, library: Library, python: TorchPython) -> dict[str, Any]:
+def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[str, Any]:
     def set_device(device: int) -> None:
         if library.set(device):
             raise c.AcceleratorError(INVALID_DEVICE)
@@ -172,7 +172,7 @@ def _devices(c: Any, library: Library, python: TorchPython) -> dict[str, Any]:
     }
 
 
-def _memory(c: Any, library: Library) -> dict[str, Any]:
+def _memory(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
     def set_fraction(fraction: float, device: int) -> None:
         if not 0 <= fraction <= 1:
             raise RuntimeError(f"invalid fraction:{fraction}. Please set within (0, 1].")
@@ -231,7 +231,7 @@ def _module(name: str, **functions: Any) -> ModuleType:
     return made
 
 
-def _runtime(library: Library) -> ModuleType:
+def _runtime(library: VirtualGpuLibrary) -> ModuleType:
     """Make the module `torch._C._cudart`."""
     error = type("cudaError", (int,), {"success": 0})
     return _module(
@@ -248,7 +248,7 @@ def _runtime(library: Library) -> ModuleType:
     )
 
 
-def _streams(c: Any, library: Library) -> dict[str, Any]:
+def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
     def current(device: int) -> tuple[int, int, int]:
         index = library.current() if device < 0 else device
         return library.stream(index), index, CUDA
@@ -319,7 +319,9 @@ def _rest() -> dict[str, Any]:
     }
 
 
-def _initialize(library: Library, python: TorchPython, settings: Settings) -> Callable[[], None]:
+def _initialize(
+    library: VirtualGpuLibrary, python: TorchPython, settings: VirtualGpuSettings
+) -> Callable[[], None]:
     """Make `torch._C._cuda_init`, which the first use of a device calls."""
 
     def initialize() -> None:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from unisono.engine.environment import env
 
-__all__ = ["Asked", "Settings", "asked", "set_for_children"]
+__all__ = ["RequestedGpus", "VirtualGpuSettings", "requested", "set_for_children"]
 
 SITE = os.path.join(os.path.dirname(__file__), "site")
 
 
-class Settings(NamedTuple):
+class VirtualGpuSettings(NamedTuple):
     """The settings of virtual GPUs.
 
     Attributes:
@@ -31,18 +31,18 @@ class Settings(NamedTuple):
     shared: str = ""
 
 
-class Asked(NamedTuple):
+class RequestedGpus(NamedTuple):
     """The settings in the environment. `visible`: CUDA_VISIBLE_DEVICES; an empty one hides all devices."""
 
     settings: env.Settings
     visible: str | None
 
 
-def asked(environ: Mapping[str, str] | None = None) -> Asked:
+def requested(environ: Mapping[str, str] | None = None) -> RequestedGpus:
     """Read the variables of virtual GPUs only: this runs before a job's variables are read."""
     environ = env.copy() if environ is None else environ
     ours = {k: v for k, v in environ.items() if k.startswith("UNISONO_VIRTUAL") or k == "XDG_CACHE_HOME"}
-    return Asked(env.read(ours), environ.get("CUDA_VISIBLE_DEVICES"))
+    return RequestedGpus(env.read(ours), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def set_for_children(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["COUNTED", "Library", "TorchPython"]
+__all__ = ["COUNTED", "TorchPython", "VirtualGpuLibrary"]
 
 COUNTED = (
     "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
@@ -44,7 +44,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 }
 
 
-class Library:
+class VirtualGpuLibrary:
     """The loaded library; its functions by name, such as `library.current()`."""
 
     def __init__(self, path: Path, before: Sequence[Path]) -> None:

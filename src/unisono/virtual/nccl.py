@@ -18,17 +18,22 @@ from torch.autograd.graph import increment_version
 
 from unisono.engine.environment import env
 from unisono.errors import Timeout
-from unisono.torch.arguments import Call, options, single
+from unisono.torch.arguments import TensorArguments, options, single
 from unisono.torch.collectives import Collectives, flat
 from unisono.torch.cuda import first_tensor
+from unisono.torch.nccl_substitute import NcclSubstitute, install
 from unisono.torch.process_group import ProcessGroupUnisono, world
-from unisono.torch.stand_in import StandIn, install
-from unisono.torch.subgroups import NOWHERE, Within
+from unisono.torch.subgroups import NOWHERE, ParentRanks
 from unisono.torch.work import UnisonoWork
-from unisono.torch_internals import hooks, stand_in
+from unisono.torch_internals import hooks, nccl_slots
 from unisono.torch_internals.c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
 from unisono.torch_internals.dynamo import skip
-from unisono.torch_internals.requests import Request, ensure_registered, note_requests, requested
+from unisono.torch_internals.process_group_requests import (
+    ProcessGroupRequest,
+    current_request,
+    ensure_registered,
+    note_requests,
+)
 
 from .device_owners import DeviceOwners
 
@@ -53,7 +58,7 @@ CUDA = torch.device("cuda")
 WATCHDOG = "With NCCL: Watchdog caught collective operation timeout."
 
 
-class Watched(UnisonoWork):
+class VirtualNcclWork(UnisonoWork):
     """A Work whose timeout has NCCL's error text, too: programs search for it."""
 
     __slots__ = ()
@@ -77,7 +82,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     """`torch.distributed` over one `unisono.Group`, for tensors of virtual GPUs."""
 
     _moves_cuda = True
-    _work = Watched
+    _work = VirtualNcclWork
     bound_device_id: Any = None
 
     def __init__(
@@ -91,7 +96,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         devices: tuple[str, ...] = ("cuda",),
         options: Any = None,
         backend: str = "nccl",
-        within: Within = NOWHERE,
+        within: ParentRanks = NOWHERE,
     ) -> None:
         super().__init__(store, rank, size, timeout, name, backend=backend, within=within)
         self._takes = frozenset(devices)
@@ -120,21 +125,21 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     @property
     def supports_splitting(self) -> bool:  # type: ignore[override]
         """For `split_group`; `new_group` would want a backend in C++ to split, so it makes a group anew."""
-        return requested() is None
+        return current_request() is None
 
     def _check(self, kind: str) -> None:
         if kind not in self._takes:
             raise RuntimeError(f"No backend type associated with device type {kind}")
 
     def _make(
-        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, within: Within
+        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
     ) -> ProcessGroupVirtual:
         """Make a group of this one's kind."""
         kind = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
         return ProcessGroupVirtual(store, rank, size, timeout, name, within=within, **kind)
 
 
-class _Uneven:
+class _UnevenCollectives:
     """Calls with lists that only NCCL accepts: other sizes on each rank, or another length than one per rank.
 
     NCCL takes a list of equal tensors as one tensor. Source: PyTorch's ProcessGroupNCCL::allgather.
@@ -148,14 +153,14 @@ class _Uneven:
         lists, x = flat(outputs), single("all_gather", inputs)
         if _as_one(lists, x, self._size):
             opts = options(AllgatherOptions, opts, timeout=timeout)
-            call = Call("all_gather", moves_only=True)
+            call = TensorArguments("all_gather", moves_only=True)
             return self._run(
                 self._group.all_gather, opts, lists, call, call.write_as_one(lists), call.read(x)
             )
         if all(out.numel() == x.numel() for out in lists) or any(out.dim() == 0 for out in lists):
             return PLAIN_METHODS["allgather"](self, outputs, inputs, opts, timeout)
         opts = options(AllgatherOptions, opts, timeout=timeout)
-        call = Call("all_gather", moves_only=True)
+        call = TensorArguments("all_gather", moves_only=True)
         written = [call.write(out) for out in lists]
         return self._run(self._group.all_gather_v, opts, lists, call, written, call.read(x))
 
@@ -188,11 +193,11 @@ def _as_one(tensors: list[torch.Tensor], part: torch.Tensor, size: int) -> bool:
     return len(tensors) * tensors[0].numel() == size * part.numel()
 
 
-INSTEAD = {name: method for name, method in vars(_Uneven).items() if callable(method)}
+INSTEAD = {name: method for name, method in vars(_UnevenCollectives).items() if callable(method)}
 PLAIN_METHODS: dict[str, Any] = {}
 
 
-def _checked(name: str) -> Callable[..., Any]:
+def _with_device_check(name: str) -> Callable[..., Any]:
     """Make a method that checks its first tensor, and then calls that of Collectives."""
     method = getattr(Collectives, name)
     plain = PLAIN_METHODS[name] = getattr(method, "direct", method)
@@ -223,8 +228,8 @@ def _checked(name: str) -> Callable[..., Any]:
 
 
 for _name in CHECKED:
-    setattr(ProcessGroupVirtual, _name, _checked(_name))
-skip(ProcessGroupVirtual, _Uneven)
+    setattr(ProcessGroupVirtual, _name, _with_device_check(_name))
+skip(ProcessGroupVirtual, _UnevenCollectives)
 
 
 class Options:
@@ -248,7 +253,7 @@ class NCCLConfig(SimpleNamespace):
         super().__init__(blocking=1, cga_cluster_size=4, min_ctas=1, max_ctas=32, net_name="", split_share=0)
 
 
-class Replacement(type):
+class NcclReplacement(type):
     """The metaclass of the class that replaces PyTorch's ProcessGroupNCCL."""
 
     def __call__(cls, store: Any, rank: int, size: int, options: Any = None, device: Any = None) -> Any:
@@ -258,8 +263,8 @@ class Replacement(type):
         everybody = c10d.GroupMember.WORLD
         name = "world" if everybody is None else "group"
         ranks = given.global_ranks_in_group if isinstance(given, Options) else []
-        within = Within(world(), ranks) if everybody is not None and ranks else NOWHERE
-        request = requested()
+        within = ParentRanks(world(), ranks) if everybody is not None and ranks else NOWHERE
+        request = current_request()
         group = ProcessGroupVirtual(
             store, rank, size, timeout, name, devices=_devices(request), options=given, within=within
         )
@@ -271,7 +276,7 @@ class Replacement(type):
         return isinstance(instance, ProcessGroupVirtual)
 
 
-def _devices(request: Request | None) -> tuple[str, ...]:
+def _devices(request: ProcessGroupRequest | None) -> tuple[str, ...]:
     """Return the device types of a group that stands for all its backends, if there are others."""
     backends = {} if request is None else request.devices()
     return ("cuda",) if set(backends.values()) <= set(NAMES) else tuple(backends)
@@ -290,10 +295,10 @@ def _on_host(x: torch.Tensor) -> torch.Tensor:
 
 def make() -> None:
     """Install the replacement of ProcessGroupNCCL. Called after the import of `unisono.torch`."""
-    install(StandIn(ProcessGroupVirtual, _on_host))
+    install(NcclSubstitute(ProcessGroupVirtual, _on_host))
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
-    replacement: Any = Replacement("ProcessGroupNCCL", (), namespace)
-    stand_in.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)
+    replacement: Any = NcclReplacement("ProcessGroupNCCL", (), namespace)
+    nccl_slots.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)
     for name in NAMES:
         ensure_registered(name)
         hooks.records_itself(name)

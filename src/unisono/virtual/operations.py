@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Operation", "operations", "table"]
+__all__ = ["CudaOperation", "operations", "table"]
 
 HEAD = re.compile(r"^- func: (\w+)(?:\.(\w+))?\(")
 FIELD = re.compile(r"^  (\w+): *([^#]*)")
 KEYS = re.compile(r"^    ([\w, ]+):")
 
 
-class Operation(NamedTuple):
+class CudaOperation(NamedTuple):
     """One operation with a CUDA kernel.
 
     `iterator`: its devices are checked by TensorIterator or by the kernel itself; otherwise each argument is
@@ -29,7 +29,7 @@ class Operation(NamedTuple):
     method: str
 
 
-class _Entry:
+class _OperationEntry:
     def __init__(self, base: str, overload: str) -> None:
         self.base, self.overload = base, overload
         self.fields: dict[str, str] = {}
@@ -40,7 +40,7 @@ class _Entry:
         return f"{self.base}.{self.overload}" if self.overload else self.base
 
 
-def operations(text: str) -> Iterator[Operation]:
+def operations(text: str) -> Iterator[CudaOperation]:
     """Yield the operations with a CUDA kernel, in the order of the file.
 
     Example: `- func: mm(...)` with `structured_delegate: mm.out` and `dispatch: CUDA: ...` there
@@ -51,7 +51,7 @@ def operations(text: str) -> Iterator[Operation]:
         delegate = entries.get(entry.fields.get("structured_delegate", ""), entry)
         if "CUDA" in delegate.keys or "ufunc_inner_loop" in delegate.fields:
             iterator = entry.fields.get("device_check") == "NoCheck"
-            yield Operation(f"aten::{entry.name}", iterator, _method(entry))
+            yield CudaOperation(f"aten::{entry.name}", iterator, _method(entry))
 
 
 def table(text: str) -> str:
@@ -61,11 +61,11 @@ def table(text: str) -> str:
     )
 
 
-def _entries(text: str) -> Iterator[_Entry]:
-    entry = _Entry("", "")
+def _entries(text: str) -> Iterator[_OperationEntry]:
+    entry = _OperationEntry("", "")
     for line in text.splitlines():
         if head := HEAD.match(line):
-            entry = _Entry(head[1], head[2] or "")
+            entry = _OperationEntry(head[1], head[2] or "")
             yield entry
         elif field := FIELD.match(line):
             entry.fields[field[1]] = field[2].strip()
@@ -73,7 +73,7 @@ def _entries(text: str) -> Iterator[_Entry]:
             entry.keys.update(key.strip() for key in keys[1].split(","))
 
 
-def _method(entry: _Entry) -> str:
+def _method(entry: _OperationEntry) -> str:
     """Return the C++ function that PyTorch's error names: torchgen's `wrapper_CUDA_...`."""
     structured = "structured_delegate" in entry.fields or entry.fields.get("structured") == "True"
     if structured:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import _C
 
 if TYPE_CHECKING:
-    from .native import Library
+    from .native import VirtualGpuLibrary
 
 __all__ = ["classes"]
 
@@ -23,12 +23,12 @@ HIGH = 32  # streams above it have high priority: see csrc/virtual/device.cpp
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
 
-def classes(library: Library) -> dict[str, type]:
+def classes(library: VirtualGpuLibrary) -> dict[str, type]:
     """Return the two base classes by the names that torch.cuda.streams expects."""
     return {"_CudaStreamBase": _stream_class(library), "_CudaEventBase": _CudaEventBase}
 
 
-def _stream_class(library: Library) -> type:
+def _stream_class(library: VirtualGpuLibrary) -> type:
     class _CudaStreamBase(_C.Stream):  # type: ignore[misc]
         def __new__(
             cls,

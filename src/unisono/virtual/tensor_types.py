@@ -15,7 +15,7 @@ NAMES = {
 }  # fmt: skip
 
 
-class _Type(type):
+class _LegacyTensorType(type):
     """The metaclass of these types: a call makes a tensor; isinstance compares dtype and device."""
 
     dtype: torch.dtype
@@ -33,5 +33,7 @@ def install() -> None:
     """Add them to `torch.cuda`."""
     module: Any = torch.cuda
     for name, dtype in NAMES.items():
-        made = _Type(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda", "is_cuda": True})
+        made = _LegacyTensorType(
+            f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda", "is_cuda": True}
+        )
         setattr(module, made.__name__, made)

@@ -1,4 +1,5 @@
-"""Rank 1 lends memory, and becomes another program with other memory at that address; rank 0 receives.
+"""Rank 1 sends with zero copy, and becomes another program with other memory at that address; rank 0
+receives.
 
 lends_and_becomes_another.py                       the two ranks
 lends_and_becomes_another.py READY OVER            what rank 1 becomes: it makes READY, and waits for OVER
@@ -38,7 +39,7 @@ def be_another(ready: Path, over: Path) -> None:
     print("fine")
 
 
-def lend(ready: Path, over: Path) -> None:
+def send(ready: Path, over: Path) -> None:
     import numpy as np
 
     import unisono as un
@@ -65,4 +66,4 @@ if __name__ == "__main__":
         be_another(Path(sys.argv[1]), Path(sys.argv[2]))
     else:
         folder = os.environ["MEETING"].removeprefix("file://")
-        lend(Path(folder + ".ready"), Path(folder + ".over"))
+        send(Path(folder + ".ready"), Path(folder + ".over"))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import unisono as un
-from unisono.engine.bootstrap import engine, memory
+from unisono.engine.bootstrap import engine, shared_memory
 
-real = memory.socket.recv_fds
+real = shared_memory.socket.recv_fds
 
 
 def receive_and_end(*given: Any) -> None:
@@ -27,7 +27,7 @@ if os.environ["RANK"] == sys.argv[1]:
     if sys.argv[2] == "before":
         engine.share_memory = lambda *_, **__: os._exit(0)
     else:
-        memory.socket.recv_fds = receive_and_end
+        shared_memory.socket.recv_fds = receive_and_end
 started = time.monotonic()
 try:
     un.init_process_group(init_method=os.environ["MEETING"], timeout=60)

@@ -87,8 +87,8 @@ def forks() -> None:
     os._exit(0)
 
 
-def lends() -> None:
-    """Its array lies in shared memory on the ranks that are named behind "lends"."""
+def sends_without_copy() -> None:
+    """Its array lies in shared memory on the ranks that are named behind "sends_without_copy"."""
     make = un.empty if str(group.rank) in sys.argv[2:] else np.empty
     x = make(1_000_000, np.float32)
     for turn in range(5):
@@ -104,7 +104,7 @@ def lends() -> None:
             assert (x == source - turn).all()
 
 
-WHAT = (maps, cannot_on_rank_1, closes_descriptors, forks, lends)
+WHAT = (maps, cannot_on_rank_1, closes_descriptors, forks, sends_without_copy)
 
 if __name__ == "__main__":
     group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import ReduceOp
 
-from unisono.torch_internals.renamed import all_gather_single, reduce_scatter_single
+from unisono.torch_internals.version_names import all_gather_single, reduce_scatter_single
 
 NUMBERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unisono.torch import cuda
 from unisono.torch.work import DONE
-from unisono.torch_internals.renamed import all_gather_single, reduce_scatter_single
+from unisono.torch_internals.version_names import all_gather_single, reduce_scatter_single
 
 
 class Recorder:

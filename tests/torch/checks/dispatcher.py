@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from unisono.errors import GroupError
-from unisono.torch.unavailable import UNAVAILABLE
+from unisono.torch.unsupported import UNSUPPORTED
 
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
 
@@ -154,7 +154,7 @@ def check_hooks_of_an_older_pytorch_are_refused_in_words(rank, size):
 
 def check_what_is_missing_says_so(rank, size):
     group = dist.group.WORLD
-    for name in UNAVAILABLE:
+    for name in UNSUPPORTED:
         with pytest.raises(NotImplementedError, match=f"no {name}: "):
             getattr(group, name)()
     with pytest.raises(NotImplementedError, match="no mem_allocator"):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.torch.work import DONE
-from unisono.torch_internals.renamed import all_gather_single, reduce_scatter_single
+from unisono.torch_internals.version_names import all_gather_single, reduce_scatter_single
 
 SEEN = mmap.mmap(-1, mmap.PAGESIZE)  # shared by the ranks, which are forks of one Python
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import unisono as un
 import unisono.parallel as up
 from parallel.run_features import in_group, whole
-from unisono.parallel import replicas
+from unisono.parallel import replicated_parameters
 from unisono.parallel.gradients import local
 
 
@@ -66,7 +66,7 @@ def check_a_shared_layer_may_be_recomputed(folder: Path) -> None:
     wanted = stepped(square_run(Shared(), up.Plan(data=2)), None)
     equal(stepped(square_run(Shared(), up.Plan(data=2)), True))  # one bucket, reduced when all have come
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replicas, "BUCKET_BYTES", 1)  # one for each parameter
+        patch.setattr(replicated_parameters, "BUCKET_BYTES", 1)  # one for each parameter
         run = square_run(Shared(), up.Plan(data=2))
         with pytest.raises(RuntimeError, match=r"'shared\.(weight|bias)' again .*use_reentrant=False"):
             stepped(run, True)
@@ -104,7 +104,7 @@ def check_a_step_after_an_error_starts_anew(folder: Path) -> None:
     plans = [up.Plan(data=2, zero=zero, micro_batches=2) for zero in range(4)]
     for plan in [*plans, up.Plan(data=2, precision="bf16", micro_batches=2)]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(replicas, "BUCKET_BYTES", 1)
+            patch.setattr(replicated_parameters, "BUCKET_BYTES", 1)
             for backward in (1, 2):
                 undisturbed, run = (square_run(Interrupted(), plan) for _ in range(2))
                 Failing.countdown = backward

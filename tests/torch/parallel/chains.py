@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from unisono.parallel.layouts import shard as sharding
+from unisono.parallel.layouts.cost import Link
 from unisono.parallel.layouts.grid import grid_of
 from unisono.parallel.layouts.operators import rule_of
-from unisono.parallel.layouts.price import Link
-from unisono.parallel.layouts.redistribute import route
-from unisono.torch_internals import renamed
+from unisono.parallel.layouts.redistribute import transform_path
+from unisono.torch_internals import version_names
 
 CHAINS = 60
 SIZES = (1, 2, 4, 6, 8)
@@ -41,8 +41,8 @@ KINDS = {
     "shard_dim_alltoall": "all_to_all",
 }
 CALLS = (  # function that up.shard calls, kind, place of the argument that has this rank's part
-    (dist, "all_reduce", "all_reduce", 0), (renamed, "all_gather_single", "all_gather", 1),
-    (renamed, "reduce_scatter_single", "reduce_scatter", 1), (dist, "all_to_all_single", "all_to_all", 1),
+    (dist, "all_reduce", "all_reduce", 0), (version_names, "all_gather_single", "all_gather", 1),
+    (version_names, "reduce_scatter_single", "reduce_scatter", 1), (dist, "all_to_all_single", "all_to_all", 1),
 )  # fmt: skip
 WIDTHS = (24, 48)  # 6 and 8 parts divide them
 
@@ -246,7 +246,7 @@ def check_bytes() -> dict[str, int]:
         for goal in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
             with Received() as theirs:
                 value.redistribute(placements=goal)
-            ours = route(start, goal, shape, 4, grid.sizes, Link()).nbytes
+            ours = transform_path(start, goal, shape, 4, grid.sizes, Link()).nbytes
             assert ours <= theirs.nbytes, (start, goal, ours, theirs.nbytes)
             counts["theirs"] += int(theirs.nbytes)
             counts["less" if ours < theirs.nbytes else "same"] += 1

@@ -16,7 +16,7 @@ import unisono.parallel as up
 from parallel import models
 from parallel.backwards import Failing, Interrupted, own_batch, square_run
 from parallel.run_features import adamw, in_group, made
-from unisono.parallel import failures, replicas
+from unisono.parallel import failures, replicated_parameters
 
 ENDED = r"this run cannot be used any more: rank {} raised {}: .*up\.parallelize.*checkpoint"
 
@@ -98,7 +98,7 @@ def check_an_optimizer_that_raises_on_one_rank_ends_the_run(folder: Path) -> Non
 def check_ranks_that_raise_at_different_places_end_the_run(folder: Path) -> None:
     """Rank 0 in forward, the others after the first bucket went: the next step would take it for its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replicas, "BUCKET_BYTES", 1)
+        patch.setattr(replicated_parameters, "BUCKET_BYTES", 1)
         run = square_run(Interrupted(), up.Plan(data=4))
         Failing.countdown = 1
         x, y = own_batch(1)

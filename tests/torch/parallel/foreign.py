@@ -16,7 +16,7 @@ import unisono.parallel as up
 from parallel import models, sweep
 from parallel.plain_training import adamw, same, under
 from parallel.run_features import in_group
-from unisono.parallel import trial
+from unisono.parallel import cut_check
 
 WIDTH, HEADS = models.WIDTH, models.HEADS
 TENSOR = up.Plan(tensor=2)
@@ -188,12 +188,12 @@ def check_hugging_face_models_that_the_rules_know(folder: Path) -> None:
 def check_large_models_need_a_proof_or_a_word(folder: Path) -> None:
     batches, vectors = models.text_batches(2, 4), models.vector_batches(2, 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "LIMIT_BYTES", 0)
+        patch.setattr(cut_check, "LIMIT_BYTES", 0)
         with pytest.raises(ValueError, match=r"nothing proves that Sequential .*check=True.*check=False"):
             under(TENSOR, models.gpt, batches, models.token_loss)
         same(TENSOR, models.gpt, batches, models.token_loss, check=True)
         same(TENSOR, models.gpt, batches, models.token_loss, check=False)
-        patch.setattr(trial.Trial, "run", None)  # these are proved
+        patch.setattr(cut_check.CutCheck, "run", None)  # these are proved
         same(TENSOR, models.mlp, vectors, functional.cross_entropy)
         if sweep.HAVE_TRANSFORMERS:
             for make in (models.gpt2, models.llama, hugging_face("Qwen2")):

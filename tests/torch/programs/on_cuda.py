@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.torch  # noqa: F401
-from unisono.torch_internals.renamed import all_gather_single
+from unisono.torch_internals.version_names import all_gather_single
 
 
 def main(rank: int, size: int, folder: Path) -> None:

@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 
-from unisono.commands.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams
+from unisono.commands.launch.console import LONGEST_LINE_NBYTES, Console, OutputStreams, RankStream
 from unisono.commands.launch.job import Job
 
 LIMIT_S = 60.0
 
 
-def lines_of_two(screen: Screen) -> None:
+def lines_of_two(screen: Console) -> None:
     screen.show(1, b"A ", b"one ")
     screen.show(1, b"A ", b"line\ntwo ")
     screen.show(1, b"B ", b"x\n")
@@ -26,11 +26,11 @@ def lines_of_two(screen: Screen) -> None:
     screen.say("done")
 
 
-def progress_bar(screen: Screen) -> None:
+def progress_bar(screen: Console) -> None:
     screen.show(2, b"A ", b"\r10%")
 
 
-def lines_of_a_stream(screen: Screen) -> None:
+def lines_of_a_stream(screen: Console) -> None:
     read, write = os.pipe()
     with open(read, "rb", buffering=0) as reader, open(write, "wb", buffering=0) as writer:
         stream = RankStream(reader, 2, b"A ", screen=screen, shown=True, log=None)
@@ -47,7 +47,7 @@ def lines_of_a_stream(screen: Screen) -> None:
         assert stream.tail == b"begun and ended\nagain"
 
 
-def line_without_end(screen: Screen) -> None:
+def line_without_end(screen: Console) -> None:
     read, write = os.pipe()
     with open(read, "rb", buffering=0) as reader, open(write, "wb", buffering=0) as writer:
         stream = RankStream(reader, 1, b"A ", screen=screen, shown=True, log=None)
@@ -57,7 +57,7 @@ def line_without_end(screen: Screen) -> None:
         feeder.join()
 
 
-def more_than_is_taken(screen: Screen) -> None:
+def more_than_is_taken(screen: Console) -> None:
     """Nothing is read from the ranks while the console is behind; all of it once it has caught up."""
     read, write = os.pipe()
     job = Job(command=("x",), world_size=1, shown=(3,), logged=(0,))
@@ -66,7 +66,7 @@ def more_than_is_taken(screen: Screen) -> None:
         open(read, "rb", buffering=0) as reader,
         open(write, "wb", buffering=0) as writer,
     ):
-        streams = Streams(job, screen, selector)
+        streams = OutputStreams(job, screen, selector)
         streams.add(0, 0, reader, 1)
         feeder = feeding(writer, b"x\n" * (4 << 20))
         while selector.get_map():
@@ -92,7 +92,7 @@ def pump(selector: selectors.BaseSelector) -> None:
 
 
 def main(case: str) -> None:
-    screen = Screen(color=False, on_progress=lambda: None)
+    screen = Console(color=False, on_progress=lambda: None)
     globals()[case](screen)
     if case != more_than_is_taken.__name__:
         screen.start()

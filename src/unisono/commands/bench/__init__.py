@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Case, dtype_name, numpy_dtype, sweep
-from unisono.commands.bench.measure import Line, measure_sweep
-from unisono.commands.bench.noise import CpuMeter, Pace, ticks_of
-from unisono.commands.bench.peers import choose_peers, choose_side
+from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, BenchCase, dtype_name, numpy_dtype, sweep
+from unisono.commands.bench.libraries import choose_libraries, choose_worker_group
+from unisono.commands.bench.measure import CaseResult, measure_sweep
+from unisono.commands.bench.noise import CoreSpeed, CpuMeter, ticks_of
 from unisono.commands.bench.report import (
     FORMATS,
     header,
@@ -35,7 +35,7 @@ from unisono.commands.bench.report import (
     row,
     to_json,
 )
-from unisono.commands.bench.side import Side
+from unisono.commands.bench.worker_group import WorkerGroup
 from unisono.engine.environment.env import parse_size
 from unisono.errors import UnisonoError
 from unisono.plans import ALGORITHMS
@@ -100,14 +100,14 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     sweeps = _sweeps(args)
     if args.plot and (missing := plot_missing()) is not None:
         raise ValueError(missing)
-    own_name = choose_side(args.interface)
-    peers = choose_peers(f"{'limit' if args.limit else ''},{args.against}")
+    own_name = choose_worker_group(args.interface)
+    peers = choose_libraries(f"{'limit' if args.limit else ''},{args.against}")
     cores = len(os.sched_getaffinity(0))
-    lines: list[Line] = []
-    pace = Pace()
+    lines: list[CaseResult] = []
+    pace = CoreSpeed()
     print(_preamble(args, [f"{peer.name} = {peer.what}" for peer in peers]), file=report, flush=True)
     with ExitStack() as stack:
-        own = stack.enter_context(Side(own_name, args.ranks))
+        own = stack.enter_context(WorkerGroup(own_name, args.ranks))
         others = [stack.enter_context(peer.side(args.ranks)) for peer in peers]
         meter = CpuMeter(ticks_of([pid for side in [own, *others] for pid in side.pids]))
         for name, of_operation in sweeps:
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     return 1 if any(line.own.wrong for line in lines) else 0
 
 
-def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
+def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[BenchCase]]]:
     """The operations asked for, each with its cases; all arguments are checked here."""
     known = ALGORITHMS.get(args.operation.removesuffix("_v"), ())
     first, last = _nbytes("-b", args.min_bytes), _nbytes("-e", args.max_bytes)

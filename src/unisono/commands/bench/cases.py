@@ -19,9 +19,9 @@ __all__ = [
     "DTYPES",
     "OPERATIONS",
     "REDUCE_OPS",
-    "Buffers",
-    "Case",
-    "Operation",
+    "BenchCase",
+    "BenchOperation",
+    "CaseBuffers",
     "allocate",
     "count_wrong",
     "dtype_name",
@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Operation:
+class BenchOperation:
     """One row of the table.
 
     Attributes:
@@ -71,7 +71,7 @@ def _one(_: int) -> float:
     return 1.0
 
 
-def _share_of_others(p: int) -> float:
+def _fraction_of_others(p: int) -> float:
     return (p - 1) / p
 
 
@@ -84,22 +84,22 @@ ROOTED: dict[str, bool] = {"rooted": True, "synchronizing": False}
 OPERATIONS = {
     operation.name: operation
     for operation in (
-        Operation("all_reduce", _both_ways, "all", "-", reduces=True),
-        Operation("broadcast", _one, "all", "-", **ROOTED),
-        Operation("reduce", _one, "all", "-", reduces=True, **ROOTED),
-        Operation("all_gather", _share_of_others, "part", "all", divided=True),
-        Operation("reduce_scatter", _share_of_others, "all", "part", reduces=True, divided=True),
-        Operation("all_to_all", _share_of_others, "all", "all", divided=True),
-        Operation("gather", _share_of_others, "part", "all_root", divided=True, **ROOTED),
-        Operation("scatter", _share_of_others, "all_root", "part", divided=True, **ROOTED),
-        Operation("barrier", _one, "-", "-"),
-        Operation("send_recv", _one, "all", "all", hops=2),
-        Operation("scan", _one, "all", "-", reduces=True, synchronizing=False),
-        Operation("exclusive_scan", _one, "all", "-", reduces=True, synchronizing=False),
-        Operation("all_gather_v", _share_of_others, "part", "all", uneven=True),
-        Operation("all_to_all_v", _share_of_others, "all", "parts", uneven=True),
-        Operation("gather_v", _share_of_others, "part", "all_root", uneven=True, **ROOTED),
-        Operation("scatter_v", _share_of_others, "all_root", "part", uneven=True, **ROOTED),
+        BenchOperation("all_reduce", _both_ways, "all", "-", reduces=True),
+        BenchOperation("broadcast", _one, "all", "-", **ROOTED),
+        BenchOperation("reduce", _one, "all", "-", reduces=True, **ROOTED),
+        BenchOperation("all_gather", _fraction_of_others, "part", "all", divided=True),
+        BenchOperation("reduce_scatter", _fraction_of_others, "all", "part", reduces=True, divided=True),
+        BenchOperation("all_to_all", _fraction_of_others, "all", "all", divided=True),
+        BenchOperation("gather", _fraction_of_others, "part", "all_root", divided=True, **ROOTED),
+        BenchOperation("scatter", _fraction_of_others, "all_root", "part", divided=True, **ROOTED),
+        BenchOperation("barrier", _one, "-", "-"),
+        BenchOperation("send_recv", _one, "all", "all", hops=2),
+        BenchOperation("scan", _one, "all", "-", reduces=True, synchronizing=False),
+        BenchOperation("exclusive_scan", _one, "all", "-", reduces=True, synchronizing=False),
+        BenchOperation("all_gather_v", _fraction_of_others, "part", "all", uneven=True),
+        BenchOperation("all_to_all_v", _fraction_of_others, "all", "parts", uneven=True),
+        BenchOperation("gather_v", _fraction_of_others, "part", "all_root", uneven=True, **ROOTED),
+        BenchOperation("scatter_v", _fraction_of_others, "all_root", "part", uneven=True, **ROOTED),
     )
 }
 
@@ -135,7 +135,7 @@ PATTERN_NUMEL = 8191
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """One measured line: an operation at one size."""
 
     operation: str
@@ -174,7 +174,7 @@ class Case:
 
 
 @dataclass
-class Buffers:
+class CaseBuffers:
     """The arrays of one rank; None where this rank or operation has none."""
 
     inp: Array | None
@@ -219,8 +219,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def sweep(
-    operation: Operation, *, first: int, last: int, factor: float, dtype: str, **rest: Any
-) -> Iterator[Case]:
+    operation: BenchOperation, *, first: int, last: int, factor: float, dtype: str, **rest: Any
+) -> Iterator[BenchCase]:
     """Yield the sweep `first, first * factor, ... <= last`, sizes rounded up to whole elements.
 
     Args:
@@ -229,7 +229,7 @@ def sweep(
     Example: first=4, last=64, factor=4, f32 -> counts 1, 4, 16; for all_gather over 3 ranks 3, 6, 18.
     """
     if operation.name == "barrier":
-        yield Case("barrier", 0, dtype, **rest)
+        yield BenchCase("barrier", 0, dtype, **rest)
         return
     itemsize = numpy_dtype(dtype).itemsize
     multiple = rest["ranks"] if operation.divided else 1
@@ -238,12 +238,12 @@ def sweep(
     while nbytes <= last:
         count = -(-max(1, round(nbytes) // itemsize) // multiple) * multiple
         if count > seen:
-            yield Case(operation.name, count, dtype, **rest)
+            yield BenchCase(operation.name, count, dtype, **rest)
             seen = count
         nbytes *= factor
 
 
-def allocate(case: Case, rank: int, empty: Callable[[int, Any], Array] = np.empty) -> Buffers:
+def allocate(case: BenchCase, rank: int, empty: Callable[[int, Any], Array] = np.empty) -> CaseBuffers:
     """The arrays that `rank` needs, untouched, made by `empty` of a number of elements and a dtype."""
     operation = OPERATIONS[case.operation]
     part = case.parts[rank]
@@ -255,17 +255,17 @@ def allocate(case: Case, rank: int, empty: Callable[[int, Any], Array] = np.empt
             return None
         return empty(numel[base], numpy_dtype(case.dtype))
 
-    return Buffers(array(operation.inp), array(operation.out))
+    return CaseBuffers(array(operation.inp), array(operation.out))
 
 
-def pattern(case: Case, rank: int) -> Array:
+def pattern(case: BenchCase, rank: int) -> Array:
     """What `rank` puts in, repeated over its input: small whole numbers, exact in every dtype."""
     low, high = (1, 3) if case.op == "product" else (0, 5)
     values = np.random.default_rng(rank + 1).integers(low, high, PATTERN_NUMEL)
     return values.astype(numpy_dtype(case.dtype))
 
 
-def fill(case: Case, rank: int, buffers: Buffers) -> None:
+def fill(case: BenchCase, rank: int, buffers: CaseBuffers) -> None:
     """Write the rank's input, and something that is no result into its output."""
     if buffers.inp is not None:
         buffers.inp[:] = np.resize(pattern(case, rank), buffers.inp.size)
@@ -273,7 +273,7 @@ def fill(case: Case, rank: int, buffers: Buffers) -> None:
         buffers.out.fill(77)
 
 
-def count_wrong(case: Case, rank: int, buffers: Buffers) -> int:
+def count_wrong(case: BenchCase, rank: int, buffers: CaseBuffers) -> int:
     """How many values of the rank's result differ from what they must be."""
     want = expected(case, rank)
     if want is None or buffers.result is None:
@@ -285,7 +285,7 @@ def count_wrong(case: Case, rank: int, buffers: Buffers) -> int:
     return int(np.count_nonzero(~((got == want) | (np.abs(got - want) <= tolerance))))
 
 
-def expected(case: Case, rank: int) -> Array | None:
+def expected(case: BenchCase, rank: int) -> Array | None:
     """The result that `rank` must hold; None where it holds none.
 
     Example (p=2, sum): rank 0 puts in [1, 2], rank 1 [3, 4] -> [4, 6] for both after all_reduce.
@@ -314,17 +314,17 @@ def expected(case: Case, rank: int) -> Array | None:
     return np.concatenate([np.resize(pattern(case, other), part) for other, part in enumerate(case.parts)])
 
 
-def _whole(case: Case, one_period: Array) -> Array:
+def _whole(case: BenchCase, one_period: Array) -> Array:
     return np.resize(one_period, case.count)
 
 
-def _pingpong(case: Case, rank: int) -> Array | None:
+def _pingpong(case: BenchCase, rank: int) -> Array | None:
     """Ranks 2k and 2k+1 are a pair, and what goes to and fro is the even one's; an odd last rank idles."""
     even = rank - rank % 2
     return None if even + 1 >= case.ranks else _whole(case, pattern(case, even))
 
 
-def _reduced(case: Case, below: int | None = None) -> Array:
+def _reduced(case: BenchCase, below: int | None = None) -> Array:
     """One period of the reduction over all ranks, or those below a number, wrapping as the dtype does."""
     ufuncs: dict[str, Callable[[Array, Array], Array]] = {
         "sum": np.add,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Array, Buffers, Case, numpy_dtype
+from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Array, BenchCase, CaseBuffers, numpy_dtype
 
 __all__ = [
     "ASIDE",
@@ -24,11 +24,11 @@ __all__ = [
     "MemcpyContender",
     "SharedContender",
     "UnisonoContender",
+    "choice_record",
     "cut",
-    "obliged",
     "partner_of",
     "pingpong",
-    "told",
+    "required_passes",
 ]
 
 Call = Callable[[], object]
@@ -43,14 +43,14 @@ class Contender(ABC):
     """The interface of a library for the worker."""
 
     @abstractmethod
-    def bind(self, case: Case, buffers: Buffers) -> Call:
+    def bind(self, case: BenchCase, buffers: CaseBuffers) -> Call:
         """Return a callable that runs the case's operation once.
 
         Raises:
             ValueError: the library has no such operation.
         """
 
-    def choice(self, case: Case) -> dict[str, Any]:  # noqa: ARG002
+    def choice(self, case: BenchCase) -> dict[str, Any]:  # noqa: ARG002
         """The algorithm that the library takes for a case, and the microseconds that it predicts."""
         return {}
 
@@ -68,7 +68,7 @@ def partner_of(rank: int, size: int) -> int | None:
     return partner if partner < size else None
 
 
-def cut(array: Any, case: Case) -> Any:
+def cut(array: Any, case: BenchCase) -> Any:
     """The parts of a whole buffer, as views; None where there is no buffer."""
     return None if array is None else [array[case.part_of(rank)] for rank in range(case.ranks)]
 
@@ -92,7 +92,7 @@ def pingpong(
     return serve if rank < partner else answer
 
 
-def told(choice: Any, case: Case) -> dict[str, Any]:
+def choice_record(choice: Any, case: BenchCase) -> dict[str, Any]:
     """The `choice` of Unisono: `Group.choice` for the case's collective."""
     collective = OPERATIONS[case.operation].even
     if collective == "send_recv":
@@ -111,7 +111,7 @@ class MemcpyContender(Contender):
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def bind(self, case: Case, buffers: Buffers) -> Call:
+    def bind(self, case: BenchCase, buffers: CaseBuffers) -> Call:
         """Make the buffers of a case, and the call to be timed."""
         source, destination = (np.full(case.nbytes, value, np.uint8) for value in (1, 0))
         buffers.inp, buffers.out = source, destination
@@ -126,7 +126,7 @@ class LimitContender(MemcpyContender):
     at the same time as the others. See docs/bench.md.
     """
 
-    def bind(self, case: Case, buffers: Buffers) -> Call:
+    def bind(self, case: BenchCase, buffers: CaseBuffers) -> Call:
         """Make the buffers of a case, and the call to be timed.
 
         Raises:
@@ -141,7 +141,8 @@ class LimitContender(MemcpyContender):
                 array.fill(0)
         out, inp = (_address(buffers, which) for which in ("out", "inp"))
         passes = [
-            partial(touch, TOUCHES.index(kind), out, inp, nbytes) for kind, nbytes in obliged(case, self.rank)
+            partial(touch, TOUCHES.index(kind), out, inp, nbytes)
+            for kind, nbytes in required_passes(case, self.rank)
         ]
         return passes[0] if len(passes) == 1 else lambda: [each() for each in passes]
 
@@ -151,7 +152,7 @@ UNJOINED: dict[str, type[MemcpyContender]] = {"memcpy": MemcpyContender, "limit"
 """Contenders whose ranks do not communicate."""
 
 
-def obliged(case: Case, rank: int) -> list[tuple[str, int]]:
+def required_passes(case: BenchCase, rank: int) -> list[tuple[str, int]]:
     """The passes over memory, (kind, bytes), that no implementation of the case can do without on this rank.
 
     Example: all_reduce of 4096 bytes -> [("update", 4096)]: read a value, write the result to its place.
@@ -176,7 +177,7 @@ def obliged(case: Case, rank: int) -> list[tuple[str, int]]:
     }[operation]
 
 
-def _address(buffers: Buffers, which: str) -> int:
+def _address(buffers: CaseBuffers, which: str) -> int:
     """Of the buffer that is written ("out") or read ("inp"); operations in place have but one."""
     found = buffers.result if which == "out" or buffers.inp is None else buffers.inp
     return 0 if found is None else int(found.ctypes.data)
@@ -192,11 +193,11 @@ class UnisonoContender(Contender):
         self.group = un.init_process_group(init_method=f"tcp://{address}", rank=rank, world_size=size)
         self.op_of = {name: getattr(un, name.upper()) for name in REDUCE_OPS}
 
-    def choice(self, case: Case) -> dict[str, Any]:
+    def choice(self, case: BenchCase) -> dict[str, Any]:
         """The algorithm, and the predicted time."""
-        return told(self.group.choice, case)
+        return choice_record(self.group.choice, case)
 
-    def bind(self, case: Case, buffers: Buffers) -> Call:
+    def bind(self, case: BenchCase, buffers: CaseBuffers) -> Call:
         """Make the buffers of a case, and the call to be timed."""
         group, inp, out, op = self.group, buffers.inp, buffers.out, self.op_of[case.op]
         binders: dict[str, Callable[[], Call]] = {

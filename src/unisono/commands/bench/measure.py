@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.commands.bench.cases import OPERATIONS, Case
+from unisono.commands.bench.cases import OPERATIONS, BenchCase
 from unisono.commands.bench.contenders import ASIDE
-from unisono.commands.bench.noise import Pace
-from unisono.commands.bench.side import BenchError, Side
+from unisono.commands.bench.noise import CoreSpeed
+from unisono.commands.bench.worker_group import BenchError, WorkerGroup
 
-__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_sweep", "ratio"]
+__all__ = ["CaseResult", "MeasurementFailure", "Timing", "calls_for", "measure_sweep", "ratio"]
 
 MIN_CALLS = 5
 MAX_CALLS = 20_000
@@ -86,7 +86,7 @@ def ratio(own: Timing, peer: Timing) -> float:
 
 
 @dataclass(frozen=True)
-class Unmeasurable:
+class MeasurementFailure:
     """A peer that cannot run a case, and its error."""
 
     side: str
@@ -98,16 +98,16 @@ class Unmeasurable:
 
 
 @dataclass(frozen=True)
-class Line:
+class CaseResult:
     """One case, measured: Unisono's timing and that of each peer.
 
     `algorithm` is the one that Unisono took, `predicted_us` what its cost model gives that; "" and None where
     the operation has no plan.
     """
 
-    case: Case
+    case: BenchCase
     own: Timing
-    peers: list[Timing | Unmeasurable]
+    peers: list[Timing | MeasurementFailure]
     algorithm: str = ""
     predicted_us: float | None = None
 
@@ -158,8 +158,14 @@ class Line:
 
 
 def measure_sweep(
-    cases: Sequence[Case], own: Side, peers: list[Side], *, rounds: int, round_ms: float, pace: Pace
-) -> list[Line]:
+    cases: Sequence[BenchCase],
+    own: WorkerGroup,
+    peers: list[WorkerGroup],
+    *,
+    rounds: int,
+    round_ms: float,
+    pace: CoreSpeed,
+) -> list[CaseResult]:
     """Check the values of each case on every side, then time `rounds` rounds of all cases, then check again.
 
     Args:
@@ -168,7 +174,7 @@ def measure_sweep(
     Raises:
         BenchError: Unisono's side failed. A peer that raises is reported as unmeasurable.
     """
-    sweep = [_Measured(case, own, peers, round_ms) for case in cases]
+    sweep = [_CaseRun(case, own, peers, round_ms) for case in cases]
     for number in range(rounds + 1):  # the first is for warming up
         for one in sweep:
             pace.beat()
@@ -176,12 +182,12 @@ def measure_sweep(
     return [one.finish() for one in sweep]
 
 
-class _Measured:
+class _CaseRun:
     """A case under way: bound once on every side to check it and to find out how many calls fill a block."""
 
-    def __init__(self, case: Case, own: Side, peers: list[Side], round_ms: float) -> None:
+    def __init__(self, case: BenchCase, own: WorkerGroup, peers: list[WorkerGroup], round_ms: float) -> None:
         self._case, self._own, self._peers = case, own, peers
-        self._failed: dict[str, Unmeasurable] = {}
+        self._failed: dict[str, MeasurementFailure] = {}
         self._timings: dict[str, Timing] = {}
         for side in [own, *peers]:
             try:
@@ -189,7 +195,7 @@ class _Measured:
             except BenchError as error:
                 if side is own:
                     raise
-                self._failed[side.name] = Unmeasurable(side.name, str(error))
+                self._failed[side.name] = MeasurementFailure(side.name, str(error))
             if side is own:
                 self._told = side.ask({"do": "choice"})[0]
         self._taking_part = [side for side in [own, *peers] if side.name in self._timings]
@@ -204,14 +210,14 @@ class _Measured:
             if number:
                 timing.add(samples / OPERATIONS[self._case.operation].hops)
 
-    def finish(self) -> Line:
+    def finish(self) -> CaseResult:
         """Check once more; the line."""
         for side in self._taking_part:
             _bind(self._case, side)
             self._timings[side.name].wrong += _check(side)
         figures = [self._failed.get(side.name) or self._timings[side.name] for side in self._peers]
         algorithm, predicted_us = self._told.get("algorithm", ""), self._told.get("predicted_us")
-        return Line(self._case, self._timings[self._own.name], figures, algorithm, predicted_us)
+        return CaseResult(self._case, self._timings[self._own.name], figures, algorithm, predicted_us)
 
 
 def calls_for(call_us: float, round_ms: float) -> int:
@@ -227,11 +233,11 @@ def warmup_for(calls: int) -> int:
     return max(2, min(100, calls // 10))
 
 
-def _bind(case: Case, side: Side) -> None:
+def _bind(case: BenchCase, side: WorkerGroup) -> None:
     side.ask({"do": "bind", "case": case.to_json()})
 
 
-def _prepare(case: Case, side: Side, round_ms: float) -> Timing:
+def _prepare(case: BenchCase, side: WorkerGroup, round_ms: float) -> Timing:
     """Bind, check, and find out how many calls fit into a block."""
     _bind(case, side)
     timing = Timing(side.name, wrong=_check(side))
@@ -242,5 +248,5 @@ def _prepare(case: Case, side: Side, round_ms: float) -> Timing:
     return timing
 
 
-def _check(side: Side) -> int:
+def _check(side: WorkerGroup) -> int:
     return sum(int(answer["wrong"]) for answer in side.ask({"do": "check"}))

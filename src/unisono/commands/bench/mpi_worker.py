@@ -15,9 +15,9 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from unisono.commands.bench.cases import REDUCE_OPS, Buffers, Case
+from unisono.commands.bench.cases import REDUCE_OPS, BenchCase, CaseBuffers
 from unisono.commands.bench.contenders import Call, Contender, pingpong
-from unisono.commands.bench.worker import CaseRank, die_with, serve
+from unisono.commands.bench.worker import CaseWorker, die_with, serve
 
 __all__ = ["MpiContender", "main"]
 
@@ -32,7 +32,7 @@ class MpiContender(Contender):
         self.comm = self.mpi.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
-    def bind(self, case: Case, buffers: Buffers) -> Call:
+    def bind(self, case: BenchCase, buffers: CaseBuffers) -> Call:
         """Return the case's call.
 
         Raises:
@@ -82,7 +82,7 @@ def main() -> int:
     with Connection(channel.detach()) as controller:
         controller.send_bytes(json.dumps({"rank": contender.rank, "pid": os.getpid()}).encode())
         try:
-            serve(controller, lambda command: CaseRank(command, contender))
+            serve(controller, lambda command: CaseWorker(command, contender))
         except (EOFError, ConnectionError):  # the command is gone
             contender.comm.Abort(1)
     return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of"]
+__all__ = ["QUIET_SHARE", "CoreSpeed", "CpuMeter", "CpuNoise", "others_share", "ticks_of"]
 
 QUIET_SHARE = 0.05
 """The share of a quiet machine that other processes and the host may use together."""
@@ -23,7 +23,7 @@ USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
 
 
 @dataclass(frozen=True)
-class Reading:
+class CpuTicks:
     """Clock ticks since boot, over all processors: used in total, used by us, and stolen by the host."""
 
     elapsed: int
@@ -32,14 +32,14 @@ class Reading:
     stolen: int = 0
 
 
-class Noise(NamedTuple):
+class CpuNoise(NamedTuple):
     """Shares of all processors' time, 0 to 1: used by other processes, and of it stolen by the host."""
 
     others: float
     stolen: float
 
 
-def others_share(before: Reading, after: Reading) -> float:
+def others_share(before: CpuTicks, after: CpuTicks) -> float:
     """Share of all processors' time that other processes (and the hypervisor) took, 0 to 1.
 
     Example: 100 ticks passed on all processors, 60 were used, 55 of them by us -> 0.05.
@@ -49,7 +49,7 @@ def others_share(before: Reading, after: Reading) -> float:
     return min(1.0, max(0.0, others / elapsed)) if elapsed > 0 else 0.0
 
 
-class Pace:
+class CoreSpeed:
     """How fast a core is at the moment: times of one fixed piece of work, taken between blocks of a run.
 
     They move where the clock does, or a neighbour of the same physical core comes and goes; /proc/stat does
@@ -92,22 +92,22 @@ class CpuMeter:
         self.ours = ours
         self.start = self._reading()
 
-    def read(self) -> Noise | None:
+    def read(self) -> CpuNoise | None:
         """What others used since the start."""
         now = self._reading()
         if self.start is None or now is None:
             return None
         elapsed = max(1, now.elapsed - self.start.elapsed)
-        return Noise(others_share(self.start, now), (now.stolen - self.start.stolen) / elapsed)
+        return CpuNoise(others_share(self.start, now), (now.stolen - self.start.stolen) / elapsed)
 
-    def _reading(self) -> Reading | None:
+    def _reading(self) -> CpuTicks | None:
         try:
             ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
             ours = self.ours()
         except (OSError, ValueError, IndexError):
             return None
         used = ticks[USER] + ticks[NICE] + ticks[SYSTEM] + ticks[STEAL]
-        return Reading(sum(ticks), used, ours, ticks[STEAL])
+        return CpuTicks(sum(ticks), used, ours, ticks[STEAL])
 
 
 def ticks_of(pids: Sequence[int]) -> Callable[[], int]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from unisono.commands.bench.cases import OPERATIONS
 from unisono.commands.bench.contenders import ASIDE, LIMITS
-from unisono.commands.bench.measure import Line, Timing, Unmeasurable
-from unisono.commands.bench.noise import QUIET_SHARE, Noise, Pace
+from unisono.commands.bench.measure import CaseResult, MeasurementFailure, Timing
+from unisono.commands.bench.noise import QUIET_SHARE, CoreSpeed, CpuNoise
 
 __all__ = [
     "FORMATS",
@@ -62,7 +62,7 @@ def header(operation: str, peers: Sequence[str]) -> str:
     return (text + " " * len(best)).rstrip()
 
 
-def row(line: Line) -> str:
+def row(line: CaseResult) -> str:
     """One line of the table."""
     case, own, operation = line.case, line.own, OPERATIONS[line.case.operation]
     cells = [
@@ -105,7 +105,7 @@ def _cells(texts: Sequence[str], widths: Sequence[int]) -> str:
     return "".join(f" {text:>{width - 1}}" for text, width in zip(texts, widths, strict=True))
 
 
-def noise_line(noise: Noise | None, cores: int) -> str:
+def noise_line(noise: CpuNoise | None, cores: int) -> str:
     """Whether the machine was quiet, in words."""
     if noise is None:
         return "# not known whether the machine was quiet: there is no /proc here"
@@ -116,14 +116,14 @@ def noise_line(noise: Noise | None, cores: int) -> str:
     return f"# THE MACHINE WAS NOT QUIET: {used}; times and ratios vary more than they should"
 
 
-def reasons(lines: Sequence[Line]) -> list[str]:
+def reasons(lines: Sequence[CaseResult]) -> list[str]:
     """Why a peer has no figure, each reason once; and peers whose values were wrong."""
     notes: dict[str, None] = {}
     for line in lines:
         for peer in line.peers:
             if peer.side in LIMITS:
                 continue
-            if isinstance(peer, Unmeasurable):
+            if isinstance(peer, MeasurementFailure):
                 notes[f"# {line.case.operation}: {peer.reason.splitlines()[0]}"] = None
             elif peer.wrong:
                 notes[f"# {line.case.operation}: {peer.side} left wrong values, see docs/bench.md"] = None
@@ -146,7 +146,9 @@ def machine() -> Record:
     return {"cpu": cpu, "kernel": platform.platform(), "python": python, "packages": packages}
 
 
-def to_json(lines: Sequence[Line], settings: Record, noise: Noise | None, cores: int, pace: Pace) -> Record:
+def to_json(
+    lines: Sequence[CaseResult], settings: Record, noise: CpuNoise | None, cores: int, pace: CoreSpeed
+) -> Record:
     """The whole run as one JSON object; `ratio` is Unisono's time over the peer's."""
     others, stolen = (None, None) if noise is None else noise
     quiet = None if others is None else others <= QUIET_SHARE

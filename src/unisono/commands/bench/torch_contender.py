@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from unisono.commands.bench.cases import Buffers, Case
-from unisono.commands.bench.contenders import Call, Contender, cut, pingpong, told
+from unisono.commands.bench.cases import BenchCase, CaseBuffers
+from unisono.commands.bench.contenders import Call, Contender, choice_record, cut, pingpong
 from unisono.torch_internals import c10d
 
 __all__ = ["TorchContender"]
@@ -36,14 +36,14 @@ class TorchContender(Contender):
         )
         self.own = backend == "unisono"
 
-    def choice(self, case: Case) -> dict[str, Any]:
+    def choice(self, case: BenchCase) -> dict[str, Any]:
         """What Unisono tells of a case, without what PyTorch adds to a call."""
         if not self.own:
             return {}
         world, _ = c10d.world()
-        return told(world.choice, case)
+        return choice_record(world.choice, case)
 
-    def bind(self, case: Case, buffers: Buffers) -> Call:
+    def bind(self, case: BenchCase, buffers: CaseBuffers) -> Call:
         """Make the tensors of a case, and the call to be timed."""
         inp, out, root = _tensor(buffers.inp), _tensor(buffers.out), case.root
         op = getattr(dist.ReduceOp, case.op.upper())

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.commands.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong, fill
+from unisono.commands.bench.cases import OPERATIONS, BenchCase, CaseBuffers, allocate, count_wrong, fill
 from unisono.commands.bench.contenders import (
     UNJOINED,
     Call,
@@ -30,16 +30,16 @@ from unisono.commands.bench.contenders import (
     SharedContender,
     UnisonoContender,
 )
-from unisono.commands.bench.line_up import LineUp
+from unisono.commands.bench.start_barrier import StartBarrier
 
-__all__ = ["CaseRank", "Rank", "die_with", "join", "main", "serve", "time_calls"]
+__all__ = ["BenchWorker", "CaseWorker", "die_with", "join", "main", "serve", "time_calls"]
 
 PR_SET_PDEATHSIG = 1
 
 Answer = dict[str, Any]
 
 
-class Rank:
+class BenchWorker:
     """A joined rank: a command calls the method of its name, with the command's arguments.
 
     A program with commands of its own derives from it. A block times `call`. "samples" of an answer are sent
@@ -72,21 +72,21 @@ class Rank:
         return {}
 
 
-class CaseRank(Rank):
+class CaseWorker(BenchWorker):
     """A rank with the case that is bound at the moment."""
 
-    COMMANDS = (*Rank.COMMANDS, "bind", "choice", "check")
+    COMMANDS = (*BenchWorker.COMMANDS, "bind", "choice", "check")
 
     def __init__(self, command: dict[str, Any], contender: Contender | None = None) -> None:
         super().__init__(command, contender)
-        self.line_up = LineUp(command["line_up"], self.rank, self.size)
-        self.case: Case | None = None
-        self.buffers = Buffers(None, None)
+        self.line_up = StartBarrier(command["start_barrier"], self.rank, self.size)
+        self.case: BenchCase | None = None
+        self.buffers = CaseBuffers(None, None)
 
     def bind(self, case: dict[str, Any]) -> Answer:
         """Bind a case to new buffers."""
-        self.case, self.call, self.buffers = None, lambda: None, Buffers(None, None)
-        found = Case(**case)
+        self.case, self.call, self.buffers = None, lambda: None, CaseBuffers(None, None)
+        found = BenchCase(**case)
         shared = isinstance(self.contender, SharedContender)
         buffers = allocate(found, self.rank, SharedContender.empty if shared else np.empty)
         self.call = self.contender.bind(found, buffers)
@@ -115,7 +115,7 @@ class CaseRank(Rank):
         synchronizing = OPERATIONS[self._bound().operation].synchronizing
         return {"samples": time_calls(self.call, calls, warmup, None if synchronizing else self.line_up)}
 
-    def _bound(self) -> Case:
+    def _bound(self) -> BenchCase:
         if self.case is None:
             raise ValueError("nothing is bound")
         return self.case
@@ -139,7 +139,7 @@ def join(name: str, rank: int, size: int, address: str) -> Contender:
     return TorchContender(backend, rank, size, address)
 
 
-def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Rank] = CaseRank) -> int:
+def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], BenchWorker] = CaseWorker) -> int:
     """Run `worker.py FD PARENT_PID`; `begin` makes the object for the commands after "join"."""
     descriptor, parent = (int(word) for word in (argv or sys.argv[1:]))
     die_with(parent)
@@ -159,9 +159,9 @@ def die_with(parent: int) -> None:
         raise SystemExit(1)
 
 
-def serve(controller: Connection, begin: Callable[[dict[str, Any]], Rank]) -> None:
+def serve(controller: Connection, begin: Callable[[dict[str, Any]], BenchWorker]) -> None:
     """Answer commands until "close"; an exception becomes an answer, the controller decides."""
-    rank: Rank | None = None
+    rank: BenchWorker | None = None
     do = ""
     while do != "close":
         command = json.loads(controller.recv_bytes())
@@ -188,7 +188,7 @@ def time_calls(
 ) -> NDArray[np.int64]:
     """Time `calls` calls after `warmup` unmeasured ones; nanoseconds each.
 
-    Without `line_up` the samples are the gaps between successive returns, so together they are the
+    Without `start_barrier` the samples are the gaps between successive returns, so together they are the
     whole block and nothing between two calls is lost. With it (operations that a rank may leave
     before the others have come) each call starts from there, unmeasured, so that no rank runs ahead.
     Python's garbage collector runs before, not in between.

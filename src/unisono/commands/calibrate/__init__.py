@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono.engine.costs.machine import Found, Rates
+    from unisono.engine.costs.machine import LoadedCalibration, MemoryBandwidth
     from unisono.engine.environment.env import Settings
 
 __all__ = ["add_arguments", "main"]
@@ -50,27 +50,27 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(settings: Settings) -> Found:
+def _measured(settings: Settings) -> LoadedCalibration:
     """Measure, and keep the figures. A file that cannot be written is reported, and is no error."""
     from unisono.commands.calibrate.measure import measure
-    from unisono.engine.costs.machine import Found, cache_file, save
+    from unisono.engine.costs.machine import LoadedCalibration, cache_file, save
 
     calibration = measure()
     try:
         file: Path | None = cache_file(settings)
     except OSError as error:  # no home directory
-        return Found(calibration, "measured now", str(error))
+        return LoadedCalibration(calibration, "measured now", str(error))
     if file is None:
-        return Found(calibration, "measured now, not kept: UNISONO_CALIBRATION=none")
+        return LoadedCalibration(calibration, "measured now, not kept: UNISONO_CALIBRATION=none")
     try:
         save(calibration, file)
     except OSError as error:
         print(f"unisono calibrate: not kept: {file}: {error.strerror}", file=sys.stderr)
-        return Found(calibration, "measured now, not kept")
-    return Found(calibration, str(file))
+        return LoadedCalibration(calibration, "measured now, not kept")
+    return LoadedCalibration(calibration, str(file))
 
 
-def lines(found: Found) -> list[str]:
+def lines(found: LoadedCalibration) -> list[str]:
     """The figures as text."""
     one = found.calibration
     caches = f"{_mib(one.cache_bytes)} of cache each, {_mib(one.shared_cache_bytes)} shared"
@@ -90,7 +90,7 @@ def lines(found: Found) -> list[str]:
     ]
 
 
-def _rates(what: str, rates: Rates) -> list[str]:
+def _rates(what: str, rates: MemoryBandwidth) -> list[str]:
     rows = ((f"{what}, one core", True), (f"{what}, all cores at once", False))
     levels = (("cache", 12), ("shared_cache", 14), ("memory", 10))
     return [

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono import _native
-from unisono.engine.costs.machine import DEFAULTS, Calibration, Rates, identity
+from unisono.engine.costs.machine import DEFAULTS, MachineCalibration, MemoryBandwidth, identity
 from unisono.engine.group import connect
 from unisono.engine.store import HashStore
 
@@ -32,14 +32,14 @@ LEAST_BYTES, MOST_BYTES = 16 << 20, 64 << 20
 """The most bytes of a core's buffer in memory, which is several times the shared cache."""
 
 
-def measure() -> Calibration:
+def measure() -> MachineCalibration:
     """This machine in numbers; takes one to two seconds."""
     cores = sorted(os.sched_getaffinity(0))
     own, shared = cache_sizes()
     sizes = buffer_sizes(own, shared, len(cores))
     latency, stream = _native.probe_loopback(0.08)
     give, take = _handing(cores)
-    return Calibration(
+    return MachineCalibration(
         machine=identity(),
         measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         cores=len(cores),
@@ -98,8 +98,8 @@ def _handing(cores: Sequence[int]) -> tuple[float, float]:
     return max(give for give, _ in found), max(take for _, take in found)
 
 
-def _rates(reduces: bool, sizes: tuple[int, int, int], cores: list[int]) -> Rates:
-    return Rates(*(_best(reduces, size, used) for used in (cores[:1], cores) for size in sizes))
+def _rates(reduces: bool, sizes: tuple[int, int, int], cores: list[int]) -> MemoryBandwidth:
+    return MemoryBandwidth(*(_best(reduces, size, used) for used in (cores[:1], cores) for size in sizes))
 
 
 def _best(reduces: bool, nbytes: int, cores: list[int]) -> float:

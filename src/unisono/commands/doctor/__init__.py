@@ -17,7 +17,7 @@ from pathlib import Path
 from unisono import __version__, _native
 from unisono.commands.doctor.trial import OPERATIONS, try_backend
 from unisono.engine.backends import BACKENDS
-from unisono.engine.backends.looking import REMEDIES, why_not
+from unisono.engine.backends.availability import REMEDIES, why_not
 from unisono.engine.environment import env
 from unisono.engine.memory.buffers import DTYPES
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the report. Exit code: 0, or 1 when an environment variable is malformed."""
     if args.backends:
-        _section("backends, as tried on this machine", _tried())
+        _section("backends, as tried on this machine", _operation_table())
         return 0
     for title, lines in (
         ("machine", _machine()),
@@ -141,7 +141,7 @@ def _pytorch() -> Iterator[str]:
         yield f"            {name.said()}"
 
 
-def _tried() -> Iterator[str]:
+def _operation_table() -> Iterator[str]:
     """The table of operations and backends, then the reasons why some are missing."""
     found: dict[str, dict[str, str]] = {}
     reasons: list[str] = []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.engine.backends.looking import BACKENDS, is_available
+from unisono.engine.backends.availability import BACKENDS, is_available
 from unisono.engine.environment import env
 from unisono.errors import NotSupported, UnisonoError
 

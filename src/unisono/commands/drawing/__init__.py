@@ -21,8 +21,8 @@ from unisono.engine.environment.env import parse_size
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
-    from unisono.commands.drawing.picture import Picture
-    from unisono.engine.costs.machine import Calibration
+    from unisono.commands.drawing.trace import PlanTrace
+    from unisono.engine.costs.machine import MachineCalibration
     from unisono.plans import Plan, StepFunction
 
 __all__ = ["add_arguments", "main"]
@@ -83,9 +83,9 @@ def _drawn(args: argparse.Namespace) -> dict[str, str]:
     """The requested outputs: file name or "json" -> text."""
     from unisono.commands.drawing.diagram import svg
     from unisono.commands.drawing.page import html
-    from unisono.commands.drawing.picture import depict
+    from unisono.commands.drawing.trace import trace_plan
 
-    writers: dict[str, Callable[[Picture], str]] = {".svg": svg, ".html": html}
+    writers: dict[str, Callable[[PlanTrace], str]] = {".svg": svg, ".html": html}
     suffix = Path(args.output).suffix if args.output else ""
     if args.output and suffix not in SUFFIXES:
         raise ValueError(f"-o {args.output}: expected a name that ends in {' or '.join(SUFFIXES)}")
@@ -96,23 +96,23 @@ def _drawn(args: argparse.Namespace) -> dict[str, str]:
         nbytes = parse_size(args.bytes)
     except ValueError as error:
         raise ValueError(f"--bytes {args.bytes}: expected {error}") from None
-    picture = depict(_plan(args, nbytes, machine), nbytes, machine)
+    picture = trace_plan(_plan(args, nbytes, machine), nbytes, machine)
     found = {"json": json.dumps(picture.record(), indent=1)} if args.json else {}
     if args.output:
         found[args.output] = writers[suffix](picture)
     return found
 
 
-def _machine() -> Calibration:
+def _machine() -> MachineCalibration:
     from unisono.engine.costs.machine import recall
     from unisono.engine.environment import env
 
     return recall(env.read()).calibration
 
 
-def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
+def _plan(args: argparse.Namespace, nbytes: int, machine: MachineCalibration) -> Plan:
     from unisono.commands.drawing.diagram import MOST_RANKS, check
-    from unisono.engine.costs.choice import Chooser
+    from unisono.engine.costs.tuner import Tuner
     from unisono.plans import ALGORITHMS, CONTRACTS, make
     from unisono.plans.custom import write
 
@@ -138,7 +138,7 @@ def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
             raise
         except (Exception, SystemExit) as error:
             raise ValueError(f"--algorithm {args.algorithm}: {type(error).__name__}: {error}") from error
-    algorithm = args.algorithm or Chooser(size, hosts, machine).choose(args.collective, nbytes)
+    algorithm = args.algorithm or Tuner(size, hosts, machine).choose(args.collective, nbytes)
     return make(args.collective, algorithm, size, args.root, hosts)
 
 

@@ -12,9 +12,9 @@ from html import escape
 from typing import NamedTuple
 
 from unisono.commands.drawing.colours import COLOURS, styled
-from unisono.commands.drawing.picture import Message, Picture, Round, numbers
+from unisono.commands.drawing.trace import PlanTrace, RoundMessage, TraceRound, numbers
 from unisono.plans import CONTRACTS, Chunk
-from unisono.plans.proof import Value
+from unisono.plans.proof import SymbolicValue
 
 __all__ = ["MOST_RANKS", "check", "svg"]
 
@@ -25,10 +25,10 @@ MOST_ROUNDS = 100
 MARGIN = 20
 GUTTER = 84
 """Left of the ranks: the rounds and their times."""
-LANE = 22
+ROW_HEIGHT = 22
 SCRATCH = 17
 BAND = 74
-"""Between two rows of lanes."""
+"""Between two rows of cells."""
 PILL = 17
 NARROWEST = 390
 GAP = 20
@@ -49,7 +49,7 @@ text{fill:$ink}.quiet{fill:$quiet}.paper,.cell{fill:$paper}.host{fill:$panel}.ra
 """For each chunk: its fill (f0), text on it (t0), a line (l0); s: several chunks."""
 
 
-class _Lane(NamedTuple):
+class _ChunkRow(NamedTuple):
     """A row of cells: the chunks of one space of one rank."""
 
     space: str
@@ -58,7 +58,7 @@ class _Lane(NamedTuple):
     height: float
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: PlanTrace) -> str:
     """The diagram as an SVG document.
 
     Raises:
@@ -84,7 +84,7 @@ def check(number: int, most: int, what: str) -> None:
 class _Diagram:
     """The layout of one picture, and its SVG text."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: PlanTrace) -> None:
         self.picture = picture
         self.plan = picture.plan
         self.held = picture.held()
@@ -98,9 +98,9 @@ class _Diagram:
         start = 1 if self.contract.in_place else self.plan.chunks("in")
         cells = max(start, self.outs, self.tmps)
         least = 60 if self.plan.size <= 8 else 78  # room for more ranks' numbers
-        self.lane_width = max(least, cells * {2: 34, 3: 28, 4: 25}.get(cells, 17 if cells <= 8 else 14))
-        self.pitch = self.lane_width + GAP
-        self.row_height = LANE + (SCRATCH + 3 if self.tmps else 0)
+        self.row_width = max(least, cells * {2: 34, 3: 28, 4: 25}.get(cells, 17 if cells <= 8 else 14))
+        self.pitch = self.row_width + GAP
+        self.row_height = ROW_HEIGHT + (SCRATCH + 3 if self.tmps else 0)
         wide = GUTTER + self.plan.size * self.pitch
         titled = 1.8 * LETTER * len(self.title) + 1.2 * LETTER * len(self.ranks) + 8
         self.width = max(wide, titled, NARROWEST) + 2 * MARGIN
@@ -113,24 +113,26 @@ class _Diagram:
 
     def row_y(self, row: int) -> float:
         """The top of the cells after round `row`; the start has no scratch memory."""
-        return self.top if row == 0 else self.top + LANE + row * BAND + (row - 1) * self.row_height
+        return self.top if row == 0 else self.top + ROW_HEIGHT + row * BAND + (row - 1) * self.row_height
 
     def x(self, rank: int) -> float:
         """The centre of a column."""
         return self.left + (rank + 0.5) * self.pitch
 
-    def lanes(self, rank: int, row: int) -> list[_Lane]:
-        """The lanes of a rank in a row."""
+    def strips(self, rank: int, row: int) -> list[_ChunkRow]:
+        """The rows of cells of a rank in a row."""
         y, found = self.row_y(row), []
         if row == 0:
             space = "out" if self.contract.in_place else "in"
             count = self.outs if space == "out" else max(1, self.plan.chunks("in"))
-            return [_Lane(space, count, y, LANE)] if self.contract.gives(rank, self.plan.root) else []
+            return (
+                [_ChunkRow(space, count, y, ROW_HEIGHT)] if self.contract.gives(rank, self.plan.root) else []
+            )
         if self.contract.expected(rank, 0, self.plan.size, self.plan.root) is not None:
-            found.append(_Lane("out", self.outs, y, LANE))
+            found.append(_ChunkRow("out", self.outs, y, ROW_HEIGHT))
         if any(chunk.space == "tmp" for chunk in self.held[-1][rank]):
-            place = (y + LANE + 3, SCRATCH) if found else (y, LANE)
-            found.append(_Lane("tmp", self.tmps, *place))
+            place = (y + ROW_HEIGHT + 3, SCRATCH) if found else (y, ROW_HEIGHT)
+            found.append(_ChunkRow("tmp", self.tmps, *place))
         return found
 
     # ---- the document --------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class _Diagram:
                 yield first, rank, hosts[first]
                 first = rank
 
-    def _round(self, row: int, one: Round | None) -> Iterator[str]:
+    def _round(self, row: int, one: TraceRound | None) -> Iterator[str]:
         """The messages of a round, and what ranks hold after it. 0 is the start."""
         y = self.row_y(row)
         yield f'<g class="round" data-round="{row}">'
@@ -214,54 +216,54 @@ class _Diagram:
             yield from self._message(message, row)
         new = {(change.rank, change.chunk) for change in one.changes} if one else set()
         for rank in range(self.plan.size):
-            for lane in self.lanes(rank, row):
-                yield from self._lane(rank, row, lane, new)
+            for strip in self.strips(rank, row):
+                yield from self._strip(rank, row, strip, new)
         yield "</g>"
 
-    def _lane(self, rank: int, row: int, lane: _Lane, new: set[tuple[int, Chunk]]) -> Iterator[str]:
-        width = self.lane_width / lane.cells
-        left = self.x(rank) - self.lane_width / 2
-        size = 10 if width < 15 or lane.height < LANE else 11
-        kind = "cell scratch" if lane.space == "tmp" else "cell"
-        inner = "".join(f"M{left + n * width:g} {lane.y:g}v{lane.height:g}" for n in range(1, lane.cells))
+    def _strip(self, rank: int, row: int, strip: _ChunkRow, new: set[tuple[int, Chunk]]) -> Iterator[str]:
+        width = self.row_width / strip.cells
+        left = self.x(rank) - self.row_width / 2
+        size = 10 if width < 15 or strip.height < ROW_HEIGHT else 11
+        kind = "cell scratch" if strip.space == "tmp" else "cell"
+        inner = "".join(f"M{left + n * width:g} {strip.y:g}v{strip.height:g}" for n in range(1, strip.cells))
         yield (
             f'<path class="{kind}" '
-            f'd="M{left:g} {lane.y:g}h{self.lane_width:g}v{lane.height:g}h{-self.lane_width:g}z{inner}"/>'
+            f'd="M{left:g} {strip.y:g}h{self.row_width:g}v{strip.height:g}h{-self.row_width:g}z{inner}"/>'
         )
         frames = []
-        for index in range(lane.cells):
-            x, chunk = left + index * width, Chunk(lane.space, index)
+        for index in range(strip.cells):
+            x, chunk = left + index * width, Chunk(strip.space, index)
             value = self.held[row][rank].get(chunk)
             share = 0.0 if value is None else self.picture.complete(value)
             if value is None or not share:
                 continue
             colour = self.picture.colour(value) % COLOURS
             part, ink = ("", f" t{colour}") if share == 1 else (" part", "")
-            level = max(lane.height * share - 1, 1)
+            level = max(strip.height * share - 1, 1)
             yield (
-                f'<rect class="f{colour}{part}" x="{x + 0.5:g}" y="{lane.y + lane.height - level - 0.5:g}" '
+                f'<rect class="f{colour}{part}" x="{x + 0.5:g}" y="{strip.y + strip.height - level - 0.5:g}" '
                 f'width="{width - 1:g}" height="{level:g}"/>'
             )
             if (rank, chunk) in new:
-                frames.append(f"M{x:g} {lane.y:g}h{width:g}v{lane.height:g}h{-width:g}z")
-            text = self._label(value, lane)
+                frames.append(f"M{x:g} {strip.y:g}h{width:g}v{strip.height:g}h{-width:g}z")
+            text = self._label(value, strip)
             if len(text) * LETTER * size / 11 <= width:
-                place = f'x="{x + width / 2:g}" y="{lane.y + lane.height / 2 + 4:g}"'
+                place = f'x="{x + width / 2:g}" y="{strip.y + strip.height / 2 + 4:g}"'
                 yield f'<text class="m{size}{ink}" {place}>{escape(text)}</text>'
         if frames:  # above the cells beside them
             yield f'<path class="new" d="{"".join(frames)}"/>'
 
-    def _label(self, value: Value, lane: _Lane) -> str:
-        if lane.cells == 1 and (self.contract.reduces or not self.contract.in_place):
+    def _label(self, value: SymbolicValue, strip: _ChunkRow) -> str:
+        if strip.cells == 1 and (self.contract.reduces or not self.contract.in_place):
             return self.picture.label(value)
-        if self.plan.collective == "all_to_all" and lane.space == "in":
+        if self.plan.collective == "all_to_all" and strip.space == "in":
             return str(value.block)
         return str(self.picture.colour(value))
 
     # ---- messages ------------------------------------------------------------------------------------
 
-    def _message(self, message: Message, row: int) -> Iterator[str]:
-        above = self.row_y(row - 1) + (LANE if row == 1 else self.row_height) + 5
+    def _message(self, message: RoundMessage, row: int) -> Iterator[str]:
+        above = self.row_y(row - 1) + (ROW_HEIGHT if row == 1 else self.row_height) + 5
         xs, xr = self.x(message.sender), self.x(message.receiver)
         top, bottom = above + PILL - 3, self.row_y(row) - 7
         middle = (top + bottom) / 2
@@ -285,14 +287,14 @@ class _Diagram:
         yield f'<text class="m11 t{colour}" {place}>{escape(text)}</text></g>'
 
 
-def message_label(picture: Picture, message: Message) -> str:
+def message_label(picture: PlanTrace, message: RoundMessage) -> str:
     """The label of an arrow: the chunks that it carries."""
     if len(message.parts) == 1:
         return picture.label(message.parts[0][1])
     return numbers(tuple(dict.fromkeys(picture.colour(value) for _, value in message.parts)))
 
 
-def _legend(picture: Picture, letters: int, scratch: bool) -> list[str]:
+def _legend(picture: PlanTrace, letters: int, scratch: bool) -> list[str]:
     contract = CONTRACTS[picture.plan.collective]
     lines = ["A row is what the ranks hold after a round; a bold frame: written in this round."]
     if contract.reduces:
@@ -303,7 +305,7 @@ def _legend(picture: Picture, letters: int, scratch: bool) -> list[str]:
     return textwrap.wrap(" ".join(lines), letters)
 
 
-def _figures(picture: Picture) -> str:
+def _figures(picture: PlanTrace) -> str:
     """The figures of the cost model, and the time that follows from them."""
     cost = picture.cost
     where = "measured here" if cost.calibrated else "an ordinary machine"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from unisono.commands.drawing.colours import COLOURS, variables
 from unisono.commands.drawing.diagram import svg
-from unisono.commands.drawing.picture import Picture
+from unisono.commands.drawing.trace import PlanTrace
 
 __all__ = ["html"]
 
 
-def html(picture: Picture) -> str:
+def html(picture: PlanTrace) -> str:
     """The page as text.
 
     Raises:

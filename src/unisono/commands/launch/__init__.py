@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from unisono.commands.launch.front import run
+from unisono.commands.launch.frontend import run
 from unisono.commands.launch.job import Job, add_arguments, job_from
 from unisono.engine.environment import env
 from unisono.errors import AuthenticationError, LaunchError, RendezvousError, StoreError
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _prepare_virtual_gpus() -> None:
     """Build their library before the ranks start, while only the launcher writes to the screen."""
-    from unisono.virtual.start import prepare
+    from unisono.virtual.startup import prepare
 
     try:
         prepare()

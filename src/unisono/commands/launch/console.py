@@ -18,7 +18,7 @@ from typing import IO
 
 from unisono.commands.launch.job import STDERR, STDOUT, Job
 
-__all__ = ["LONGEST_LINE_NBYTES", "RankStream", "Screen", "Streams", "log_path", "prefix_of"]
+__all__ = ["LONGEST_LINE_NBYTES", "Console", "OutputStreams", "RankStream", "log_path", "prefix_of"]
 
 BACKLOG_LOW_NBYTES = 1 << 20  # `on_progress` is called when the backlog falls to this, and at 0
 
@@ -31,7 +31,7 @@ def prefix_of(rank: int, color: bool) -> bytes:
     return f"\x1b[{_COLORS[rank % len(_COLORS)]}m{text}\x1b[0m ".encode() if color else f"{text} ".encode()
 
 
-class _Writer(threading.Thread):
+class _ConsoleWriter(threading.Thread):
     """The thread that writes to the console. No other thread does: a console may block for hours (a pager,
     Ctrl-S), and meanwhile the launcher must reap ranks and handle signals."""
 
@@ -79,7 +79,7 @@ class _Writer(threading.Thread):
                 return
 
 
-class Screen:
+class Console:
     """The console: lines of many ranks, each whole and with its prefix.
 
     `show` takes complete lines, or an unfinished one. An unfinished line stays open, and its stream may
@@ -87,7 +87,7 @@ class Screen:
     """
 
     def __init__(self, *, color: bool, on_progress: Callable[[], None]) -> None:
-        self._writer = _Writer(on_progress)
+        self._writer = _ConsoleWriter(on_progress)
         self._open: dict[tuple[int, int], tuple[int, bytes]] = {}
         self._device = {fd: _device(fd) for fd in (1, 2)}
         self.is_terminal = {fd: _is_terminal(fd) for fd in (1, 2)}
@@ -165,7 +165,7 @@ class RankStream:
     """One stream of one rank: pipe in; console lines, log file and tail out."""
 
     def __init__(
-        self, pipe: IO[bytes], fd: int, prefix: bytes, *, screen: Screen, shown: bool, log: IO[bytes] | None
+        self, pipe: IO[bytes], fd: int, prefix: bytes, *, screen: Console, shown: bool, log: IO[bytes] | None
     ) -> None:
         os.set_blocking(pipe.fileno(), False)
         self.pipe = pipe
@@ -251,10 +251,10 @@ class RankStream:
                 self._log.close()
 
 
-class Streams:
+class OutputStreams:
     """All streams of a job, registered with the loop's selector while they may be read."""
 
-    def __init__(self, job: Job, screen: Screen, selector: selectors.BaseSelector) -> None:
+    def __init__(self, job: Job, screen: Console, selector: selectors.BaseSelector) -> None:
         self._job = job
         self._screen = screen
         self._selector = selector

@@ -1,7 +1,7 @@
 """The failures of a job: receives errors from the ranks, decides which failed first, reports each once.
 
-The decision uses exit codes, signals and the records of ranks (`diagnosis.report.Uncaught`), never text that
-ranks print. A rank without a record (it ended before it had a group, or is no Python program) counts by
+The decision uses exit codes, signals and the records of ranks (`diagnosis.report.UncaughtError`), never text
+that ranks print. A rank without a record (it ended before it had a group, or is no Python program) counts by
 its exit code and the time of its end. Nothing here ends a process.
 """
 
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from unisono.commands.launch.console import RankStream, Screen
+from unisono.commands.launch.console import Console, RankStream
 from unisono.commands.launch.job import STDERR, Job
-from unisono.engine.diagnosis.report import Uncaught
+from unisono.engine.diagnosis.report import UncaughtError
 
 __all__ = [
-    "Failures",
-    "Inbox",
-    "Rank",
-    "RankEnd",
+    "ErrorSocket",
+    "JobFailures",
+    "RankExit",
+    "RankProcess",
     "blocks",
     "exit_status",
     "first_failure",
@@ -34,13 +34,13 @@ __all__ = [
     "json_record",
     "last_lines",
     "report",
+    "same_failure",
     "signal_name",
-    "together",
 ]
 
 FOLD_S = 2.0  # a received error is shown after this time, even if some ranks have not ended yet
 _LONGEST_RECORD_NBYTES = 1 << 18
-_decode = msgspec.json.Decoder(Uncaught).decode
+_decode = msgspec.json.Decoder(UncaughtError).decode
 _HEADER = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _CHAINED = (
@@ -53,7 +53,7 @@ _MAX_LINE_CHARS = 2000
 _MAX_PLACES = 4  # the most different tracebacks shown for one error
 
 
-class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank ended.
 
     Attributes:
@@ -74,7 +74,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     signaled: bool = False
     asked: bool = False
     ended_at: float = 0.0
-    error: Uncaught | None = None
+    error: UncaughtError | None = None
     stderr: tuple[str, ...] = ()
     note: str = ""
 
@@ -99,7 +99,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Rank:
+class RankProcess:
     """A rank in the supervisor.
 
     Attributes:
@@ -115,14 +115,14 @@ class Rank:
     asked: bool = False
     ended_at: float = 0.0
     end: tuple[int, int, bool] | None = None
-    error: Uncaught | None = None
+    error: UncaughtError | None = None
     reported: bool = False
 
-    def ending(self) -> RankEnd:
+    def ending(self) -> RankExit:
         """How it ended; for a rank that still runs, the error that it sent."""
         order, code, signaled = self.end or (-1, 0, False)
         handed = self.error is not None and not signaled
-        return RankEnd(
+        return RankExit(
             rank=self.rank,
             pid=self.pid,
             code=code,
@@ -135,7 +135,7 @@ class Rank:
         )
 
 
-class Inbox:
+class ErrorSocket:
     """The socket on which ranks send the errors that end them: one message each, whole or not at all.
 
     The ranks inherit `fd`. `name` contains the descriptor and its inode, by which a rank recognises it.
@@ -147,7 +147,7 @@ class Inbox:
         self.fd = self._ranks.fileno()
         self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
 
-    def read(self) -> Iterator[Uncaught]:
+    def read(self) -> Iterator[UncaughtError]:
         """The records received since the last call. Other messages are ignored: exit codes tell, too."""
         while True:
             try:
@@ -160,15 +160,15 @@ class Inbox:
                 continue
 
 
-class Failures:
+class JobFailures:
     """The failures of one job.
 
     Args:
         ranks: all that were started, by pid; the supervisor adds to it.
     """
 
-    def __init__(self, job: Job, screen: Screen, ranks: Mapping[int, Rank]) -> None:
-        self.inbox = Inbox()
+    def __init__(self, job: Job, screen: Console, ranks: Mapping[int, RankProcess]) -> None:
+        self.inbox = ErrorSocket()
         self.due: float | None = None  # when to show received errors (monotonic seconds)
         self._job = job
         self._screen = screen
@@ -207,14 +207,14 @@ class Failures:
         for rank in picked:
             rank.reported = True
 
-    def _shows(self, rank: Rank) -> bool:
+    def _shows(self, rank: RankProcess) -> bool:
         return bool(self._job.shown[rank.local_rank] & STDERR)
 
-    def _ends(self) -> list[RankEnd]:
+    def _ends(self) -> list[RankExit]:
         return [rank.ending() for rank in self._ranks.values() if rank.end is not None]
 
     @property
-    def first(self) -> RankEnd | None:
+    def first(self) -> RankExit | None:
         """The first failure."""
         return first_failure(self._ends())
 
@@ -223,7 +223,7 @@ class Failures:
         self.take()
         ends = self._ends()
         first = first_failure(ends)
-        self._show(set() if first is None else {end.rank for end in together(first, ends)})
+        self._show(set() if first is None else {end.rank for end in same_failure(first, ends)})
         if first is None:
             return ""
         rank = self._ranks[first.pid]
@@ -259,18 +259,18 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def exit_status(end: RankEnd) -> int:
+def exit_status(end: RankExit) -> int:
     """Return the exit code for the shell: the rank's own, 128 + n for signal n."""
     return 128 + end.code if end.signaled else end.code
 
 
-def first_failure(ends: Iterable[RankEnd]) -> RankEnd | None:
+def first_failure(ends: Iterable[RankExit]) -> RankExit | None:
     """Return the first failure, None when no rank failed."""
     failed = [end for end in ends if end.failed]
     return min(failed, key=lambda end: (end.consequence, end.failed_at, end.order), default=None)
 
 
-def together(first: RankEnd, ends: Iterable[RankEnd]) -> list[RankEnd]:
+def same_failure(first: RankExit, ends: Iterable[RankExit]) -> list[RankExit]:
     """The ranks that failed with the same fault as `first`, including it."""
     if first.error is None or first.signaled:
         return [first]
@@ -284,7 +284,7 @@ def together(first: RankEnd, ends: Iterable[RankEnd]) -> list[RankEnd]:
     return [end for end in alike if end.rank == first.rank or end.rank not in absent]
 
 
-def _fault(error: Uncaught) -> tuple[object, ...]:
+def _fault(error: UncaughtError) -> tuple[object, ...]:
     """A key that is equal for errors of one fault."""
     report = error.report
     if report is None:
@@ -325,22 +325,22 @@ def _chain_start(lines: Sequence[str], start: int) -> int:
     return start
 
 
-def blocks(ends: Iterable[RankEnd], *, full: bool) -> list[str]:
+def blocks(ends: Iterable[RankExit], *, full: bool) -> list[str]:
     """The errors that ranks sent and did not print, each fault once: "ranks 0-63:" and the error.
 
     Args:
         full: with Unisono's own frames.
     """
-    faults: dict[tuple[object, ...], list[RankEnd]] = {}
+    faults: dict[tuple[object, ...], list[RankExit]] = {}
     for end in ends:
         if end.error is not None and not end.error.printed:
             faults.setdefault(_fault(end.error), []).append(end)
     return ["\n".join(_block(group, full=full)) for group in faults.values()]
 
 
-def _block(group: Sequence[RankEnd], *, full: bool) -> list[str]:
+def _block(group: Sequence[RankExit], *, full: bool) -> list[str]:
     """One fault of all ranks in `group`: the traceback of each, then the error."""
-    places: dict[str, list[RankEnd]] = {}
+    places: dict[str, list[RankExit]] = {}
     for end in group:
         assert end.error is not None
         places.setdefault(end.error.all_frames if full else end.error.frames, []).append(end)
@@ -358,7 +358,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return ["  " + line for line in lines]
 
 
-def _message(group: Sequence[RankEnd]) -> list[str]:
+def _message(group: Sequence[RankExit]) -> list[str]:
     """The error of a fault, from the rank that found it; for several ranks, without the reporter's rank."""
     errors = [end.error for end in group if end.error is not None]
     found = next(
@@ -366,15 +366,15 @@ def _message(group: Sequence[RankEnd]) -> list[str]:
     )
     fault_text = found.message
     if found.report is not None and len(group) > 1:
-        from unisono.engine.diagnosis.render import text  # imported late: needed only after a failure
+        from unisono.engine.diagnosis.fault_text import text  # imported late: needed only after a failure
 
         fault_text = fault_text.replace(text(found.report), text(found.report, for_all=True))
     return fault_text.splitlines()
 
 
 def report(
-    first: RankEnd,
-    ends: Iterable[RankEnd],
+    first: RankExit,
+    ends: Iterable[RankExit],
     *,
     log_dir: str | None,
     shown: bool = False,
@@ -393,7 +393,7 @@ def report(
         full: with Unisono's own frames.
     """
     ends = list(ends)
-    group = together(first, [first, *(end for end in ends if end.rank != first.rank)])
+    group = same_failure(first, [first, *(end for end in ends if end.rank != first.rank)])
     lines = [_headline(first, group)]
     if first.error is None or first.signaled:
         lines += _indented(_error(first.stderr) if shown else first.stderr)
@@ -413,7 +413,7 @@ def report(
     return "\n".join(lines)
 
 
-def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
+def _headline(first: RankExit, group: Sequence[RankExit]) -> str:
     """The cause in one line: the rank that failed, or did not arrive."""
     alone = len(group) == 1
     how = f"{first.how()} (pid {first.pid})" if alone else first.how()
@@ -434,7 +434,7 @@ def _error(lines: Sequence[str]) -> Sequence[str]:
     return lines[body[0] :] if body else lines
 
 
-def foreign_report(first: RankEnd, node: int, host: str) -> str:
+def foreign_report(first: RankExit, node: int, host: str) -> str:
     """Write the summary of a job whose first failure was on another node."""
     who = f"rank {first.rank}" if first.rank >= 0 else "a process"
     lines = [f"unisono run: {who} on node {node} (host {host}) failed first: {first.how()}"]
@@ -443,15 +443,15 @@ def foreign_report(first: RankEnd, node: int, host: str) -> str:
     return "\n".join(lines + _indented(first.stderr))
 
 
-def follow_up(ends: Sequence[RankEnd]) -> str:
+def follow_up(ends: Sequence[RankExit]) -> str:
     """Say in one line what happened on this node, if the first failure was elsewhere."""
     parts = _consequences(ends, ends)
     return f"unisono run: then on this node {parts}" if parts else ""
 
 
-def _consequences(others: Sequence[RankEnd], ends: Sequence[RankEnd]) -> str:
+def _consequences(others: Sequence[RankExit], ends: Sequence[RankExit]) -> str:
     """What became of `others`: "ranks 0-1 failed because rank 2 was gone (exit code 1); rank 3 was ..."."""
-    causes: dict[str, list[RankEnd]] = {}
+    causes: dict[str, list[RankExit]] = {}
     for end in others:
         if end.failed:
             why = f"because {_lost(end, ends)} was gone" if end.consequence else "too"
@@ -463,14 +463,14 @@ def _consequences(others: Sequence[RankEnd], ends: Sequence[RankEnd]) -> str:
     return "; ".join(parts)
 
 
-def _lost(end: RankEnd, ends: Iterable[RankEnd]) -> str:
+def _lost(end: RankExit, ends: Iterable[RankExit]) -> str:
     """The lost process. It is identified by its pid, because a subgroup numbers its ranks itself."""
     report = end.error.report if end.error is not None else None
     pid = report.pid if report is not None else 0
     return next((f"rank {other.rank}" for other in ends if other.pid == pid), "a peer")
 
 
-def _ranks(ends: Sequence[RankEnd]) -> str:
+def _ranks(ends: Sequence[RankExit]) -> str:
     return _named([end.rank for end in ends])
 
 
@@ -486,10 +486,10 @@ def _named(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {names}"
 
 
-def json_record(ends: Iterable[RankEnd], status: int) -> bytes:
+def json_record(ends: Iterable[RankExit], status: int) -> bytes:
     """The record of `--json-errors`: the exit code, the ranks that failed first, and how every rank ended."""
     ends = sorted(ends, key=lambda end: end.rank)
     first = first_failure(ends)
-    ranks = [end.rank for end in together(first, ends)] if first is not None else []
+    ranks = [end.rank for end in same_failure(first, ends)] if first is not None else []
     record = {"status": status, "first": ranks, "ranks": [msgspec.to_builtins(end) for end in ends]}
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

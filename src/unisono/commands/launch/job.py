@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
-from unisono.engine.base.authentication import Token, check_for_tls, make_token, read_token_file, token_file
+from unisono.engine.base.authentication import (
+    JobToken,
+    check_for_tls,
+    make_token,
+    read_token_file,
+    token_file,
+)
 from unisono.engine.base.limits import usable_cores
 from unisono.engine.environment import env
 from unisono.errors import LaunchError, message
@@ -80,7 +86,7 @@ class Job:
     replace: str = ""
     nnodes: int = 1
     node_rank: int = 0
-    token: Token = field(default_factory=Token, repr=False)
+    token: JobToken = field(default_factory=JobToken, repr=False)
     advertise: str = ""
     tls: bool = False
     gpus: VirtualGpus | None = None
@@ -305,7 +311,7 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         token=_token(args, environ, nnodes, node_rank),
         advertise=args.advertise or "",
         tls=args.tls or _tls(environ),
-        replace=_replaced(args.replace, environ),
+        replace=_check_replacement(args.replace, environ),
         gpus=gpus,
     )
     remarks += env.unknown(environ)
@@ -382,7 +388,7 @@ def _master(args: argparse.Namespace, nnodes: int) -> dict[str, Any]:
     return {"master_addr": args.master_addr, "master_port": number}
 
 
-def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, node_rank: int) -> Token:
+def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, node_rank: int) -> JobToken:
     """The job's token: given, made for a job of one machine, or made by node 0 and written to the file."""
     path = args.token_file
     try:
@@ -420,7 +426,7 @@ def _grace(seconds: float) -> float:
     return seconds
 
 
-def _replaced(backend: str | None, environ: Mapping[str, str]) -> str:
+def _check_replacement(backend: str | None, environ: Mapping[str, str]) -> str:
     """Refuse settings with which the ranks would silently use the backend that should be replaced."""
     if backend and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         raise LaunchError(

@@ -34,12 +34,12 @@ from typing import IO, Any
 
 import msgspec
 
-from unisono.commands.launch.failures import RankEnd
+from unisono.commands.launch.failures import RankExit
 from unisono.commands.launch.job import Assignment, Job
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.errors import AuthenticationError, LaunchError, StoreError, StoreTimeout, message
 
-__all__ = ["News", "NodeEnd", "Nodes"]
+__all__ = ["NodeExit", "NodeRendezvous", "SupervisorMessages"]
 
 MEET_S = 300.0
 BEAT_S = 1.0
@@ -49,18 +49,18 @@ UNHEARD = (StoreError, AuthenticationError)  # the store did not answer, or anot
 SAY_S = 8.0  # time for node 0 to accept a node's report: node 0 may have been stopped for a while
 
 
-class _Node(msgspec.Struct, frozen=True):
+class _NodeInfo(msgspec.Struct, frozen=True):
     host: str
     pid: int
     size: int
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    nodes: tuple[_Node, ...]
+class _NodeTable(msgspec.Struct, frozen=True):
+    nodes: tuple[_NodeInfo, ...]
     master_port: int
 
 
-class NodeEnd(msgspec.Struct, frozen=True):
+class NodeExit(msgspec.Struct, frozen=True):
     """Why a node ends the job ("end"), or how the job ended on it ("final/1").
 
     Attributes:
@@ -75,28 +75,28 @@ class NodeEnd(msgspec.Struct, frozen=True):
     host: str
     status: int = 0
     text: str = ""
-    failure: RankEnd | None = None
+    failure: RankExit | None = None
     given_up: bool = False
 
 
-_decode_node = msgspec.msgpack.Decoder(_Node).decode
-_decode_plan = msgspec.msgpack.Decoder(_Plan).decode
-_decode_end = msgspec.msgpack.Decoder(NodeEnd).decode
+_decode_node = msgspec.msgpack.Decoder(_NodeInfo).decode
+_decode_plan = msgspec.msgpack.Decoder(_NodeTable).decode
+_decode_end = msgspec.msgpack.Decoder(NodeExit).decode
 
 
-class Nodes:
+class NodeRendezvous:
     """This node's part in a job of several."""
 
     def __init__(self, job: Job, store: TCPStore) -> None:
         self._job = job
         self._store = PrefixStore("unisono/launch", store)
-        self._me = _Node(socket.gethostname(), os.getpid(), job.world_size)
+        self._me = _NodeInfo(socket.gethostname(), os.getpid(), job.world_size)
         self._hosts: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._beats: dict[int, tuple[bytes, float]] = {}  # of each node: the last one and when it was seen
         self._looked_at = 0.0
-        self.end: NodeEnd | None = None
+        self.end: NodeExit | None = None
 
     def meet(self, master_port: int) -> Assignment:
         """Wait for the other nodes; returns the assignment of this one.
@@ -119,7 +119,7 @@ class Nodes:
             raise LaunchError(message(text, remedy="Give every node a number of its own."))
         if job.node_rank == 0:
             nodes = tuple(self._await_node(number, deadline) for number in range(job.nnodes))
-            store.set("plan", msgspec.msgpack.encode(_Plan(nodes, master_port)))
+            store.set("plan", msgspec.msgpack.encode(_NodeTable(nodes, master_port)))
         try:
             raw = store.get("plan", max(0.0, deadline - time.monotonic()))
             plan = _decode_plan(raw)
@@ -134,7 +134,7 @@ class Nodes:
             world_size=sum(sizes),
         )
 
-    def _await_node(self, number: int, deadline: float) -> _Node:
+    def _await_node(self, number: int, deadline: float) -> _NodeInfo:
         try:
             raw = self._store.get(f"node/{number}", max(0.0, deadline - time.monotonic()))
         except StoreTimeout:
@@ -207,25 +207,25 @@ class Nodes:
         """End the job without this node; no other node needs to wait for its result."""
         host = self._hosts[number]
         self.announce(f"node {number} (host {host}) has been silent for {SILENT_S:g} s", 1)
-        encoded = msgspec.msgpack.encode(NodeEnd(number, host, given_up=True))
+        encoded = msgspec.msgpack.encode(NodeExit(number, host, given_up=True))
         if self._store.compare_set(f"final/{number}", b"", encoded) == encoded:
             self._store.add("settled", 1)
 
     def _lost(self) -> None:
         text = f"node 0 (host {self._hosts[0]}), which serves the store, is gone"
-        self.end = NodeEnd(0, self._hosts[0], 1, text)
+        self.end = NodeExit(0, self._hosts[0], 1, text)
 
     def announce(self, text: str, status: int) -> None:
         """End the job on all nodes, unless another node has done so. Never raises."""
-        record = msgspec.msgpack.encode(NodeEnd(self._job.node_rank, self._me.host, status, text))
+        record = msgspec.msgpack.encode(NodeExit(self._job.node_rank, self._me.host, status, text))
         with contextlib.suppress(*UNHEARD):
             self._store.compare_set("end", b"", record, timeout_s=2.0)
 
     # the end
 
-    def settle(self, failure: RankEnd | None, stopped: int) -> list[NodeEnd]:
+    def report_end(self, failure: RankExit | None, stopped: int) -> list[NodeExit]:
         """Report how the job ended here, and read how it ended on other nodes, except silent ones."""
-        mine = NodeEnd(self._job.node_rank, self._me.host, stopped, failure=failure)
+        mine = NodeExit(self._job.node_rank, self._me.host, stopped, failure=failure)
         finals = [mine]
         with contextlib.suppress(*UNHEARD):
             encoded = msgspec.msgpack.encode(mine)
@@ -248,7 +248,7 @@ class Nodes:
                 self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 
-    def await_settled(self, seconds: float) -> None:
+    def await_reports(self, seconds: float) -> None:
         """For the node that serves the store: wait until all others are settled, at most so long."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(*UNHEARD):
@@ -262,15 +262,15 @@ class Nodes:
         self._over.set()
 
 
-class News:
+class SupervisorMessages:
     """Reads the supervisor's messages in a thread, and forwards what the other nodes must know at once."""
 
-    def __init__(self, news: IO[str], nodes: Nodes) -> None:
-        self.failure: RankEnd | None = None
+    def __init__(self, messages: IO[str], nodes: NodeRendezvous) -> None:
+        self.failure: RankExit | None = None
         self.stopped = 0
         self.report = self.follow = ""
         self.reported = False
-        self._news = news
+        self._news = messages
         self._nodes = nodes
         self.thread = threading.Thread(target=self._read, name="unisono-news", daemon=True)
         self.thread.start()
@@ -292,13 +292,13 @@ class News:
         elif "failed" in found:
             self._nodes.announce(found["failed"], 1)
         else:
-            self.failure = msgspec.convert(found["failure"], RankEnd | None)
+            self.failure = msgspec.convert(found["failure"], RankExit | None)
             self.report, self.follow = found["report"], found["follow"]
 
     def _on_fragment(self, line: str) -> None:
         """The supervisor was killed while it wrote: the job has failed, whatever the message was."""
         how = f"the launcher's notice breaks off after {len(line)} characters"
-        self.failure = RankEnd(rank=-1, pid=0, code=1, order=0, ended_at=time.time(), note=how)
+        self.failure = RankExit(rank=-1, pid=0, code=1, order=0, ended_at=time.time(), note=how)
         self.report = f"unisono run: {how}; how the ranks of this node ended is not known"
         self._nodes.announce(how, 1)
 

@@ -39,7 +39,7 @@ __all__ = [
     "RUNNING",
     "SIGNALED",
     "STRAYS_IN_A_HURRY_S",
-    "Escalation",
+    "SignalEscalation",
     "StatusBoard",
     "become_subreaper",
     "children",
@@ -61,7 +61,7 @@ _RECORD_NBYTES = 4 * _FIELDS
 # Values of <linux/fcntl.h>; the fcntl module does not name them on every Python.
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 
-_SHARED_NBYTES = 1 << 20  # more than csrc/virtual/accounting.hpp maps
+_SHARED_NBYTES = 1 << 20  # more than csrc/virtual/memory_account.hpp maps
 
 AFTER_FAILURE_S = 3.0  # from SIGTERM to SIGKILL
 AFTER_SIGNAL_S = 1.8  # time for ranks to end by themselves after Ctrl-C or SIGTERM
@@ -209,7 +209,7 @@ def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
         time.sleep(0.002)
 
 
-class Escalation:
+class SignalEscalation:
     """Signals that become due one after another until all processes have ended; the last one repeats.
 
     Each delay begins when the signal before it was sent. So the processes get their full time even if the
@@ -255,17 +255,17 @@ class Escalation:
         return True
 
 
-def ends_of_strays(killed_after_s: float | None = None) -> Escalation:
+def ends_of_strays(killed_after_s: float | None = None) -> SignalEscalation:
     """The signals for processes that ranks left behind; the first one asks, unless they are to be killed."""
     if killed_after_s is not None:
-        return Escalation((killed_after_s, signal.SIGKILL), *KILL_AGAIN)
-    return Escalation((STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
+        return SignalEscalation((killed_after_s, signal.SIGKILL), *KILL_AGAIN)
+    return SignalEscalation((STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
 
 
-def ends_of_relays(peer_timeout_s: float) -> Escalation:
+def ends_of_relays(peer_timeout_s: float) -> SignalEscalation:
     """The signals for relays that have not ended by themselves."""
     patience_s = min(RELAY_S * peer_timeout_s, LONGEST_S)
-    return Escalation((patience_s, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
+    return SignalEscalation((patience_s, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
 
 
 def undying(pid: int) -> str:

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from unisono.commands.launch.console import Screen, Streams
-from unisono.commands.launch.failures import Failures, Rank, exit_status, signal_name
+from unisono.commands.launch.console import Console, OutputStreams
+from unisono.commands.launch.failures import JobFailures, RankProcess, exit_status, signal_name
 from unisono.commands.launch.job import Assignment, Job, rank_environment
 from unisono.commands.launch.process import (
     AFTER_FAILURE_S,
@@ -27,7 +27,7 @@ from unisono.commands.launch.process import (
     AFTER_SIGNAL_S,
     STRAYS_IN_A_HURRY_S,
     TELL_S,
-    Escalation,
+    SignalEscalation,
     StatusBoard,
     become_subreaper,
     children,
@@ -41,10 +41,10 @@ from unisono.commands.launch.process import (
     start,
     undying,
 )
-from unisono.engine.base.limits import described, is_limit, usable_cores
+from unisono.engine.base.limits import is_limit, limit_text, usable_cores
 from unisono.engine.environment import env
 
-__all__ = ["FORWARDED", "STOPPING", "Supervisor", "tell"]
+__all__ = ["FORWARDED", "STOPPING", "Supervisor", "write_record"]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks
@@ -62,14 +62,14 @@ class Supervisor:
         self._base = base
         self._news_fd = news_fd  # where failures are reported to the front, when there are other nodes
         self._assignment = Assignment("", 0, 0, job.world_size)
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, RankProcess] = {}
         self._ranks_ended = 0
-        self._escalation = Escalation()
+        self._escalation = SignalEscalation()
         self._stopped_by: signal.Signals | None = None  # the user's signal
         self._stopped_at = 0.0
         self._start_failed = False
         self._childless = False
-        self._strays: Escalation | None = None
+        self._strays: SignalEscalation | None = None
         self._strays_since = 0.0
         self._relays_waited_for = False
         self._left = False  # SIGKILL does not end a process, and the launcher no longer waits for it
@@ -81,10 +81,10 @@ class Supervisor:
         self._catch_signals()
         self._selector.register(front_fd, selectors.EVENT_READ, lambda: self._on_front(front_fd))
         color = "NO_COLOR" not in base and not env.dumb_terminal(base)
-        self._screen = Screen(color=color, on_progress=self._wake)
-        self._streams = Streams(job, self._screen, self._selector)
+        self._screen = Console(color=color, on_progress=self._wake)
+        self._streams = OutputStreams(job, self._screen, self._selector)
         self._board = StatusBoard(job.world_size)
-        self._failures = Failures(job, self._screen, self._ranks)
+        self._failures = JobFailures(job, self._screen, self._ranks)
         self._selector.register(self._failures.inbox.socket, selectors.EVENT_READ, self._failures.take)
         become_subreaper()
 
@@ -118,7 +118,7 @@ class Supervisor:
                 self._begin_the_end(self._job.grace_s)
             self._screen.start()  # starts a thread: not before the ranks, see process.start
             self._reap()
-            while not self._settled():
+            while not self._is_finished():
                 for key, _ in self._selector.select(self._timeout_s()):
                     key.data()
                 self._act_on_time()
@@ -150,11 +150,11 @@ class Supervisor:
             try:
                 self._start_rank(rank, environ)
             except (OSError, subprocess.SubprocessError) as error:
-                why = described(error) if is_limit(error) else error
+                why = limit_text(error) if is_limit(error) else error
                 self._say(f"rank {rank} could not be started: {why}")
                 self._start_failed = True
                 self._tell({"failed": f"rank {rank} could not be started: {why}"})
-                self._escalation = Escalation((0, signal.SIGKILL))
+                self._escalation = SignalEscalation((0, signal.SIGKILL))
                 return
 
     def _start_rank(self, local_rank: int, environ: Mapping[str, str]) -> None:
@@ -168,7 +168,7 @@ class Supervisor:
         assert process.stdout is not None and process.stderr is not None
         self._streams.add(local_rank, rank, process.stdout, 1)
         stderr = self._streams.add(local_rank, rank, process.stderr, 2)
-        self._ranks[process.pid] = Rank(local_rank, rank, process.pid, stderr)
+        self._ranks[process.pid] = RankProcess(local_rank, rank, process.pid, stderr)
 
     # what wakes the loop
 
@@ -180,7 +180,9 @@ class Supervisor:
             self._on_signal(signal.Signals(self._signals.popleft()))
         self._streams.resume_if_drained()
         if self._screen.broken and self._stopped_by is None:
-            self._stop(signal.SIGPIPE, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+            self._stop(
+                signal.SIGPIPE, SignalEscalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL))
+            )
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGTSTP:
@@ -189,18 +191,18 @@ class Supervisor:
             self._signal_ranks(number, asking=False)
         elif self._stopped_by is not None:
             if time.monotonic() > self._stopped_at + REPEATED_S:
-                self._stop(self._stopped_by, Escalation((0, signal.SIGKILL)))
+                self._stop(self._stopped_by, SignalEscalation((0, signal.SIGKILL)))
         elif number == signal.SIGINT:
             self._say("interrupted, ending the ranks (Ctrl-C again kills them at once)")
             self._stop(
                 number,
-                Escalation(
+                SignalEscalation(
                     (0, number), (AFTER_SIGNAL_S, signal.SIGTERM), (AFTER_INTERRUPT_S, signal.SIGKILL)
                 ),
             )
         else:
             self._say(f"got {number.name}, ending the ranks")
-            self._stop(number, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+            self._stop(number, SignalEscalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
 
     def _on_front(self, front_fd: int) -> None:
         """The front reports that another node ended the job; or the front was killed: end everything."""
@@ -208,9 +210,9 @@ class Supervisor:
             self._begin_the_end(self._job.grace_s)
             return
         self._selector.unregister(front_fd)
-        self._stop(signal.SIGKILL, Escalation((0, signal.SIGKILL)))
+        self._stop(signal.SIGKILL, SignalEscalation((0, signal.SIGKILL)))
 
-    def _stop(self, cause: signal.Signals, escalation: Escalation) -> None:
+    def _stop(self, cause: signal.Signals, escalation: SignalEscalation) -> None:
         if self._stopped_by is None:
             self._stopped_at = time.monotonic()
             self._tell({"stopped": int(cause)})
@@ -235,7 +237,7 @@ class Supervisor:
                 self._on_rank_ended(rank, info.si_status, info.si_code != os.CLD_EXITED)
             os.waitpid(info.si_pid, 0)
 
-    def _on_rank_ended(self, rank: Rank, code: int, signaled: bool) -> None:
+    def _on_rank_ended(self, rank: RankProcess, code: int, signaled: bool) -> None:
         self._board.ended(rank.local_rank, code=code, signaled=signaled)
         rank.end = (self._ranks_ended, code, signaled)
         rank.ended_at = time.time()
@@ -250,7 +252,7 @@ class Supervisor:
     def _begin_the_end(self, grace: float) -> None:
         """Begin the time in which ranks may end by themselves, unless it has begun."""
         if self._stopped_by is None and self._escalation.due is None:
-            self._escalation = Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
+            self._escalation = SignalEscalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
             if self._relays_waited_for:  # another node has failed
                 self._strays = ends_of_strays()
 
@@ -263,7 +265,7 @@ class Supervisor:
         due = [t for t in times if t is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _at_work(self) -> Escalation | None:
+    def _at_work(self) -> SignalEscalation | None:
         """The escalation for the remaining processes, if there are any."""
         if self._left or self._childless:
             return None
@@ -283,7 +285,7 @@ class Supervisor:
         elif not self._childless:
             self._end_strays(now)
 
-    def _living(self) -> list[Rank]:
+    def _living(self) -> list[RankProcess]:
         return [rank for rank in self._ranks.values() if rank.end is None]
 
     def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
@@ -318,7 +320,7 @@ class Supervisor:
         signal_strays(number, now - self._strays_since, spared)
         self._give_up_on_undying(self._strays)
 
-    def _give_up_on_undying(self, ending: Escalation) -> None:
+    def _give_up_on_undying(self, ending: SignalEscalation) -> None:
         """Report the processes that SIGKILL does not end; after a minute, stop waiting for them."""
         to_be_reported = ending.to_be_reported()
         if not to_be_reported and not ending.in_vain:
@@ -339,7 +341,7 @@ class Supervisor:
 
     # the end
 
-    def _settled(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether no rank, stray or output byte is left. An interrupted job drops unread output."""
         if not self._childless and not self._left:
             return False
@@ -372,17 +374,17 @@ class Supervisor:
             self._status = 1 if self._start_failed or self._living() else 0
         self._failures.write_record(self._status)
 
-    def _tell(self, news: Mapping[str, object]) -> None:
+    def _tell(self, messages: Mapping[str, object]) -> None:
         """Tell the front, which tells the other nodes."""
         if self._news_fd >= 0:
             with contextlib.suppress(OSError):
-                tell(self._news_fd, news)
+                write_record(self._news_fd, messages)
 
     def _say(self, text: str) -> None:
         self._screen.say(f"unisono run: {text}")
 
 
-def tell(fd: int, record: Mapping[str, object]) -> None:
+def write_record(fd: int, record: Mapping[str, object]) -> None:
     """Write one line completely: a signal may end a long write after a part.
 
     Raises:

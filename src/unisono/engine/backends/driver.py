@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 from unisono.engine.operations.reduction import Op
 from unisono.errors import NotSupported, message
 
-__all__ = ["Call", "Done", "Driver", "Pending", "keep_for_ever", "unsupported"]
+__all__ = [
+    "CompletedRequest",
+    "LibraryCall",
+    "LibraryDriver",
+    "LibraryRequest",
+    "keep_for_ever",
+    "unsupported",
+]
 
 SHORTEST_NAP_S = 20e-6
 LONGEST_NAP_S = 1e-3
@@ -23,7 +30,7 @@ NATIVE = "The native backend can."
 NO_DTYPE = "its messages do not carry their dtype, which a Status names"
 
 
-class Call(NamedTuple):
+class LibraryCall(NamedTuple):
     """A collective with its buffers.
 
     Attributes:
@@ -42,7 +49,7 @@ class Call(NamedTuple):
     given: list[Any]
 
 
-class Pending(ABC):
+class LibraryRequest(ABC):
     """An operation of the library that was started."""
 
     source = -1
@@ -79,7 +86,7 @@ class Pending(ABC):
         return False
 
 
-class Done(Pending):
+class CompletedRequest(LibraryRequest):
     """An operation that had ended before it was returned."""
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
@@ -94,7 +101,7 @@ class Done(Pending):
         """Return at once."""
 
 
-class Driver(ABC):
+class LibraryDriver(ABC):
     """One rank of one group of a library.
 
     Attributes:
@@ -125,15 +132,15 @@ class Driver(ABC):
         """CPU memory as a flat array of the library's kind."""
 
     @abstractmethod
-    def start(self, call: Call, later: bool) -> Pending:
+    def start(self, call: LibraryCall, later: bool) -> LibraryRequest:
         """Start a collective. later: asynchronously; otherwise it may complete before the return."""
 
     @abstractmethod
-    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> Pending:
+    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> LibraryRequest:
         """Start to send a flat array."""
 
     @abstractmethod
-    def receive(self, x: Any, src: int, tag: int, is_object: bool) -> Pending:
+    def receive(self, x: Any, src: int, tag: int, is_object: bool) -> LibraryRequest:
         """Start to receive into a flat array. src, tag: -1 for any."""
 
     def receive_object(self, src: int, tag: int) -> Any:
@@ -141,7 +148,7 @@ class Driver(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def subgroup(self, ranks: tuple[int, ...], number: int) -> Driver | None:
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> LibraryDriver | None:
         """The driver of a group of these ranks, None where this rank is not in it. All ranks call it.
 
         number: of the subgroup; the same on all ranks, and never twice.
@@ -176,7 +183,7 @@ def keep_for_ever(*what: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))
 
 
-def unsupported(driver: Driver, what: str, why: str, remedy: str = "") -> NotSupported:
+def unsupported(driver: LibraryDriver, what: str, why: str, remedy: str = "") -> NotSupported:
     """The error for a feature that a backend does not have.
 
     Example: "backend 'mpi' does not support timeout=: no operation of the library takes a deadline. ..."

@@ -1,7 +1,7 @@
 """MPI, through mpi4py: the ranks are those that `mpiexec` has started.
 
-A reduction that MPI does not have is built from one that it has, see `_Reduction`. mpi4py is imported when a
-group is made; its import initializes MPI.
+A reduction that MPI does not have is built from one that it has, see `_MpiReduction`. mpi4py is imported when
+a group is made; its import initializes MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.engine.backends.driver import Call, Done, Driver, Pending
+from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 
 __all__ = ["MpiDriver"]
@@ -35,7 +35,7 @@ _OPS = {
 _OF_BOOL = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR"}
 
 
-class MpiDriver(Driver):
+class MpiDriver(LibraryDriver):
     """One rank of a communicator. Collectives and messages use private duplicates of it."""
 
     name = "mpi"
@@ -55,7 +55,7 @@ class MpiDriver(Driver):
         self.most_tag = min(self.most_tag, int(self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)))
 
     def flat(self, address: int, numel: int, dtype: str) -> Array:
-        """See `Driver.flat`."""
+        """See `LibraryDriver.flat`."""
         kind = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         if numel == 0:
             return np.empty(0, kind)
@@ -63,45 +63,45 @@ class MpiDriver(Driver):
         return np.frombuffer(memory, kind)
 
     def copy(self, x: Array) -> Array:
-        """See `Driver.copy`."""
+        """See `LibraryDriver.copy`."""
         return x.copy()
 
-    def start(self, call: Call, later: bool) -> Pending:
-        """See `Driver.start`."""
+    def start(self, call: LibraryCall, later: bool) -> LibraryRequest:
+        """See `LibraryDriver.start`."""
         self.issued += 1
-        started: Pending = getattr(self, f"_{call.kind}")(call, later)
+        started: LibraryRequest = getattr(self, f"_{call.kind}")(call, later)
         return started
 
     def _run(
         self, name: str, later: bool, *arguments: Any, finish: Callable[[], None] | None = None
-    ) -> Pending:
+    ) -> LibraryRequest:
         """Call "Allreduce" of mpi4py, or begin its "Iallreduce"."""
         if later:
             request = getattr(self._comm, f"I{name.lower()}")(*arguments)
-            return _Request(self, request, arguments, finish)
+            return _MpiRequest(self, request, arguments, finish)
         getattr(self._comm, name)(*arguments)
-        return Done(finish)
+        return CompletedRequest(finish)
 
     # ---- reductions --------------------------------------------------------------------------------------
 
-    def _all_reduce(self, call: Call, later: bool, name: str = "Allreduce") -> Pending:
-        way = _Reduction(self, call)
+    def _all_reduce(self, call: LibraryCall, later: bool, name: str = "Allreduce") -> LibraryRequest:
+        way = _MpiReduction(self, call)
         x = call.out[0]
         work = way.contribution(x)
         return self._run(name, later, self._mpi.IN_PLACE, work, way.op, finish=lambda: way.store(work, x))
 
-    def _scan(self, call: Call, later: bool) -> Pending:
+    def _scan(self, call: LibraryCall, later: bool) -> LibraryRequest:
         return self._all_reduce(call, later, "Scan")
 
-    def _exclusive_scan(self, call: Call, later: bool) -> Pending:
+    def _exclusive_scan(self, call: LibraryCall, later: bool) -> LibraryRequest:
         if self.rank:
             return self._all_reduce(call, later, "Exscan")
-        way = _Reduction(self, call)  # MPI leaves the buffer of rank 0 undefined: it must not change
+        way = _MpiReduction(self, call)  # MPI leaves the buffer of rank 0 undefined: it must not change
         work = way.contribution(call.out[0], own=True)
         return self._run("Exscan", later, self._mpi.IN_PLACE, work, way.op)
 
-    def _reduce(self, call: Call, later: bool) -> Pending:
-        way = _Reduction(self, call)
+    def _reduce(self, call: LibraryCall, later: bool) -> LibraryRequest:
+        way = _MpiReduction(self, call)
         x = call.out[0]
         work = way.contribution(x)
         if self.rank != call.root:
@@ -109,8 +109,8 @@ class MpiDriver(Driver):
         arguments = (self._mpi.IN_PLACE, work, way.op, call.root)
         return self._run("Reduce", later, *arguments, finish=lambda: way.store(work, x))
 
-    def _reduce_scatter(self, call: Call, later: bool) -> Pending:
-        way = _Reduction(self, call)
+    def _reduce_scatter(self, call: LibraryCall, later: bool) -> LibraryRequest:
+        way = _MpiReduction(self, call)
         out = call.out[0]
         work = way.contribution(_joined(call.given))
         result = np.empty(out.size, work.dtype)  # `out` may be a block of the input, which MPI forbids
@@ -120,13 +120,13 @@ class MpiDriver(Driver):
 
     # ---- moves: bytes of any dtype --------------------------------------------------------------------
 
-    def _broadcast(self, call: Call, later: bool) -> Pending:
+    def _broadcast(self, call: LibraryCall, later: bool) -> LibraryRequest:
         return self._run("Bcast", later, self._octets(call.out[0]), call.root)
 
-    def _barrier(self, call: Call, later: bool) -> Pending:  # noqa: ARG002
+    def _barrier(self, call: LibraryCall, later: bool) -> LibraryRequest:  # noqa: ARG002
         return self._run("Barrier", later)
 
-    def _all_gather(self, call: Call, later: bool) -> Pending:
+    def _all_gather(self, call: LibraryCall, later: bool) -> LibraryRequest:
         whole, finish = _room(call.out)
         sizes = _sizes(call.out, self.size)
         mine = self._octets(call.given[0])
@@ -136,7 +136,7 @@ class MpiDriver(Driver):
             return self._run("Allgather", later, mine, self._octets(whole), finish=finish)
         return self._run("Allgatherv", later, mine, self._blocks(whole, sizes), finish=finish)
 
-    def _gather(self, call: Call, later: bool) -> Pending:
+    def _gather(self, call: LibraryCall, later: bool) -> LibraryRequest:
         mine = self._octets(call.given[0])
         if self.rank != call.root:
             return self._run("Gatherv", later, mine, None, call.root)
@@ -146,7 +146,7 @@ class MpiDriver(Driver):
             mine = self._mpi.IN_PLACE
         return self._run("Gatherv", later, mine, self._blocks(whole, sizes), call.root, finish=finish)
 
-    def _scatter(self, call: Call, later: bool) -> Pending:
+    def _scatter(self, call: LibraryCall, later: bool) -> LibraryRequest:
         out = self._octets(call.out[0])
         if self.rank != call.root:
             return self._run("Scatterv", later, None, out, call.root)
@@ -155,7 +155,7 @@ class MpiDriver(Driver):
             out = self._mpi.IN_PLACE
         return self._run("Scatterv", later, self._blocks(whole, sizes), out, call.root)
 
-    def _all_to_all(self, call: Call, later: bool) -> Pending:
+    def _all_to_all(self, call: LibraryCall, later: bool) -> LibraryRequest:
         whole, finish = _room(call.out)
         sent = self._blocks(_joined(call.given), _sizes(call.given, self.size))
         got = self._blocks(whole, _sizes(call.out, self.size))
@@ -170,20 +170,20 @@ class MpiDriver(Driver):
 
     # ---- messages ----------------------------------------------------------------------------------------
 
-    def send(self, x: Array, dst: int, tag: int, is_object: bool) -> Pending:
-        """See `Driver.send`."""
+    def send(self, x: Array, dst: int, tag: int, is_object: bool) -> LibraryRequest:
+        """See `LibraryDriver.send`."""
         comm = self._objects if is_object else self._messages
-        return _Request(self, comm.Isend(self._octets(x), dst, tag), (x,), None)
+        return _MpiRequest(self, comm.Isend(self._octets(x), dst, tag), (x,), None)
 
-    def receive(self, x: Array, src: int, tag: int, is_object: bool) -> Pending:
-        """See `Driver.receive`."""
+    def receive(self, x: Array, src: int, tag: int, is_object: bool) -> LibraryRequest:
+        """See `LibraryDriver.receive`."""
         comm = self._objects if is_object else self._messages
         source = self._mpi.ANY_SOURCE if src < 0 else src
         wanted = self._mpi.ANY_TAG if tag < 0 else tag
-        return _Request(self, comm.Irecv(self._octets(x), source, wanted), (x,), None)
+        return _MpiRequest(self, comm.Irecv(self._octets(x), source, wanted), (x,), None)
 
     def receive_object(self, src: int, tag: int) -> Array:
-        """See `Driver.receive_object`. No other thread can receive the message that was probed."""
+        """See `LibraryDriver.receive_object`. No other thread can receive the message that was probed."""
         status = self._mpi.Status()
         source = self._mpi.ANY_SOURCE if src < 0 else src
         message = self._objects.Mprobe(source, self._mpi.ANY_TAG if tag < 0 else tag, status)
@@ -194,7 +194,7 @@ class MpiDriver(Driver):
     # ---- the group -----------------------------------------------------------------------------------------
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> MpiDriver | None:  # noqa: ARG002
-        """See `Driver.subgroup`."""
+        """See `LibraryDriver.subgroup`."""
         inside = self.rank in ranks
         color = 0 if inside else self._mpi.UNDEFINED
         comm = self._comm.Split(color, ranks.index(self.rank) if inside else 0)
@@ -208,7 +208,7 @@ class MpiDriver(Driver):
             comm.Free()
 
     def is_mismatch(self, failure: Exception) -> bool:
-        """See `Driver.is_mismatch`."""
+        """See `LibraryDriver.is_mismatch`."""
         return bool(self._mpi.Exception.Get_error_class(failure) == self._mpi.ERR_TRUNCATE)
 
     def status(self) -> Any:
@@ -226,7 +226,7 @@ class MpiDriver(Driver):
         return getattr(self._mpi, _OPS[name])
 
 
-class _Request(Pending):
+class _MpiRequest(LibraryRequest):
     """A request of MPI. It progresses while a caller tests it or waits for it."""
 
     def __init__(self, driver: MpiDriver, request: Any, keep: Any, finish: Callable[[], None] | None) -> None:
@@ -263,14 +263,14 @@ class _Request(Pending):
         return bool(self._status.Is_cancelled())
 
 
-class _Reduction:
+class _MpiReduction:
     """Reductions for which MPI has no operation or no type.
 
     bool: as bytes, with the bit operations. 16-bit floats: widened to float32, and rounded once, as Unisono's
     engine does. AVG: the sum, divided. PREMUL_SUM: multiplied, summed.
     """
 
-    def __init__(self, driver: MpiDriver, call: Call) -> None:
+    def __init__(self, driver: MpiDriver, call: LibraryCall) -> None:
         self._dtype, self._op, self._size = call.dtype, call.op, driver.size
         name = "SUM" if isinstance(call.op, PremulSum) or call.op is ReduceOp.AVG else call.op.name
         wide = {"float16": "float32", "bfloat16": "float32", "bool": "uint8"}.get(call.dtype, call.dtype)

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from unisono.errors import AuthenticationError, message
 
 __all__ = [
-    "NONCE_BYTES", "PROOF_BYTES", "Met", "Token", "channel_of", "check_for_tls", "derive", "fresh_nonce",
+    "NONCE_BYTES", "PROOF_BYTES", "HandshakeResult", "JobToken", "channel_of", "check_for_tls", "derive", "fresh_nonce",
     "handshake", "make_token", "parse_token", "proof", "read_token_file", "token_file", "verify",
 ]  # fmt: skip
 
@@ -48,7 +48,7 @@ _GREETING = struct.Struct(f">{len(MAGIC)}s{NONCE_BYTES}sH")
 _LENGTH = struct.Struct(">I")
 
 
-class Token(bytes):
+class JobToken(bytes):
     """A secret whose repr does not show it, as in listings and tracebacks."""
 
     def __repr__(self) -> str:
@@ -57,23 +57,23 @@ class Token(bytes):
     __str__ = __repr__
 
 
-def make_token() -> Token:
+def make_token() -> JobToken:
     """A new token: 256 random bits."""
-    return Token(os.urandom(TOKEN_BYTES))
+    return JobToken(os.urandom(TOKEN_BYTES))
 
 
-def parse_token(text: str) -> Token:
+def parse_token(text: str) -> JobToken:
     """The token from 64 hexadecimal digits; the ValueError does not repeat the text."""
     try:
-        token = Token(bytes.fromhex(text.strip()))
+        token = JobToken(bytes.fromhex(text.strip()))
     except ValueError:
-        token = Token()
+        token = JobToken()
     if len(token) != TOKEN_BYTES:
         raise ValueError("64 hexadecimal digits, as `openssl rand -hex 32` prints them")
     return token
 
 
-def read_token_file(path: str) -> Token:
+def read_token_file(path: str) -> JobToken:
     """The token in a file that only its owner may read. Raises ValueError with the required form."""
     good = "a file of 64 hexadecimal digits that only its owner can read (chmod 600)"
     try:
@@ -93,7 +93,7 @@ def read_token_file(path: str) -> Token:
         raise ValueError(good) from None
 
 
-def token_file(path: str) -> Token:
+def token_file(path: str) -> JobToken:
     """The token in `path`; when there is no such file, a new token, written to it with mode 0600.
 
     Several processes may do this at once: all get one token.
@@ -112,9 +112,9 @@ def token_file(path: str) -> Token:
     return read_token_file(path)
 
 
-def derive(token: bytes, purpose: str) -> Token:
+def derive(token: bytes, purpose: str) -> JobToken:
     """A key for one purpose. Neither the token nor other keys can be computed from it."""
-    return Token(hmac.digest(token, b"unisono key\0" + purpose.encode(), hashlib.sha256))
+    return JobToken(hmac.digest(token, b"unisono key\0" + purpose.encode(), hashlib.sha256))
 
 
 def check_for_tls(token: bytes) -> None:
@@ -134,7 +134,7 @@ def check_for_tls(token: bytes) -> None:
         raise ModuleNotFoundError(message(what, remedy=remedy), name="cryptography")
 
 
-class Met(NamedTuple):
+class HandshakeResult(NamedTuple):
     """The result of a handshake.
 
     Attributes:
@@ -190,7 +190,7 @@ def handshake(
     job: str,
     deadline_s: float,
     binding: bytes = b"",
-) -> Met:
+) -> HandshakeResult:
     """Authenticate both ends of a connected, blocking socket; return the peer's name, and the channel's.
 
     It reads less than 1 KB from an unauthenticated peer. It changes the socket's timeout; close it after an
@@ -207,7 +207,7 @@ def handshake(
     """
     if role not in ("connect", "accept"):
         raise ValueError(f"role is {role!r}, expected 'connect' or 'accept'")
-    side = _Side(sock, token, job, me, expect, time.monotonic() + deadline_s, binding)
+    side = _Handshake(sock, token, job, me, expect, time.monotonic() + deadline_s, binding)
     try:
         return side.connect() if role == "connect" else side.accept()
     except TimeoutError:
@@ -216,7 +216,7 @@ def handshake(
         raise AuthenticationError(_failed(f"the connection broke: {error}")) from None
 
 
-class _Side:
+class _Handshake:
     """One side of one handshake."""
 
     def __init__(
@@ -232,22 +232,22 @@ class _Side:
         self._binding = binding
         self._nonce = fresh_nonce()
 
-    def connect(self) -> Met:
+    def connect(self) -> HandshakeResult:
         """Check the other side's proof first, then send ours."""
         self._sock.sendall(self._greeting())
         theirs, name = self._read_greeting()
         names, nonces = (self._me, name), (self._nonce, theirs)
         self._check(self._read(PROOF_BYTES), self._proof("accept", names, nonces))
         self._sock.sendall(self._proof("connect", names, nonces))
-        return Met(self._expected(name), channel_of(self._proof("channel", names, nonces)))
+        return HandshakeResult(self._expected(name), channel_of(self._proof("channel", names, nonces)))
 
-    def accept(self) -> Met:
+    def accept(self) -> HandshakeResult:
         """The same on the accepting side."""
         theirs, name = self._read_greeting()
         names, nonces = (name, self._me), (theirs, self._nonce)
         self._sock.sendall(self._greeting() + self._proof("accept", names, nonces))
         self._check(self._read(PROOF_BYTES), self._proof("connect", names, nonces))
-        return Met(self._expected(name), channel_of(self._proof("channel", names, nonces)))
+        return HandshakeResult(self._expected(name), channel_of(self._proof("channel", names, nonces)))
 
     def _greeting(self) -> bytes:
         name = self._me.encode()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from unisono.errors import UnisonoError
 
-__all__ = ["described", "explained", "is_limit", "usable_cores"]
+__all__ = ["is_limit", "limit_errors", "limit_text", "usable_cores"]
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
 _ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, *_SPACE)
@@ -32,8 +32,8 @@ def usable_cores() -> int:
 
 
 @contextlib.contextmanager
-def explained(kind: type[UnisonoError], doing: str, descriptors: str = "") -> Iterator[None]:
-    """Raise an error of this block that is due to a limit as `kind`. Other arguments: see `described`."""
+def limit_errors(kind: type[UnisonoError], doing: str, descriptors: str = "") -> Iterator[None]:
+    """Raise an error of this block that is due to a limit as `kind`. Other arguments: see `limit_text`."""
     try:
         yield
     except UnisonoError:
@@ -41,7 +41,7 @@ def explained(kind: type[UnisonoError], doing: str, descriptors: str = "") -> It
     except (OSError, MemoryError, RuntimeError) as error:
         if not is_limit(error):
             raise
-        raise kind(f"{doing}: {described(error, descriptors)}") from error
+        raise kind(f"{doing}: {limit_text(error, descriptors)}") from error
 
 
 def is_limit(error: BaseException | None) -> bool:
@@ -51,7 +51,7 @@ def is_limit(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError) or _is_no_thread(error)
 
 
-def described(error: BaseException, descriptors: str = "") -> str:
+def limit_text(error: BaseException, descriptors: str = "") -> str:
     """The text of an error; for a limit, which one it is and how to raise it.
 
     Args:

@@ -12,10 +12,10 @@ import socket
 import threading
 import time
 
-__all__ = ["UnauthenticatedPeers"]
+__all__ = ["UnauthenticatedConnections"]
 
 
-class UnauthenticatedPeers:
+class UnauthenticatedConnections:
     """The unauthenticated connections of one listener. One thread adds them, handshake threads remove them.
 
     Args:
@@ -28,7 +28,7 @@ class UnauthenticatedPeers:
         self._changed = threading.Condition()
         self._since: dict[socket.socket, float] = {}  # the oldest first
 
-    def __enter__(self) -> UnauthenticatedPeers:
+    def __enter__(self) -> UnauthenticatedConnections:
         return self
 
     def __exit__(self, *_: object) -> None:

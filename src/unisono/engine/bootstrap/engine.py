@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from unisono import _native
-from unisono.engine.bootstrap.failures import reported
-from unisono.engine.bootstrap.liveness import Liveness, board
-from unisono.engine.bootstrap.membership import Membership, meet, write_card
-from unisono.engine.bootstrap.memory import given_up_on_failure, memory_key, share_memory
-from unisono.engine.costs.machine import DEFAULTS, Calibration, recall
+from unisono.engine.bootstrap.failures import reported_failures
+from unisono.engine.bootstrap.liveness import LivenessMonitor, board
+from unisono.engine.bootstrap.peer_info import Membership, exchange_peer_info, local_peer_info
+from unisono.engine.bootstrap.shared_memory import abort_on_failure, memory_key, share_memory
+from unisono.engine.costs.machine import DEFAULTS, MachineCalibration, recall
 from unisono.engine.environment.env import Settings
 from unisono.engine.store import Store
 from unisono.errors import StoreError
 
 if TYPE_CHECKING:
-    from unisono.engine.bootstrap.sockets import Sockets
+    from unisono.engine.bootstrap.peer_sockets import PeerSockets
 
-__all__ = ["EngineSettings", "Opened", "open_engine"]
+__all__ = ["EngineSettings", "EngineSetup", "open_engine"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         master: a host that every rank reaches; None: unknown.
         socket_bytes: size of the kernel's buffers of a connection; 0: the kernel's choice.
         network: interfaces and ports to use, and the job's token.
-        lending: large messages within a host may go from one rank's memory straight to another's.
+        zero copy: large messages within a host may go from one rank's memory straight to another's.
         placement: waiting threads may move to another of their allowed cores.
         machine: the calibration of this machine; that of rank 0 counts.
     """
@@ -44,9 +44,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
     master: str | None = None
     socket_bytes: int = 0
     network: Settings = Settings()
-    lending: bool = True
+    zero_copy: bool = True
     placement: bool = True
-    machine: Calibration = DEFAULTS
+    machine: MachineCalibration = DEFAULTS
 
     @classmethod
     def of(cls, settings: Settings, master: str | None = None) -> EngineSettings:
@@ -64,21 +64,23 @@ class EngineSettings(msgspec.Struct, frozen=True):
             settings.peer_timeout_s,
             master,
             network=settings,
-            lending=settings.lending,
+            zero_copy=settings.zero_copy,
             placement=settings.placement,
             machine=recall(settings).calibration,
         )
 
 
-class Opened(NamedTuple):
+class EngineSetup(NamedTuple):
     """An engine, the name of every rank's host, and the calibration that all ranks use."""
 
     engine: _native.Engine
     hosts: tuple[str, ...]
-    machine: Calibration
+    machine: MachineCalibration
 
 
-def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings) -> Opened:
+def open_engine(
+    store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings
+) -> EngineSetup:
     """The engine of `rank`, after all ranks of the group have joined.
 
     Raises:
@@ -86,12 +88,12 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             kind on one rank is this error on the others.
     """
     deadline = time.monotonic() + timeout_s
-    with reported(store, rank):
-        card = write_card(rank, settings.ranks_per_host, settings.lending)
-        membership = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
+    with reported_failures(store, rank):
+        info = local_peer_info(rank, settings.ranks_per_host, settings.zero_copy)
+        membership = exchange_peer_info(store, info, size, deadline, settings.staging_bytes, settings.machine)
         local_ranks = membership.local_ranks(rank)
-        with contextlib.closing(Liveness(membership, local_ranks)) as liveness:
-            opened = _opened(store, membership, rank, liveness, deadline, settings)
+        with contextlib.closing(LivenessMonitor(membership, local_ranks)) as liveness:
+            opened = _make_engine(store, membership, rank, liveness, deadline, settings)
     with contextlib.suppress(StoreError):  # the rank that serves the store has ended
         _forget(store, membership)
     return opened
@@ -99,27 +101,27 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
 
 def _forget(store: Store, membership: Membership) -> None:
     """Count this rank as finished with the keys of this group; the last rank deletes them."""
-    size = len(membership.cards)
+    size = len(membership.peers)
     if store.add("made", 1) < size:
         return
     firsts = {membership.local_ranks(rank)[0] for rank in range(size)}
-    keys = ["made", "membership", *(f"card/{rank}" for rank in range(1, size)), *map(memory_key, firsts)]
+    keys = ["made", "membership", *(f"peer_info/{rank}" for rank in range(1, size)), *map(memory_key, firsts)]
     if not membership.on_one_host():
         keys += ["endpoints", "connected", "all connected", *(f"endpoint/{rank}" for rank in range(1, size))]
     for key in keys:
         store.delete_key(key)
 
 
-def _opened(
+def _make_engine(
     store: Store,
     membership: Membership,
     rank: int,
-    liveness: Liveness,
+    liveness: LivenessMonitor,
     deadline: float,
     settings: EngineSettings,
-) -> Opened:
+) -> EngineSetup:
     local_ranks = membership.local_ranks(rank)
-    lending = _reaches_all(membership, local_ranks)
+    zero_copy = _reaches_all(membership, local_ranks)
     region = share_memory(
         store,
         rank,
@@ -127,31 +129,33 @@ def _opened(
         liveness,
         deadline=deadline,
         staging_bytes=membership.staging_bytes,
-        lending=lending,
+        zero_copy=zero_copy,
     )
-    with given_up_on_failure(region, local_ranks.index(rank)):
-        sockets = _connected(store, membership, rank, deadline, settings)
+    with abort_on_failure(region, local_ranks.index(rank)):
+        sockets = _connect(store, membership, rank, deadline, settings)
         try:
             liveness.check(lambda other: region.joined(local_ranks.index(other)))
             cores, segment_bytes = membership.cores(rank), membership.machine.segment_bytes
             waits = settings.spin_us, segment_bytes, settings.placement
             options = (liveness.detach(), settings.status_fd, cores, *waits)
             if sockets is None:
-                return Opened(_native.Engine(region, rank, *options), membership.names(), membership.machine)
+                return EngineSetup(
+                    _native.Engine(region, rank, *options), membership.names(), membership.machine
+                )
             engine = _native.Engine(region, rank, *options, _connections(membership, rank, sockets))
-            return Opened(engine, membership.names(), membership.machine)
+            return EngineSetup(engine, membership.names(), membership.machine)
         finally:
             if sockets is not None:
                 sockets.close()  # those that the engine has not taken over
 
 
-def _connected(
+def _connect(
     store: Store, membership: Membership, rank: int, deadline: float, settings: EngineSettings
-) -> Sockets | None:
+) -> PeerSockets | None:
     """The connections to other hosts; None: there are none."""
     if membership.on_one_host():
         return None
-    from unisono.engine.bootstrap.connections import (
+    from unisono.engine.bootstrap.host_connections import (
         connect_hosts,
     )  # imported late: ranks on one host start faster
 
@@ -169,19 +173,19 @@ def _connected(
 
 def _reaches_all(membership: Membership, local_ranks: list[int]) -> bool:
     """Whether this rank can read the memory of all ranks of its host, and all allow it."""
-    cards = [membership.cards[other] for other in local_ranks]
-    return all(card.landmark and _native.reaches(card.pid, card.landmark) for card in cards)
+    peers = [membership.peers[other] for other in local_ranks]
+    return all(info.access_probe and _native.reaches(info.pid, info.access_probe) for info in peers)
 
 
-def _connections(membership: Membership, rank: int, sockets: Sockets) -> _native.Connections:
+def _connections(membership: Membership, rank: int, sockets: PeerSockets) -> _native.Connections:
     local_ranks = membership.local_ranks(rank)
-    homes = [card.home for card in membership.cards]
+    homes = [info.home for info in membership.peers]
     return _native.Connections(
         places=[
-            local_ranks.index(card.rank) if card.rank in local_ranks else -1 for card in membership.cards
+            local_ranks.index(info.rank) if info.rank in local_ranks else -1 for info in membership.peers
         ],
         hosts=[homes.index(home) for home in homes],
-        pids=[card.pid for card in membership.cards],
+        pids=[info.pid for info in membership.peers],
         control=sockets.detach("control"),
         data=sockets.detach("data"),
         messages=sockets.detach("messages"),

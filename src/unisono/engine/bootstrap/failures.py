@@ -12,11 +12,19 @@ import time
 from collections.abc import Iterator
 from typing import NoReturn
 
-from unisono.engine.base.limits import described
+from unisono.engine.base.limits import limit_text
 from unisono.engine.store import Store
 from unisono.errors import GroupError, RendezvousError, StoreError, StoreTimeout
 
-__all__ = ["await_key", "fail", "first_failure", "left", "patience_s", "raise_if_failed", "reported"]
+__all__ = [
+    "await_key",
+    "fail",
+    "first_failure",
+    "patience_s",
+    "raise_if_failed",
+    "reported_failures",
+    "seconds_left",
+]
 
 FAILED = "failed"
 POLL_S = 0.2
@@ -30,7 +38,7 @@ def patience_s(size: int) -> float:
     return min(POLL_S * max(1, size // 8), ASK_S)
 
 
-def left(deadline: float) -> float:
+def seconds_left(deadline: float) -> float:
     """Seconds until the deadline, at least 1 ms: a key that is already set is still read."""
     return max(deadline - time.monotonic(), 0.001)
 
@@ -43,7 +51,7 @@ def await_key(store: Store, key: str, size: int, deadline: float) -> bytes:
     """
     while True:
         try:
-            return store.get(key, min(patience_s(size), left(deadline)))
+            return store.get(key, min(patience_s(size), seconds_left(deadline)))
         except StoreTimeout:
             raise_if_failed(store)
             if time.monotonic() >= deadline:
@@ -71,7 +79,7 @@ def fail(store: Store, text: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def reported(store: Store, rank: int) -> Iterator[None]:
+def reported_failures(store: Store, rank: int) -> Iterator[None]:
     """Report an exception of this block, so that the other ranks stop waiting."""
     try:
         yield
@@ -87,5 +95,5 @@ def _text(error: BaseException, rank: int) -> str:
     """The text for the other ranks. Some kinds of errors already name a rank."""
     if isinstance(error, (RendezvousError, GroupError)):
         return str(error)
-    why = described(error)
+    why = limit_text(error)
     return f"rank {rank} (host {os.uname().nodename}) failed while the group was being made: {why}"

@@ -20,7 +20,7 @@ from unisono.engine.store.address import listen as listen_at
 from unisono.errors import RendezvousError, StoreError, message
 
 __all__ = [
-    "Interface", "advertised", "interfaces", "is_loopback", "listen", "local_address",
+    "NetworkInterface", "advertised_address", "interfaces", "is_loopback", "listen", "local_address",
     "local_addresses", "via",
 ]  # fmt: skip
 
@@ -30,7 +30,7 @@ LINK_LOCAL_SCOPE, HOST_SCOPE = 0x20, 0x10
 NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # take the default route
 
 
-class Interface(NamedTuple):
+class NetworkInterface(NamedTuple):
     """A network interface that is up, and one of its addresses."""
 
     name: str
@@ -42,7 +42,7 @@ class Interface(NamedTuple):
         return socket.AF_INET6 if ":" in self.address else socket.AF_INET
 
 
-def interfaces() -> list[Interface]:
+def interfaces() -> list[NetworkInterface]:
     """Every address of every interface that is up, IPv4 before IPv6; no link-local ones."""
     found = []
     up = set()
@@ -52,12 +52,12 @@ def interfaces() -> list[Interface]:
                 if _request(sock, SIOCGIFFLAGS, name)[16] & IFF_UP:
                     up.add(name)
                 packed = _request(sock, SIOCGIFADDR, name)[20:24]
-                found.append(Interface(name, socket.inet_ntoa(packed)))
+                found.append(NetworkInterface(name, socket.inet_ntoa(packed)))
     with contextlib.suppress(FileNotFoundError), open("/proc/net/if_inet6") as table:
         for line in table:
             digits, _, _, scope, _, name = line.split()
             if int(scope, 16) != LINK_LOCAL_SCOPE:
-                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
+                found.append(NetworkInterface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
     return [each for each in found if each.name in up]
 
 
@@ -65,7 +65,7 @@ def _request(sock: socket.socket, request: int, name: str) -> bytes:
     return fcntl.ioctl(sock, request, struct.pack("256s", name.encode()[:15]))
 
 
-def chosen(settings: Settings) -> list[Interface]:
+def chosen(settings: Settings) -> list[NetworkInterface]:
     """The interfaces in the settings, in their order.
 
     Raises:
@@ -203,7 +203,7 @@ def listen(settings: Settings, address: str) -> socket.socket:
     raise RendezvousError(message(what, remedy="Widen the range: a rank needs one, the launcher two."))
 
 
-def advertised(settings: Settings, listener: socket.socket) -> tuple[str, int]:
+def advertised_address(settings: Settings, listener: socket.socket) -> tuple[str, int]:
     """Host and port to publish: those of `listener`, or of UNISONO_ADVERTISE."""
     if settings.advertise is not None:
         return settings.advertise[0], advertised_port(settings)

@@ -19,17 +19,17 @@ import re
 import socket
 from pathlib import Path
 
+from unisono.engine.bootstrap.init_method import InitMethod
 from unisono.engine.bootstrap.interfaces import is_loopback, local_address
-from unisono.engine.bootstrap.target import Target
 from unisono.engine.environment.env import Settings
 
-__all__ = ["first_host", "meeting_place", "remedy"]
+__all__ = ["first_host", "remedy", "rendezvous_address"]
 
 LOOPBACK = "127.0.0.1"
 STARTER = "hydra_pmi_proxy"  # the process of MPICH and Intel MPI that starts the ranks of one host
 
 
-def meeting_place(settings: Settings) -> Target | None:
+def rendezvous_address(settings: Settings) -> InitMethod | None:
     """The address at which rank 0 serves the store, and the job's name; None where the launcher sets too
     little.
 
@@ -40,14 +40,14 @@ def meeting_place(settings: Settings) -> Target | None:
     if not job:
         return None
     if _one_host(settings):
-        return Target("job", host=LOOPBACK, job=job)
+        return InitMethod("job", host=LOOPBACK, job=job)
     if settings.launcher == "Slurm" and settings.node_list:
-        return Target("job", host=_reachable(first_host(settings.node_list), settings), job=job)
+        return InitMethod("job", host=_reachable(first_host(settings.node_list), settings), job=job)
     return None
 
 
 def remedy(settings: Settings) -> str:
-    """What the user has to set where `meeting_place` is None; "" for an unknown launcher."""
+    """What the user has to set where `rendezvous_address` is None; "" for an unknown launcher."""
     host = "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it"
     several = (
         "The ranks are on several hosts" if _job(settings) and not _one_host(settings) else "Where to meet"

@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable
 
-from unisono.engine.bootstrap.membership import Card, Membership, born
+from unisono.engine.bootstrap.peer_info import Membership, PeerInfo, process_start_time
 from unisono.errors import RendezvousError, message
 
-__all__ = ["Liveness", "board"]
+__all__ = ["LivenessMonitor", "board"]
 
 # Values of <linux/fcntl.h>, as in commands/launch/process.py.
 _F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
@@ -20,7 +20,7 @@ _F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
 END_S = 1.0  # from the end of a dying process's connections to the end of the process
 
 
-class Liveness:
+class LivenessMonitor:
     """Watches the other processes among the ranks of this host.
 
     Raises:
@@ -28,27 +28,27 @@ class Liveness:
     """
 
     def __init__(self, membership: Membership, local_ranks: list[int]) -> None:
-        self._size = len(membership.cards)
-        self._cards: dict[int, Card] = {}  # by descriptor
+        self._size = len(membership.peers)
+        self._infos: dict[int, PeerInfo] = {}  # by descriptor
         try:
             for other in local_ranks:
-                if membership.cards[other].pid != os.getpid():
-                    self._watch(membership.cards[other])
+                if membership.peers[other].pid != os.getpid():
+                    self._watch(membership.peers[other])
         except BaseException:
             self.close()
             raise
 
-    def _watch(self, card: Card) -> None:
+    def _watch(self, info: PeerInfo) -> None:
         try:
-            self._cards[os.pidfd_open(card.pid)] = card
-            if born(card.pid) == card.born:
+            self._infos[os.pidfd_open(info.pid)] = info
+            if process_start_time(info.pid) == info.born:
                 return
         except (ProcessLookupError, FileNotFoundError):
             pass
         except OSError as error:  # the error does not name the rank
-            text = f"cannot watch the process of rank {card.rank} (pid {card.pid}): {error.strerror}"
+            text = f"cannot watch the process of rank {info.rank} (pid {info.pid}): {error.strerror}"
             raise OSError(error.errno, text) from error
-        raise RendezvousError(_ended(card))
+        raise RendezvousError(_exit_text(info))
 
     def wait_for(self, sock: socket.socket, deadline: float) -> None:
         """Wait until the socket can be read, or has ended.
@@ -57,13 +57,13 @@ class Liveness:
             RendezvousError: a process has ended.  TimeoutError: the deadline has passed.
         """
         poll = select.poll()
-        for fd in (sock.fileno(), *self._cards):
+        for fd in (sock.fileno(), *self._infos):
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(1000 * max(0.0, deadline - time.monotonic()))]
         if not ready:
             raise TimeoutError
         if sock.fileno() not in ready:
-            raise RendezvousError(_ended(self._cards[ready[0]]))
+            raise RendezvousError(_exit_text(self._infos[ready[0]]))
 
     def check(self, joined: Callable[[int], bool] = lambda rank: False) -> None:  # noqa: ARG005
         """Raise RendezvousError when one of them has ended.
@@ -71,32 +71,32 @@ class Liveness:
         Ranks that have `joined` the group are excluded: the engine reports their end.
         """
         poll = select.poll()
-        for fd in self._cards:
+        for fd in self._infos:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll(0):
-            if not joined(self._cards[fd].rank):
-                raise RendezvousError(_ended(self._cards[fd]))
+            if not joined(self._infos[fd].rank):
+                raise RendezvousError(_exit_text(self._infos[fd]))
 
     def check_end(self, rank: int) -> None:
         """Raise RendezvousError if the process of `rank`, whose connection has ended, ends within END_S."""
-        for fd, card in self._cards.items():
-            if card.rank == rank:
+        for fd, info in self._infos.items():
+            if info.rank == rank:
                 poll = select.poll()
                 poll.register(fd, select.POLLIN)
                 if poll.poll(1000 * END_S):
-                    raise RendezvousError(_ended(card))
+                    raise RendezvousError(_exit_text(info))
 
     def detach(self) -> list[int]:
         """The pidfds by rank, -1 where it is not watched. The caller closes them."""
-        cards, self._cards = self._cards, {}
-        fds = {card.rank: fd for fd, card in cards.items()}
+        peers, self._infos = self._infos, {}
+        fds = {info.rank: fd for fd, info in peers.items()}
         return [fds.get(rank, -1) for rank in range(self._size)]
 
     def close(self) -> None:
         """Stop watching."""
-        for fd in self._cards:
+        for fd in self._infos:
             os.close(fd)
-        self._cards = {}
+        self._infos = {}
 
 
 def board(named: tuple[int, int] | None) -> int:
@@ -115,8 +115,8 @@ def board(named: tuple[int, int] | None) -> int:
         return -1
 
 
-def _ended(card: Card) -> str:
+def _exit_text(info: PeerInfo) -> str:
     return message(
-        f"rank {card.rank} (pid {card.pid}) ended while the group was being made",
-        remedy=f"Look at rank {card.rank}'s output.",
+        f"rank {info.rank} (pid {info.pid}) ended while the group was being made",
+        remedy=f"Look at rank {info.rank}'s output.",
     )

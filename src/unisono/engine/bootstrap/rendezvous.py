@@ -18,7 +18,7 @@ that names this job; they skip ports of other programs and other jobs. See `prob
 In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
 
     world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
-    rank/2           the process of rank 2, a `Member`; only the first write counts
+    rank/2           the process of rank 2, a `ProcessInfo`; only the first write counts
     came             a counter; the rank that raises it to world_size writes the verdict
     verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. A rank
                      that gives up writes one, too: later ranks must not wait for it
@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from unisono.engine.bootstrap import launchers
-from unisono.engine.bootstrap.numbering import GOODBYE_S, Meeting, Member
-from unisono.engine.bootstrap.opening import open_store, probe_ports
-from unisono.engine.bootstrap.target import Place, Target, find_place, parse
+from unisono.engine.bootstrap.init_method import InitMethod, RankAndSize, find_rank_and_size, parse
+from unisono.engine.bootstrap.rank_assignment import GOODBYE_S, ProcessInfo, RankAssignment
+from unisono.engine.bootstrap.store_setup import open_store, probe_ports
 from unisono.engine.environment.env import Settings
 from unisono.engine.store import PrefixStore, Store, TCPStore
 from unisono.errors import StoreError
@@ -47,7 +47,7 @@ from unisono.errors import StoreError
 if TYPE_CHECKING:
     from unisono.engine.store import FileStore
 
-__all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
+__all__ = ["ProcessInfo", "Rendezvous", "probe_ports", "rendezvous"]
 
 FAILED_LINGER_S = 2.0  # for the other ranks to read the failure
 
@@ -62,7 +62,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
     """
 
     store: Store
-    members: tuple[Member, ...]
+    members: tuple[ProcessInfo, ...]
     rank: int
     world_size: int
     master: str | None
@@ -83,7 +83,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 def rendezvous(
-    init_method: str | Target | None,
+    init_method: str | InitMethod | None,
     *,
     store: Store | None,
     rank: int,
@@ -107,29 +107,42 @@ def rendezvous(
     deadline = time.monotonic() + timeout_s
     if store is not None and init_method is not None:
         raise ValueError("init_method and store exclude each other: give one of them")
-    target = init_method if isinstance(init_method, Target) else _parsed(init_method, store)
+    target = init_method if isinstance(init_method, InitMethod) else _parse_init_method(init_method, store)
     remedy = ""
-    if target.scheme == "env" and settings.launcher and not _led(settings) and settings.master_port is None:
-        led = launchers.meeting_place(settings)
+    if (
+        target.scheme == "env"
+        and settings.launcher
+        and not _has_master(settings)
+        and settings.master_port is None
+    ):
+        led = launchers.rendezvous_address(settings)
         remedy = "" if led else launchers.remedy(settings)
         target = target if led is None else msgspec.structs.replace(led, query=target.query)
-    if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
+    if (
+        store is None
+        and init_method is None
+        and world_size == 1
+        and rank in (-1, 0)
+        and not _has_master(settings)
+    ):
         from unisono.engine.store import HashStore
 
         alone = HashStore(timeout_s)
-        return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
-    place = find_place(target, rank, world_size, settings, remedy)
+        return _assign_ranks(
+            RankAssignment(alone, RankAndSize(0, 1), deadline, timeout_s), alone, RankAndSize(0, 1), None
+        )
+    place = find_rank_and_size(target, rank, world_size, settings, remedy)
     if store is not None:
-        return _meet(Meeting(store, place, deadline, timeout_s), store, place, None)
+        return _assign_ranks(RankAssignment(store, place, deadline, timeout_s), store, place, None)
     while True:
         opened = open_store(target, place, deadline, settings)
         opened.timeout_s = timeout_s
-        meeting = Meeting(opened, place, deadline, timeout_s)
+        assignment = RankAssignment(opened, place, deadline, timeout_s)
         try:
-            return _meet(meeting, opened, place, opened, target.host or None)
+            return _assign_ranks(assignment, opened, place, opened, target.host or None)
         except Exception as error:
             # A fast rank may return while rank 0 is still closing the previous world's store.
-            early = meeting.generation > 0 or not meeting.claimed
+            early = assignment.generation > 0 or not assignment.claimed
             outlived = early and place.rank > 0 and type(error) is StoreError
             served = isinstance(opened, TCPStore)
             left = FAILED_LINGER_S if served else max(0.0, deadline - time.monotonic())
@@ -141,16 +154,16 @@ def rendezvous(
             raise
 
 
-def _parsed(init_method: str | None, store: Store | None) -> Target:
-    return parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+def _parse_init_method(init_method: str | None, store: Store | None) -> InitMethod:
+    return parse(init_method) if init_method is not None else InitMethod("env" if store is None else "store")
 
 
-def _led(settings: Settings) -> bool:
+def _has_master(settings: Settings) -> bool:
     """Whether the environment has an address. A world of one rank needs none."""
     return settings.store_address is not None or settings.master_addr is not None
 
 
-def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
+def _linger(opened: TCPStore | FileStore, seconds: float, place: RankAndSize) -> None:
     """Close the store, but first give later ranks time to read the error: it is nowhere else."""
     if isinstance(opened, TCPStore):
         opened.close(linger_s=seconds, world_size=place.world_size)
@@ -158,16 +171,16 @@ def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
         opened.close(linger_s=seconds)
 
 
-def _meet(
-    meeting: Meeting,
+def _assign_ranks(
+    assignment: RankAssignment,
     base: Store,
-    place: Place,
+    place: RankAndSize,
     owned: TCPStore | FileStore | None,
     master: str | None = None,
 ) -> Rendezvous:
-    keys, members = meeting.meet()
+    keys, members = assignment.run()
     if isinstance(owned, TCPStore) and owned.serves:
-        meeting.await_readers(keys)
-    store = PrefixStore(f"unisono/world/{meeting.generation}", base)
+        assignment.await_readers(keys)
+    store = PrefixStore(f"unisono/world/{assignment.generation}", base)
     store.timeout_s = keys.timeout_s
     return Rendezvous(store, members, *place, master, keys, owned)

@@ -25,10 +25,10 @@ import time
 
 from unisono.engine.base.authentication import check_for_tls
 from unisono.engine.base.timeouts import LONGEST_S
-from unisono.engine.store.tls import context, wrapped
+from unisono.engine.store.tls import context, wrap_socket
 from unisono.errors import message
 
-__all__ = ["Relays", "main"]
+__all__ = ["TlsRelay", "main"]
 
 PIECE = 256 * 1024
 LINGER = 6  # times the timeout for silent hosts: a peer's time to read after the rank has ended
@@ -45,7 +45,7 @@ main()"""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
-class Relays:
+class TlsRelay:
     """Starts the process when it is first needed, and passes it connections. Used by several threads."""
 
     def __init__(self, token: bytes, peer_timeout_s: float) -> None:
@@ -114,7 +114,7 @@ def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
     return ours
 
 
-class Flow:
+class RelayDirection:
     """One direction: bytes read from `source` and not yet sent to `sink`."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
@@ -158,19 +158,19 @@ class Flow:
             return self._last - self._first
 
 
-class Pair:
+class RelayConnection:
     """One connection: TLS outside, plain inside."""
 
     def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
         self.outer, self.inner = outer, inner
         self.closed = False
-        self._outwards, self._inwards = Flow(inner, outer), Flow(outer, inner)
+        self._outwards, self._inwards = RelayDirection(inner, outer), RelayDirection(outer, inner)
 
     def events(self) -> tuple[int, int]:
         """The events to wait for on `outer` and on `inner`."""
         return (
-            _wanted(self._inwards, READ, full=False) | _wanted(self._outwards, WRITE, full=True),
-            _wanted(self._outwards, READ, full=False) | _wanted(self._inwards, WRITE, full=True),
+            _poll_events(self._inwards, READ, full=False) | _poll_events(self._outwards, WRITE, full=True),
+            _poll_events(self._outwards, READ, full=False) | _poll_events(self._inwards, WRITE, full=True),
         )
 
     def move(self) -> None:
@@ -205,7 +205,7 @@ class Pair:
         self.outer.close()
 
 
-def _wanted(flow: Flow, event: int, *, full: bool) -> int:
+def _poll_events(flow: RelayDirection, event: int, *, full: bool) -> int:
     return event if not flow.over and flow.full() == full else 0
 
 
@@ -219,7 +219,7 @@ def serve(control: socket.socket, peer_timeout_s: float) -> None:
         while selector.get_map():
             found = selector.select(peer_timeout_s)
             for one in {key.fileobj if key.data is None else key.data for key, _ in found}:
-                if isinstance(one, Pair):
+                if isinstance(one, RelayConnection):
                     _advance(selector, one)
                 elif not _admit(selector, control, contexts):
                     selector.unregister(control)
@@ -229,7 +229,7 @@ def serve(control: socket.socket, peer_timeout_s: float) -> None:
                     pair.limit(peer_timeout_s)
 
 
-def _advance(selector: selectors.BaseSelector, pair: Pair) -> None:
+def _advance(selector: selectors.BaseSelector, pair: RelayConnection) -> None:
     for sock in (pair.outer, pair.inner):
         with contextlib.suppress(KeyError):
             selector.unregister(sock)
@@ -264,7 +264,7 @@ def _admit(
 
 def _pair(
     introduction: bytes, descriptors: list[int], flags: int, contexts: dict[bytes, ssl.SSLContext]
-) -> Pair:
+) -> RelayConnection:
     """The connection that was introduced. Raises OSError when its descriptors did not all arrive."""
     if flags & socket.MSG_CTRUNC:
         for each in descriptors:
@@ -278,7 +278,9 @@ def _pair(
         sock.setblocking(False)
     side, channel = introduction[:1], introduction[1:].decode()
     try:
-        return Pair(wrapped(outer, contexts[side], server=side == SERVER, channel=channel), inner)
+        return RelayConnection(
+            wrap_socket(outer, contexts[side], server=side == SERVER, channel=channel), inner
+        )
     except OSError:
         inner.close()
         outer.close()

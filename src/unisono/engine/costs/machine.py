@@ -2,7 +2,7 @@
 
 A group never measures. Its rank 0 reads the file, and all ranks use the figures of rank 0, because all have
 to choose the same algorithm. If the file is missing, damaged or of another machine, the defaults count; it is
-never an error. `price.py` and `choice.py` use the figures; docs/adr/0006-calibration.md gives the reasons.
+never an error. `plan_cost.py` and `tuner.py` use the figures; docs/adr/0006-calibration.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from unisono.engine.environment.env import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEFAULTS", "Calibration", "Found", "Rates", "cache_file", "identity", "load", "recall", "save"]
+__all__ = [
+    "DEFAULTS",
+    "LoadedCalibration",
+    "MachineCalibration",
+    "MemoryBandwidth",
+    "cache_file",
+    "identity",
+    "load",
+    "recall",
+    "save",
+]
 
 VERSION = 1
 """Of the file's format; another one is measured again."""
@@ -29,7 +39,7 @@ NO_FILE = "none"
 """UNISONO_CALIBRATION=none: the defaults, whatever the cache contains."""
 
 
-class Rates(msgspec.Struct, frozen=True):
+class MemoryBandwidth(msgspec.Struct, frozen=True):
     """Bytes per second of one core, by where its buffers lie, alone and when all cores work at once."""
 
     cache: float
@@ -49,7 +59,7 @@ LEAST_SEGMENT_BYTES = 64 * 1024
 MOST_SEGMENT_BYTES = 1 << 20
 
 
-class Calibration(msgspec.Struct, frozen=True):
+class MachineCalibration(msgspec.Struct, frozen=True):
     """The machine in numbers. Seconds, bytes, bytes per second.
 
     Attributes:
@@ -75,8 +85,8 @@ class Calibration(msgspec.Struct, frozen=True):
     give: float = 12e9
     take: float = 8e9
     call_s: float = 8e-7
-    copy: Rates = Rates(20e9, 12e9, 8e9, 20e9, 12e9, 6e9)
-    reduce: Rates = Rates(16e9, 10e9, 6e9, 16e9, 10e9, 5e9)
+    copy: MemoryBandwidth = MemoryBandwidth(20e9, 12e9, 8e9, 20e9, 12e9, 6e9)
+    reduce: MemoryBandwidth = MemoryBandwidth(16e9, 10e9, 6e9, 16e9, 10e9, 5e9)
     tcp_s: float = 15e-6
     tcp: float = 2e9
 
@@ -95,33 +105,33 @@ class Calibration(msgspec.Struct, frozen=True):
         quarter = max(self.cache_bytes // 4, 1)
         return min(max(1 << (quarter.bit_length() - 1), LEAST_SEGMENT_BYTES), MOST_SEGMENT_BYTES)
 
-    def between_networks(self) -> Calibration:
+    def between_networks(self) -> MachineCalibration:
         """The same with the defaults' sockets: what loopback can do says nothing about a wire."""
         return msgspec.structs.replace(self, tcp_s=DEFAULTS.tcp_s, tcp=DEFAULTS.tcp)
 
     def level(self, nbytes: float) -> str:
-        """Where `nbytes` that a core works on lie, as `Rates.at` calls it."""
+        """Where `nbytes` that a core works on lie, as `MemoryBandwidth.at` calls it."""
         if nbytes <= self.cache_bytes:
             return "cache"
         return "shared_cache" if nbytes <= self.shared_cache_bytes / max(1, self.cores) else "memory"
 
 
-DEFAULTS = Calibration()
+DEFAULTS = MachineCalibration()
 """Of an ordinary server of two or more cores; used where nothing was measured."""
 
 
-class _File(msgspec.Struct, frozen=True):
+class _CalibrationFile(msgspec.Struct, frozen=True):
     version: int
-    calibration: Calibration
+    calibration: MachineCalibration
 
 
-_decode = msgspec.json.Decoder(_File).decode
+_decode = msgspec.json.Decoder(_CalibrationFile).decode
 
 
-class Found(msgspec.Struct, frozen=True):
+class LoadedCalibration(msgspec.Struct, frozen=True):
     """A calibration, its origin, and remarks for the user."""
 
-    calibration: Calibration
+    calibration: MachineCalibration
     source: str
     note: str = ""
 
@@ -151,22 +161,22 @@ def _file_name(settings: Settings) -> str | None:
     return os.path.join(home, "unisono", f"calibration-{identity()}.json")
 
 
-def recall(settings: Settings) -> Found:
+def recall(settings: Settings) -> LoadedCalibration:
     """The figures of this machine: from the file, otherwise the defaults. Never raises."""
     defaults = msgspec.structs.replace(DEFAULTS, cores=len(os.sched_getaffinity(0)))
     try:
         file = _file_name(settings)
     except OSError as error:
-        return Found(defaults, "defaults", f"there is no place for a calibration: {error}")
+        return LoadedCalibration(defaults, "defaults", f"there is no place for a calibration: {error}")
     if file is None:
-        return Found(defaults, "defaults")
+        return LoadedCalibration(defaults, "defaults")
     calibration, note = load(file)
     if calibration is None:
-        return Found(defaults, "defaults", note)
-    return Found(calibration, file)
+        return LoadedCalibration(defaults, "defaults", note)
+    return LoadedCalibration(calibration, file)
 
 
-def load(file: str | Path) -> tuple[Calibration | None, str]:
+def load(file: str | Path) -> tuple[MachineCalibration | None, str]:
     """The calibration in a file, or None and why it cannot be used; "" when there is no file."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
@@ -190,14 +200,14 @@ def load(file: str | Path) -> tuple[Calibration | None, str]:
     return found.calibration, ""
 
 
-def save(calibration: Calibration, file: Path) -> None:
+def save(calibration: MachineCalibration, file: Path) -> None:
     """Write a calibration atomically, readable by this user only.
 
     Raises:
         OSError: it cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = msgspec.json.format(msgspec.json.encode(_File(VERSION, calibration)), indent=1)
+    text = msgspec.json.format(msgspec.json.encode(_CalibrationFile(VERSION, calibration)), indent=1)
     beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -210,7 +220,7 @@ def save(calibration: Calibration, file: Path) -> None:
         raise
 
 
-def _sane(calibration: Calibration) -> bool:
+def _sane(calibration: MachineCalibration) -> bool:
     """Whether all numbers are such that times computed from them are positive and finite."""
     times = tuple(getattr(calibration, name) for name in ("flag_s", "wake_s", "crowd_s", "call_s", "tcp_s"))
     rates = (*msgspec.structs.astuple(calibration.copy), *msgspec.structs.astuple(calibration.reduce))

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 __all__ = [
-    "Called",
+    "CallDescription",
     "FaultKind",
     "FaultReport",
     "MessageFault",
-    "RankState",
+    "RankSnapshot",
     "SizeFault",
-    "Uncaught",
-    "Waiting",
+    "UncaughtError",
+    "UnexpectedMessage",
 ]
 
 FaultKind = Literal[
@@ -37,7 +37,7 @@ FaultKind = Literal[
 _KINDS = get_args(FaultKind)
 
 
-class Called(NamedTuple):
+class CallDescription(NamedTuple):
     """A call in the form for error texts: "all_reduce", ("float64[4]", "SUM", "algorithm=ring")."""
 
     name: str
@@ -47,7 +47,7 @@ class Called(NamedTuple):
         return f"{self.name}({', '.join(self.arguments)})"
 
 
-class RankState(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a rank was when the fault was read.
 
     Attributes:
@@ -65,7 +65,7 @@ class RankState(msgspec.Struct, frozen=True, omit_defaults=True):
     started: int
     finished: int
     last_seen: str
-    call: Called | None = None
+    call: CallDescription | None = None
     place: str = ""
     place_is_later: bool = False
     cause: str = ""
@@ -109,7 +109,7 @@ class MessageFault(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str = ""
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class UnexpectedMessage(msgspec.Struct, frozen=True):
     """An unexpected message: it has arrived, and no receive matches it."""
 
     source: int
@@ -158,10 +158,10 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     missing: tuple[int, ...] = ()
     cause: str = ""
     detail: str = ""
-    ranks: tuple[RankState, ...] = ()
+    ranks: tuple[RankSnapshot, ...] = ()
     sizes: SizeFault | None = None
     message: MessageFault | None = None
-    unexpected: tuple[Waiting, ...] = ()
+    unexpected: tuple[UnexpectedMessage, ...] = ()
     more_unexpected: int = 0
 
     def __post_init__(self) -> None:
@@ -177,12 +177,12 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise ValueError(f"a fault report lists {len(self.ranks)} ranks of {self.size}")
 
     @property
-    def status(self) -> RankState:
+    def status(self) -> RankSnapshot:
         """The status of the reporter."""
         return self.ranks[self.reporter]
 
 
-class Uncaught(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UncaughtError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error that ended a rank, as the rank sends it to its launcher.
 
     Attributes:

@@ -1,10 +1,10 @@
 """Encodes objects as bytes and decodes them, typed and safe: decoding runs no code from the sender.
 
-    kinds.py     the kinds of nodes, and the limits
-    writer.py    objects -> nodes, values and buffers        reader.py   the reverse
-    frame.py     nodes, values and buffers <-> one piece of memory
-    classes.py   dataclasses, Structs and enums, found among those that the receiver has imported
-    elements.py  NumPy's element types as text               where.py    the path to an item of an object
+    nodes.py     the kinds of nodes, and the limits
+    encoder.py    objects -> nodes, values and buffers        decoder.py   the reverse
+    message_frame.py     nodes, values and buffers <-> one piece of memory
+    class_registry.py   dataclasses, Structs and enums, found among those that the receiver has imported
+    dtypes.py  NumPy's element types as text               item_path.py    the path to an item of an object
 
 docs/objects.md lists what can be sent, and draws the bytes.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 import pickle as pickling  # noqa: TID251  (only on request: see the arguments called pickle)
 from typing import Any
 
-from unisono.engine.encoding.frame import Envelope, Message, join, split
-from unisono.engine.encoding.reader import Reader
-from unisono.engine.encoding.where import path_to
-from unisono.engine.encoding.writer import Refused, Writer
+from unisono.engine.encoding.decoder import ObjectDecoder
+from unisono.engine.encoding.encoder import EncodeError, ObjectEncoder
+from unisono.engine.encoding.item_path import path_to
+from unisono.engine.encoding.message_frame import EncodedMessage, PayloadFormat, join, split
 
 __all__ = ["decode", "encode"]
 
@@ -36,14 +36,14 @@ def encode(obj: Any, *, pickle: bool = False) -> bytes:
     """
     if pickle:
         return _pickled(obj)
-    writer = Writer()
+    writer = ObjectEncoder()
     try:
         writer.write(obj)
-    except Refused as refused:
+    except EncodeError as refused:
         raise refused.error(_refusal(obj, refused)) from None
     except MemoryError:
         raise ValueError("cannot encode: this machine has not enough memory") from None
-    return join(Envelope.TYPED, writer.nodes, writer.values, writer.small, writer.large)
+    return join(PayloadFormat.TYPED, writer.nodes, writer.values, writer.small, writer.large)
 
 
 def decode(data: Any, *, pickle: bool = False) -> Any:
@@ -59,8 +59,8 @@ def decode(data: Any, *, pickle: bool = False) -> Any:
             or this process has not imported a class in it.
     """
     message = split(data)
-    if message.envelope == Envelope.TYPED:
-        return Reader(message).read()
+    if message.envelope == PayloadFormat.TYPED:
+        return ObjectDecoder(message).read()
     if not pickle:
         raise ValueError(
             "cannot decode: the sender pickled this object, and unpickling runs what the sender wrote. "
@@ -69,7 +69,7 @@ def decode(data: Any, *, pickle: bool = False) -> Any:
     return _unpickled(message)
 
 
-def _refusal(obj: Any, refused: Refused) -> str:
+def _refusal(obj: Any, refused: EncodeError) -> str:
     place = path_to(obj, refused.culprit)
     return f"cannot encode {refused.what}{place and ' at ' + place}: {refused.why}"
 
@@ -78,10 +78,10 @@ def _pickled(obj: Any) -> bytes:
     buffers: list[pickling.PickleBuffer] = []
     data = pickling.dumps(obj, protocol=5, buffer_callback=buffers.append)
     large = [buffer.raw() for buffer in buffers]
-    return join(Envelope.PICKLED, data, [one.nbytes for one in large], b"", large)
+    return join(PayloadFormat.PICKLED, data, [one.nbytes for one in large], b"", large)
 
 
-def _unpickled(message: Message) -> Any:
+def _unpickled(message: EncodedMessage) -> Any:
     """The unpickled object; its buffers are writable, as in a typed message."""
     pieces = [message.large.take(nbytes) for nbytes in message.sizes()]
     message.small.end()

@@ -20,22 +20,22 @@ from typing import Any, NamedTuple
 
 from unisono.engine.base import timeouts
 from unisono.engine.base.authentication import parse_token, read_token_file
-from unisono.engine.environment.settings import Settings, Unusable
+from unisono.engine.environment.settings import InvalidSetting, Settings
 from unisono.errors import message
 
 __all__ = [
     "REPLACEABLE",
     "VARIABLES",
     "WAIT_POLICIES",
+    "EnvironmentVariable",
     "Settings",
-    "Variable",
     "copy",
     "flight_recorder",
     "listing",
     "markdown",
     "parse_size",
     "read",
-    "replaced",
+    "replaced_backend",
     "unknown",
 ]
 
@@ -127,7 +127,7 @@ _count = _whole_number(1, INT32_MAX)
 _port = _whole_number(1, 65535)
 
 
-class Variable(NamedTuple):
+class EnvironmentVariable(NamedTuple):
     """One environment variable: its setting, its parser, and its description.
 
     `source` is the launcher that sets it; "": any launcher or the user.
@@ -144,17 +144,19 @@ class Variable(NamedTuple):
     secret: bool = False
 
 
-def _placement(source: str, rank: str, world: str, local_rank: str, local_world: str) -> list[Variable]:
+def _placement(
+    source: str, rank: str, world: str, local_rank: str, local_world: str
+) -> list[EnvironmentVariable]:
     """The four variables in which a launcher gives a process its rank."""
     return [
-        Variable(rank, "rank", _rank, "rank of this process", source),
-        Variable(world, "world_size", _count, "number of ranks", source),
-        Variable(local_rank, "local_rank", _rank, "rank among those on this host", source),
-        Variable(local_world, "local_world_size", _count, "number of ranks on this host", source),
+        EnvironmentVariable(rank, "rank", _rank, "rank of this process", source),
+        EnvironmentVariable(world, "world_size", _count, "number of ranks", source),
+        EnvironmentVariable(local_rank, "local_rank", _rank, "rank among those on this host", source),
+        EnvironmentVariable(local_world, "local_world_size", _count, "number of ranks on this host", source),
     ]
 
 
-def _table(*variables: Variable) -> tuple[Variable, ...]:
+def _table(*variables: EnvironmentVariable) -> tuple[EnvironmentVariable, ...]:
     """The table. Raises ValueError when a variable is declared twice."""
     counted = Counter(variable.name for variable in variables)
     if twice := [name for name, count in counted.items() if count > 1]:
@@ -163,82 +165,102 @@ def _table(*variables: Variable) -> tuple[Variable, ...]:
 
 
 VARIABLES = _table(
-    Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "longest time of an operation, in seconds"),
-    Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
-    Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's memory"),
-    Variable("UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"),
-    Variable("UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"),
-    Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"),
-    Variable(
+    EnvironmentVariable(
+        "UNISONO_TIMEOUT_S", "timeout_s", _seconds, "longest time of an operation, in seconds"
+    ),
+    EnvironmentVariable(
+        "UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"
+    ),
+    EnvironmentVariable("UNISONO_ZERO_COPY", "zero_copy", _flag, "0: ranks never read each other's memory"),
+    EnvironmentVariable(
+        "UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"
+    ),
+    EnvironmentVariable(
+        "UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"
+    ),
+    EnvironmentVariable(
+        "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"
+    ),
+    EnvironmentVariable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",
         _rank,
         "how many successive ranks share memory; others count as on other hosts; 0: no limit",
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_CALIBRATION", "calibration", _text, "file that `unisono calibrate` wrote; none: the defaults"
     ),
-    Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
-    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch backend that Unisono replaces: gloo"),
-    Variable("UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "number of virtual GPUs"),
-    Variable(
+    EnvironmentVariable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
+    EnvironmentVariable(
+        "UNISONO_REPLACE", "replace", _backend, "PyTorch backend that Unisono replaces: gloo"
+    ),
+    EnvironmentVariable(
+        "UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "number of virtual GPUs"
+    ),
+    EnvironmentVariable(
         "UNISONO_VIRTUAL_MEMORY",
         "virtual_memory",
         parse_size,
         "memory of each virtual GPU (16G); 0: no limit",
     ),
-    Variable("UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory unchanged"),
-    Variable(
+    EnvironmentVariable(
+        "UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory unchanged"
+    ),
+    EnvironmentVariable(
         "UNISONO_VIRTUAL_CHECK_STREAMS", "virtual_check_streams", _flag, "1: report missing stream waits"
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_VIRTUAL_SHARED",
         "virtual_shared",
         _text,
         "file that counts the memory of all processes",
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_SOCKET_IFNAME",
         "socket_ifname",
         _text,
         "network interfaces to use: eth0,eth1 (prefixes), =eth0 (exact name), ^docker,lo (all except these)",
     ),
-    Variable("GLOO_SOCKET_IFNAME", "socket_ifname", _text, "the same, by Gloo's name", yields=True),
-    Variable("NCCL_SOCKET_IFNAME", "socket_ifname", _text, "the same, by NCCL's name", yields=True),
-    Variable(
+    EnvironmentVariable(
+        "GLOO_SOCKET_IFNAME", "socket_ifname", _text, "the same, by Gloo's name", yields=True
+    ),
+    EnvironmentVariable(
+        "NCCL_SOCKET_IFNAME", "socket_ifname", _text, "the same, by NCCL's name", yields=True
+    ),
+    EnvironmentVariable(
         "UNISONO_PORT_RANGE", "port_range", _port_range, "ports to listen on, first-last; if not set: any"
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
         "host:port at which other hosts reach local rank 0 through a router; local rank 1 has the next port",
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_TOKEN_FILE", "token", read_token_file, "file (mode 0600) with the token, 64 hex digits"
     ),
-    Variable("UNISONO_TOKEN", "token", parse_token, "the token itself", secret=True),
-    Variable(
+    EnvironmentVariable("UNISONO_TOKEN", "token", parse_token, "the token itself", secret=True),
+    EnvironmentVariable(
         "UNISONO_TLS",
         "tls",
         _flag,
         "1: TLS 1.3 for the store and between hosts (needs a token and unisono[tls])",
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_STATUS_FD",
         "status_fd",
         _descriptor,
         "descriptor and inode of the launcher's status board",
         "unisono run",
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_REPORT_FD",
         "report_fd",
         _descriptor,
         "descriptor and inode of the socket on which a rank sends its error to the launcher",
         "unisono run",
     ),
-    Variable(
+    EnvironmentVariable(
         "UNISONO_STORE",
         "store_address",
         _endpoint,
@@ -246,14 +268,14 @@ VARIABLES = _table(
         "unisono run",
     ),
     *_placement("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Variable("GROUP_RANK", "group_rank", _rank, "rank of this host"),
-    Variable("MASTER_ADDR", "master_addr", _text, "name or address of the host of rank 0"),
-    Variable("MASTER_PORT", "master_port", _port, "port of the store on the host of rank 0"),
-    Variable("TORCHELASTIC_RUN_ID", "job_id", _text, "name of the job", "torchrun"),
-    Variable(
+    EnvironmentVariable("GROUP_RANK", "group_rank", _rank, "rank of this host"),
+    EnvironmentVariable("MASTER_ADDR", "master_addr", _text, "name or address of the host of rank 0"),
+    EnvironmentVariable("MASTER_PORT", "master_port", _port, "port of the store on the host of rank 0"),
+    EnvironmentVariable("TORCHELASTIC_RUN_ID", "job_id", _text, "name of the job", "torchrun"),
+    EnvironmentVariable(
         "TORCHELASTIC_RESTART_COUNT", "restart_count", _rank, "how often the job was restarted", "torchrun"
     ),
-    Variable(
+    EnvironmentVariable(
         "TORCHELASTIC_USE_AGENT_STORE",
         "agent_store",
         _flag,
@@ -267,18 +289,22 @@ VARIABLES = _table(
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    Variable("PMIX_NAMESPACE", "job_id", _text, "name of the job", "Open MPI"),
+    EnvironmentVariable("PMIX_NAMESPACE", "job_id", _text, "name of the job", "Open MPI"),
     *_placement("MPICH/PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Variable("I_MPI_HYDRA_UUID", "job_id", _text, "name of the job (Intel MPI)", "MPICH/PMI"),
+    EnvironmentVariable("I_MPI_HYDRA_UUID", "job_id", _text, "name of the job (Intel MPI)", "MPICH/PMI"),
     *_placement("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
-    Variable("SLURM_NODEID", "group_rank", _rank, "rank of this host", "Slurm"),
-    Variable("SLURM_JOB_ID", "job_id", _text, "name of the job", "Slurm"),
-    Variable("SLURM_STEP_ID", "step_id", _text, "name of the step within the job", "Slurm"),
-    Variable("SLURM_STEP_NUM_NODES", "num_nodes", _count, "number of hosts of the step", "Slurm"),
-    Variable("SLURM_STEP_NODELIST", "node_list", _text, "hosts of the step; the first has rank 0", "Slurm"),
-    Variable("SLURMD_NODENAME", "node_name", _text, "name of this host", "Slurm"),
-    Variable("JOB_COMPLETION_INDEX", "rank", _rank, "rank of this pod", "Kubernetes"),
-    Variable("KUBERNETES_SERVICE_HOST", "kubernetes", _present, "set inside every pod", "Kubernetes"),
+    EnvironmentVariable("SLURM_NODEID", "group_rank", _rank, "rank of this host", "Slurm"),
+    EnvironmentVariable("SLURM_JOB_ID", "job_id", _text, "name of the job", "Slurm"),
+    EnvironmentVariable("SLURM_STEP_ID", "step_id", _text, "name of the step within the job", "Slurm"),
+    EnvironmentVariable("SLURM_STEP_NUM_NODES", "num_nodes", _count, "number of hosts of the step", "Slurm"),
+    EnvironmentVariable(
+        "SLURM_STEP_NODELIST", "node_list", _text, "hosts of the step; the first has rank 0", "Slurm"
+    ),
+    EnvironmentVariable("SLURMD_NODENAME", "node_name", _text, "name of this host", "Slurm"),
+    EnvironmentVariable("JOB_COMPLETION_INDEX", "rank", _rank, "rank of this pod", "Kubernetes"),
+    EnvironmentVariable(
+        "KUBERNETES_SERVICE_HOST", "kubernetes", _present, "set inside every pod", "Kubernetes"
+    ),
 )
 
 MARKERS: tuple[tuple[str, str], ...] = (
@@ -314,7 +340,7 @@ def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Se
         except ValueError as error:
             if strict or variable.name.startswith("UNISONO_"):
                 raise
-            values[variable.setting] = Unusable(error)
+            values[variable.setting] = InvalidSetting(error)
     return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
 
 
@@ -328,7 +354,7 @@ def _launcher(environ: Mapping[str, str]) -> str:
 
 
 def _take(
-    variable: Variable,
+    variable: EnvironmentVariable,
     text: str,
     environ: Mapping[str, str],
     values: dict[str, Any],
@@ -336,7 +362,7 @@ def _take(
 ) -> None:
     """Put a variable's value into `values`, and its name into `origins`."""
     held = values.get(variable.setting)
-    if type(held) is Unusable:
+    if type(held) is InvalidSetting:
         return
     value = _parsed(variable, text)
     if variable.setting not in values:
@@ -346,7 +372,7 @@ def _take(
         raise ValueError(_disagreement(origins[variable.setting], variable, environ))
 
 
-def replaced(environ: Mapping[str, str] | None = None) -> str:
+def replaced_backend(environ: Mapping[str, str] | None = None) -> str:
     """Read UNISONO_REPLACE only, for `import torch`, which does not use the other variables.
 
     Raises:
@@ -376,13 +402,13 @@ def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environ is None else environ).get("TERM", "dumb") == "dumb"
 
 
-def _counts(variable: Variable, launcher: str) -> bool:
+def _counts(variable: EnvironmentVariable, launcher: str) -> bool:
     """Whether `variable` belongs to the launcher that counts, or to none; see the module's docstring."""
     ours = variable.name.startswith("UNISONO_")
     return ours or variable.source in ("", launcher) or variable.setting == "kubernetes"
 
 
-def _parsed(variable: Variable, text: str) -> Any:
+def _parsed(variable: EnvironmentVariable, text: str) -> Any:
     try:
         return variable.parse(text)
     except ValueError as error:
@@ -396,7 +422,7 @@ def _parsed(variable: Variable, text: str) -> Any:
         ) from None
 
 
-def _disagreement(name: str, other: Variable, environ: Mapping[str, str]) -> str:
+def _disagreement(name: str, other: EnvironmentVariable, environ: Mapping[str, str]) -> str:
     shown = "(secret)" if other.secret else environ[other.name]
     by = f" ({other.name} was set by {other.source})" if other.source else ""
     return message(

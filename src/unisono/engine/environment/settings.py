@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from unisono.engine.base.authentication import Token
+from unisono.engine.base.authentication import JobToken
 
-__all__ = ["Settings", "Unusable"]
+__all__ = ["InvalidSetting", "Settings"]
 
 
-class Unusable(str):
+class InvalidSetting(str):
     """The error of a setting's variables, in place of its value."""
 
     __slots__ = ()
 
 
-class _Values(NamedTuple):
+class _SettingFields(NamedTuple):
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
-    lending: bool = True
+    zero_copy: bool = True
     placement: bool = True
     spin_us: int = -1
     peer_timeout_s: float = 10.0
@@ -36,7 +36,7 @@ class _Values(NamedTuple):
     socket_ifname: str = ""
     port_range: tuple[int, int] | None = None
     advertise: tuple[str, int] | None = None
-    token: Token = Token()
+    token: JobToken = JobToken()
     tls: bool = False
     status_fd: tuple[int, int] | None = None
     report_fd: tuple[int, int] | None = None
@@ -60,7 +60,7 @@ class _Values(NamedTuple):
     origins: Mapping[str, str] = MappingProxyType({})
 
 
-class Settings(_Values):
+class Settings(_SettingFields):
     """All settings from the environment. None: not set, and no default.
 
     `origins` has, for each setting, the variable it came from, or "default".
@@ -73,7 +73,7 @@ class Settings(_Values):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if type(value) is Unusable:
+        if type(value) is InvalidSetting:
             raise ValueError(str(value))
         return value
 

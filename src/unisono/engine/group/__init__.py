@@ -2,17 +2,17 @@
 
 group.py      Group: every operation, abstract         init.py      init_process_group
 planning.py   Planner: what all check before a call    signature.py what makes a method of Group a collective
-layout.py     a call's buffers, and their checks       arguments.py its other arguments, and their checks
-coalesced.py  many buffers in one call                 results.py   allocated results
+buffer_layout.py     a call's buffers, and their checks       arguments.py its other arguments, and their checks
+coalescing.py  many buffers in one call                 call_results.py   allocated results
 messages.py   between two ranks: checks                objects.py   Python objects
-work.py       operations under way                     waiting.py   wait for several works
+work.py       operations under way                     completion.py   wait for several works
 
 The engine's groups:
 native.py           NativeGroup, connect               native_planning.py   choose, lower and bind a call
-native_messages.py  messages under way                 canon.py             reproducible order
-custom.py           algorithms of the caller           parent.py            while a subgroup is made
+native_messages.py  messages under way                 reproducibility.py             reproducible order
+custom_algorithms.py           algorithms of the caller           parent_group.py            while a subgroup is made
 codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
-codec_error.py      the error of a plan                codec_messages.py    messages with encoded values
+error_bound.py      the error of a plan                codec_messages.py    messages with encoded values
 
 Groups over another library:
 external.py         ExternalGroup                      external_planning.py what a library refuses; its calls
@@ -22,16 +22,16 @@ external_work.py    operations under way               external_init.py     init
 from __future__ import annotations
 
 from unisono._native import Status
+from unisono.engine.group.completion import wait_all, wait_any
 from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
 from unisono.engine.group.native import connect
-from unisono.engine.group.waiting import wait_all, wait_any
-from unisono.engine.group.work import DoneWork, MessageWork, Work
+from unisono.engine.group.work import CompletedWork, MessageWork, Work
 
 __all__ = [
     "ANY_TAG",
-    "DoneWork",
+    "CompletedWork",
     "Group",
     "MessageWork",
     "RecvFrom",

@@ -11,7 +11,14 @@ from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
 from unisono.plans import StepFunction
 
-__all__ = ["CallArguments", "CodecArguments", "Transfer", "check_algorithm", "check_op", "check_reducible"]
+__all__ = [
+    "CallArguments",
+    "CodecArguments",
+    "MessageArguments",
+    "check_algorithm",
+    "check_op",
+    "check_reducible",
+]
 
 _OPS = (ReduceOp, PremulSum)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
@@ -48,7 +55,7 @@ class CallArguments(NamedTuple):
         return kind_of(self.kind).plan
 
 
-class Transfer(NamedTuple):
+class MessageArguments(NamedTuple):
     """One message, checked: what both an engine and a library need to move it.
 
     Attributes:

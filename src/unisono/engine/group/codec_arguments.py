@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from unisono import _native
 from unisono.codecs.codec import Codec, codec_of
-from unisono.engine.base.checking import flag
+from unisono.engine.base.validation import flag
 from unisono.engine.group.arguments import CallArguments, CodecArguments
-from unisono.engine.group.layout import Extents, Laid, named
+from unisono.engine.group.buffer_layout import BufferLayout, Extents, with_call_name
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, pinned, view
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
-from unisono.plans.coded import ALL, BETWEEN, CODED, Coding
+from unisono.plans.coded_edges import ALL, BETWEEN, CODED, Coding
 from unisono.plans.contracts import CONTRACTS
 
 __all__ = [
@@ -20,14 +20,14 @@ __all__ = [
     "AUTO_CODECS",
     "BLOCK_OF_ALL",
     "CodecChoice",
-    "CodedAs",
-    "Feedback",
-    "asked",
+    "EdgeCoding",
+    "FeedbackBuffer",
     "check_signs",
     "codec_for",
-    "coded_as",
+    "edge_coding",
     "feedback_of",
-    "sent_side",
+    "requested_codec",
+    "sent_buffers",
 ]
 
 AUTO = "auto"
@@ -44,7 +44,7 @@ _NO_SUMS = (ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
 _FED_BACK = ("all_reduce", "reduce_scatter", "broadcast", "all_to_all")
 
 
-class CodedAs(NamedTuple):
+class EdgeCoding(NamedTuple):
     """How the edges of a call encode values.
 
     Attributes:
@@ -94,7 +94,7 @@ class CodecChoice(NamedTuple):
         return f"{name}: {self.seconds * 1e3:.3f} ms, {self.gain:.2f}x, error {self.error:.2g}{mark}"
 
 
-class Feedback(NamedTuple):
+class FeedbackBuffer(NamedTuple):
     """The buffer in which a call keeps the encoding error, and the object that pins it."""
 
     address: int
@@ -102,7 +102,7 @@ class Feedback(NamedTuple):
     keep: Any
 
 
-def asked(call: CallArguments, coding: CodecArguments) -> Codec | str | None:
+def requested_codec(call: CallArguments, coding: CodecArguments) -> Codec | str | None:
     """The codec argument, checked with the other arguments alone: None, a codec, or "auto".
 
     Raises:
@@ -138,12 +138,12 @@ def codec_for(call: str, codec: Any) -> Codec:
     try:
         return codec_of(codec)
     except (TypeError, ValueError) as error:
-        raise named(call, error) from None
+        raise with_call_name(call, error) from None
 
 
-def coded_as(
+def edge_coding(
     call: CallArguments, coding: CodecArguments, codec: Codec, dtype: int, *, several_hosts: bool
-) -> CodedAs:
+) -> EdgeCoding:
     """How the edges of a call encode values.
 
     Raises:
@@ -164,10 +164,10 @@ def coded_as(
     if feedback and op in _NO_SUMS:
         raise ValueError(f"{kind}: feedback= makes up for what sums have lost; {op.name} is none")
     only_between = several_hosts if coding.between_hosts is None else coding.between_hosts
-    return CodedAs(codec, BETWEEN if only_between else ALL, feedback)
+    return EdgeCoding(codec, BETWEEN if only_between else ALL, feedback)
 
 
-def feedback_of(collective: str, buffer: Any, laid: Laid) -> Feedback:
+def feedback_of(collective: str, buffer: Any, laid: BufferLayout) -> FeedbackBuffer:
     """Check the buffer in which a call keeps the encoding error.
 
     Raises:
@@ -179,7 +179,7 @@ def feedback_of(collective: str, buffer: Any, laid: Laid) -> Feedback:
     try:
         address, numel, dtype = view(buffer, True, "feedback")
     except (TypeError, ValueError) as error:
-        raise named(collective, error) from None
+        raise with_call_name(collective, error) from None
     sent = laid.source or laid.target
     if dtype != _F32:
         raise TypeError(f"{collective}: feedback is {DTYPES[dtype]}, expected float32")
@@ -193,10 +193,10 @@ def feedback_of(collective: str, buffer: Any, laid: Laid) -> Feedback:
     for start, count in (*laid.target, *laid.source):
         if numel and count and start < address + numel * item and address < start + count * item:
             raise ValueError(f"{collective}: feedback and another buffer of the call overlap in memory")
-    return Feedback(address, numel, keep)
+    return FeedbackBuffer(address, numel, keep)
 
 
-def sent_side(plan: str, rank: int, root: int) -> str:
+def sent_buffers(plan: str, rank: int, root: int) -> str:
     """The side of a call from which this rank sends: "out", "in", or "" for neither."""
     contract = CONTRACTS[plan]
     if not contract.gives(rank, root) or (plan == "broadcast" and rank != root):

@@ -7,19 +7,19 @@ from typing import Any, SupportsIndex
 from unisono._native import Status
 from unisono.codecs.codec import Codec
 from unisono.codecs.memory import values_of
-from unisono.engine.diagnosis.calls import form_of_codes
+from unisono.engine.diagnosis.call_text import form_of_codes
+from unisono.engine.group.buffer_layout import with_call_name
 from unisono.engine.group.codec_arguments import check_signs, codec_for
-from unisono.engine.group.layout import named
 from unisono.engine.group.messages import Seconds, checked, run
 from unisono.engine.group.planning import Planner
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 
-__all__ = ["pass_coded"]
+__all__ = ["transfer_encoded"]
 
 _F32 = DTYPES.index("float32")
 
 
-def pass_coded(
+def transfer_encoded(
     planner: Planner[Any],
     name: str,
     x: Any,
@@ -39,7 +39,7 @@ def pass_coded(
     try:
         address, numel, _ = values_of(x, "x", writable=receiving)
     except (TypeError, ValueError) as error:
-        raise named(name, error) from None
+        raise with_call_name(name, error) from None
     if not receiving and not coded.signed:
         check_signs(name, [(address, numel)], "x")
     form = form_of_codes(coded.number, coded.block)
@@ -49,8 +49,8 @@ def pass_coded(
     work = checked(planner, name, codes, peer, tag, timeout, receiving=receiving, exact=True, form=form)
     run(planner, timeout, work)
     if not receiving:
-        return work.came()
+        return work.receive_status()
     coded.decode(codes, out=x)
-    came, values = work.came(), Status.__new__(Status)
-    values.__setstate__((came.source, came.tag, numel * ITEMSIZES[_F32], _F32))
+    received, values = work.receive_status(), Status.__new__(Status)
+    values.__setstate__((received.source, received.tag, numel * ITEMSIZES[_F32], _F32))
     return values

@@ -6,42 +6,42 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from unisono.codecs.codec import Codec, magnitude_of
-from unisono.engine.base.checking import instance, positive
-from unisono.engine.costs.choice import Chooser
+from unisono.engine.base.validation import instance, positive
+from unisono.engine.costs.tuner import Tuner
 from unisono.engine.group.arguments import CallArguments, CodecArguments, check_op
+from unisono.engine.group.buffer_layout import BufferLayout, Extents
 from unisono.engine.group.codec_arguments import (
     AUTO,
     AUTO_CODECS,
     BLOCK_OF_ALL,
     CodecChoice,
-    CodedAs,
-    Feedback,
-    asked,
+    EdgeCoding,
+    FeedbackBuffer,
     check_signs,
-    coded_as,
+    edge_coding,
     feedback_of,
-    sent_side,
+    requested_codec,
+    sent_buffers,
 )
-from unisono.engine.group.layout import Extents, Laid
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, view
 from unisono.engine.operations.reduction import Op, PremulSum
 from unisono.errors import PlanError
 from unisono.plans import make
-from unisono.plans.coded import ALL, CODED, IN_PIECES, IN_PIECES_BYTES
+from unisono.plans.coded_edges import ALL, CODED, IN_PIECES, IN_PIECES_BYTES
 
 if TYPE_CHECKING:
-    from unisono.engine.group.codec_error import Loss
+    from unisono.engine.group.error_bound import ErrorBound
     from unisono.plans.proof import Proof
 
-__all__ = ["Codings"]
+__all__ = ["CodecPlanner"]
 
 _F32 = DTYPES.index("float32")
 
 
-class Codings:
+class CodecPlanner:
     """The codecs of one rank, in a group of `size` ranks on these hosts; `chooser` has the cost model."""
 
-    def __init__(self, rank: int, size: int, hosts: tuple[int, ...], chooser: Chooser) -> None:
+    def __init__(self, rank: int, size: int, hosts: tuple[int, ...], chooser: Tuner) -> None:
         self._rank = rank
         self._size = size
         self._hosts = hosts
@@ -53,8 +53,8 @@ class Codings:
     # ---- one call --------------------------------------------------------------------------------------
 
     def of_call(
-        self, call: CallArguments, out: Any, laid: Laid
-    ) -> tuple[CodedAs | None, Feedback | None, Laid]:
+        self, call: CallArguments, out: Any, laid: BufferLayout
+    ) -> tuple[EdgeCoding | None, FeedbackBuffer | None, BufferLayout]:
         """The encoding of a call's edges (None: values), its feedback buffer, and its buffers.
 
         Args:
@@ -64,7 +64,7 @@ class Codings:
         """
         coding = call.coding
         if coding is not None and isinstance(coding.codec, str) and coding.codec == AUTO:
-            asked(call, coding)
+            requested_codec(call, coding)
             codec = self._choose(call, coding, laid)
             if codec is None:
                 return None, None, laid
@@ -79,7 +79,7 @@ class Codings:
         kept = None if coding.feedback is None else feedback_of(call.kind, coding.feedback, laid)
         return coded, kept, laid
 
-    def coded(self, call: CallArguments, dtype: int, sides: tuple[Extents, Extents]) -> CodedAs | None:
+    def coded(self, call: CallArguments, dtype: int, sides: tuple[Extents, Extents]) -> EdgeCoding | None:
         """The encoding of the edges of a call with the buffers `sides`; None: values.
 
         Raises:
@@ -87,13 +87,13 @@ class Codings:
         """
         if call.coding is None:
             return None
-        codec = asked(call, call.coding)
+        codec = requested_codec(call, call.coding)
         if codec is None:
             return None
         if not isinstance(codec, Codec):
             raise ValueError(f"{call.kind}: codec='auto' is for calls of one buffer")
-        coded = coded_as(call, call.coding, codec, dtype, several_hosts=self._several_hosts)
-        side = "" if codec.signed else sent_side(call.plan, self._rank, call.root)
+        coded = edge_coding(call, call.coding, codec, dtype, several_hosts=self._several_hosts)
+        side = "" if codec.signed else sent_buffers(call.plan, self._rank, call.root)
         if side:
             sent = sides[0] if side == "out" else sides[1]
             name = "x" if side == "out" or call.plan == "all_gather" else "inputs"
@@ -103,13 +103,13 @@ class Codings:
     # ---- the proof -------------------------------------------------------------------------------------
 
     def way(
-        self, collective: str, algorithm: str | None, root: int, coded: CodedAs, nbytes: int
+        self, collective: str, algorithm: str | None, root: int, coded: EdgeCoding, nbytes: int
     ) -> tuple[str, bool, str]:
         """The algorithm of a call, whether it depends on hosts, and which side must not be negative."""
         name, placed = coded_algorithm(collective, algorithm, coded.edges, nbytes)
-        return name, placed, "" if coded.codec.signed else sent_side(collective, self._rank, root)
+        return name, placed, "" if coded.codec.signed else sent_buffers(collective, self._rank, root)
 
-    def prove(self, collective: str, algorithm: str | None, root: int, coded: CodedAs) -> Proof:
+    def prove(self, collective: str, algorithm: str | None, root: int, coded: EdgeCoding) -> Proof:
         """The proof of the plan of such a call.
 
         Raises:
@@ -154,21 +154,21 @@ class Codings:
         self,
         collective: str,
         largest: float,
-        coded: CodedAs,
+        coded: EdgeCoding,
         op: Op,
         algorithm: str | None = None,
         kept: float = 0.0,
         root: int = 0,
-    ) -> Loss:
-        from unisono.engine.group.codec_error import Loss, loss
+    ) -> ErrorBound:
+        from unisono.engine.group.error_bound import ErrorBound, error_bound
 
         proof, bound = self.prove(collective, algorithm, root, coded), coded.codec.bound
-        found = [loss(order, largest, bound, op, self._size, kept) for order in proof.results]
-        return max(found, key=lambda each: each.error, default=Loss(largest, 0.0))
+        found = [error_bound(order, largest, bound, op, self._size, kept) for order in proof.results]
+        return max(found, key=lambda each: each.error, default=ErrorBound(largest, 0.0))
 
     def _asked(
         self, collective: str, codec: Any, op: Op, between_hosts: Any, feedback: Any = None
-    ) -> CodedAs:
+    ) -> EdgeCoding:
         """The encoding of a call of this collective."""
         if instance(collective, str, "collective") not in CODED:
             raise ValueError(f"{collective}: no codec; {', '.join(CODED)} have one")
@@ -206,7 +206,7 @@ class Codings:
         best = min(fit, key=lambda each: each.seconds)
         return tuple(each._replace(chosen=each is best) for each in found)
 
-    def _choose(self, call: CallArguments, coding: CodecArguments, laid: Laid) -> Codec | None:
+    def _choose(self, call: CallArguments, coding: CodecArguments, laid: BufferLayout) -> Codec | None:
         """The codec of codec="auto"; all ranks choose the same one."""
         most = positive(coding.max_error, f"{call.kind}: max_error")
         if laid.dtype != _F32 or not self._several_hosts or call.reproducible:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, SupportsIndex
 
 from unisono._native import Status
-from unisono.engine.backends.driver import NO_DTYPE, Driver
+from unisono.engine.backends.driver import NO_DTYPE, LibraryDriver
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.group import objects
 from unisono.engine.group.external_planning import ExternalPlanner
@@ -34,7 +34,7 @@ class ExternalGroup(Group):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: LibraryDriver,
         name: str,
         timeout_s: float,
         members: tuple[int, ...] | None = None,
@@ -81,19 +81,19 @@ class ExternalGroup(Group):
                 return found
         with self._in_order.setdefault((True, rank, tag), Lock()):
             head = objects.lengths([0, 0])
-            came = self._receive(head, src, tag, timeout)
+            status = self._receive(head, src, tag, timeout)
             if head[0] != _OBJECT:
                 raise Mismatch(
-                    f"recv_object: rank {came.source} sent a message that is no object, tag {came.tag}"
+                    f"recv_object: rank {status.source} sent a message that is no object, tag {status.tag}"
                 )
             encoded = objects.allocate(head[1])
-            self._receive(encoded, came.source, came.tag, timeout)
+            self._receive(encoded, status.source, status.tag, timeout)
         return encoded
 
     def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
         work = checked(self._planner, "recv_object", part, src, tag, timeout, receiving=True)
         run(self._planner, timeout, work)
-        return work.came()
+        return work.receive_status()
 
     def _agree(self, chosen: tuple[int, ...]) -> None:
         """See `Group._agree`. Do nothing: the libraries do not compare the ranks' calls."""

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 
-from unisono.engine.backends.driver import Driver
-from unisono.engine.backends.looking import REMEDIES, why_not
-from unisono.engine.base.authentication import Token, make_token
+from unisono.engine.backends.availability import REMEDIES, why_not
+from unisono.engine.backends.driver import LibraryDriver
+from unisono.engine.base.authentication import JobToken, make_token
 from unisono.engine.bootstrap.rendezvous import Rendezvous, rendezvous
 from unisono.engine.environment import env
 from unisono.engine.group.external import ExternalGroup
@@ -19,12 +19,12 @@ from unisono.engine.store import Store
 from unisono.engine.store.address import reserve
 from unisono.errors import NotSupported, RendezvousError, message
 
-__all__ = ["meet_outside", "meeting_over_mpi", "started_by_mpi"]
+__all__ = ["external_group", "mpi_rendezvous", "started_by_mpi"]
 
 MPI_LAUNCHERS = ("Open MPI", "MPICH/PMI")
 
 
-def meet_outside(
+def external_group(
     backend: str,
     init_method: str | None,
     *,
@@ -42,14 +42,14 @@ def meet_outside(
         ValueError, RendezvousError: as `init_process_group`.
     """
     if reproducible:
-        raise _refused(backend, "reproducible=True", "the library chooses the order of contributions")
+        raise _unsupported(backend, "reproducible=True", "the library chooses the order of contributions")
     settings = env.read(strict=False)
     if backend == "mpi":
         given = {"init_method=": init_method, "store=": store, "timeout=": timeout}
         for what, value in given.items():
             if value is not None:
                 why = "MPI has no deadlines" if what == "timeout=" else "MPI's ranks have met in mpiexec"
-                raise _refused(backend, what, why)
+                raise _unsupported(backend, what, why)
         driver = _mpi(world_size, rank, settings)
         return ExternalGroup(driver, group_name, float("inf"))
     timeout_s = seconds(timeout, settings.timeout_s)
@@ -58,19 +58,19 @@ def meet_outside(
         init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
     )
     try:
-        return ExternalGroup(_opened(make, meeting, timeout_s), group_name, timeout_s, meeting=meeting)
+        return ExternalGroup(_open_driver(make, meeting, timeout_s), group_name, timeout_s, meeting=meeting)
     except BaseException:
         meeting.close()
         raise
 
 
-def _mpi(world_size: int, rank: int, settings: env.Settings) -> Driver:
+def _mpi(world_size: int, rank: int, settings: env.Settings) -> LibraryDriver:
     from unisono.engine.backends.mpi import MpiDriver  # NumPy, and mpi4py when a driver is made
 
     try:
         driver = MpiDriver()
     except (ImportError, RuntimeError) as error:  # no mpi4py; or it finds no library of MPI
-        raise _absent("mpi", str(error).partition("\n")[0]) from None
+        raise _missing_library("mpi", str(error).partition("\n")[0]) from None
     said = settings.world_size if world_size == -1 else world_size
     if said is not None and said != driver.size:
         observed = f"MPI knows {driver.size} rank{'s' if driver.size > 1 else ''}"
@@ -81,19 +81,19 @@ def _mpi(world_size: int, rank: int, settings: env.Settings) -> Driver:
     return driver
 
 
-def _torch(backend: str) -> type[Driver]:
+def _torch(backend: str) -> type[LibraryDriver]:
     """The class of the backend's drivers."""
     try:
         import unisono.engine.backends.pytorch as drivers
     except ImportError as error:
-        raise _absent(backend, str(error)) from None
+        raise _missing_library(backend, str(error)) from None
     if missing := why_not(backend):
-        raise _absent(backend, missing)
-    found: type[Driver] = drivers.GlooDriver if backend == "gloo" else drivers.NcclDriver
+        raise _missing_library(backend, missing)
+    found: type[LibraryDriver] = drivers.GlooDriver if backend == "gloo" else drivers.NcclDriver
     return found
 
 
-def _opened(make: type[Driver], meeting: Rendezvous, timeout_s: float) -> Driver:
+def _open_driver(make: type[LibraryDriver], meeting: Rendezvous, timeout_s: float) -> LibraryDriver:
     try:
         return make(meeting.store, meeting.rank, meeting.world_size, timeout_s)  # type: ignore[call-arg]
     except RuntimeError as error:
@@ -115,7 +115,7 @@ def started_by_mpi() -> bool:
 
 
 @contextlib.contextmanager
-def meeting_over_mpi() -> Iterator[tuple[str, Token]]:
+def mpi_rendezvous() -> Iterator[tuple[str, JobToken]]:
     """The init_method of a store on rank 0, and the job's token. MPI broadcasts both, on any hosts.
 
     The token is that of rank 0's environment, or a new one. Meet inside: until then rank 0 keeps the port.
@@ -129,14 +129,14 @@ def meeting_over_mpi() -> Iterator[tuple[str, Token]]:
             port = held.enter_context(reserve(host)).getsockname()[1]
             offer = f"tcp://{host}:{port}", bytes(env.read(strict=False).token or make_token())
         url, token = comm.bcast(offer)
-        yield f"{url}?rank={comm.Get_rank()}&world_size={comm.Get_size()}", Token(token)
+        yield f"{url}?rank={comm.Get_rank()}&world_size={comm.Get_size()}", JobToken(token)
 
 
-def _refused(backend: str, what: str, why: str) -> NotSupported:
+def _unsupported(backend: str, what: str, why: str) -> NotSupported:
     text = message(f"backend {backend!r} does not support {what}", observed=why, remedy="Leave it out.")
     return NotSupported(text, backend=backend, what=what)
 
 
-def _absent(backend: str, why: str) -> NotSupported:
+def _missing_library(backend: str, why: str) -> NotSupported:
     text = message(f"backend {backend!r} is not available here", observed=why, remedy=REMEDIES[backend])
     return NotSupported(text, backend=backend, what="anything")

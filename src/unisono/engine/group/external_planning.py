@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from unisono._native import Returned
-from unisono.engine.backends.driver import NATIVE, Call, Driver, keep_for_ever, unsupported
-from unisono.engine.group.arguments import CallArguments, Transfer, check_op, check_reducible
-from unisono.engine.group.coalesced import Pieces, no_calls
-from unisono.engine.group.external_work import ExternalCall, ExternalMessage, device_arrays
-from unisono.engine.group.layout import Extents, Laid
+from unisono._native import ResultKind
+from unisono.engine.backends.driver import NATIVE, LibraryCall, LibraryDriver, keep_for_ever, unsupported
+from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
+from unisono.engine.group.buffer_layout import BufferLayout, Extents
+from unisono.engine.group.call_results import NOTHING, CallResult
+from unisono.engine.group.coalescing import CoalescedBuffers, no_calls
+from unisono.engine.group.external_work import ExternalCall, ExternalMessageWork, device_arrays
 from unisono.engine.group.planning import Planner
-from unisono.engine.group.results import NOTHING, Made
 from unisono.engine.group.work import seconds
 from unisono.engine.memory.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.engine.operations.kinds import kind_of
@@ -36,16 +36,16 @@ _NUMBERS = (bool, int, float, complex)
 Seconds = float | timedelta | None
 
 
-class ExternalPlanner(Planner[Driver]):
+class ExternalPlanner(Planner[LibraryDriver]):
     """Passes the calls of one rank to its driver. What the library cannot do is `NotSupported`."""
 
-    def __init__(self, driver: Driver, name: str, timeout_s: float, hosts: tuple[str, ...]) -> None:
+    def __init__(self, driver: LibraryDriver, name: str, timeout_s: float, hosts: tuple[str, ...]) -> None:
         super().__init__(driver, name, driver.rank, driver.size, timeout_s, hosts)
         self._usual_s = timeout_s
         self._pid = os.getpid()
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> LibraryDriver:
         """The library's driver. Raises GroupClosed: the group was closed."""
         return self.runner
 
@@ -90,7 +90,7 @@ class ExternalPlanner(Planner[Driver]):
 
     # ---- collectives -----------------------------------------------------------------------------------
 
-    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Made]:
+    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[BufferLayout, Any, CallResult]:
         """See `Planner.lay_out`."""
         if self.driver.device == "cpu" or not isinstance(out, _NUMBERS):
             return super().lay_out(kind, self.seen(kind, out), self.seen(kind, given), root)
@@ -99,9 +99,9 @@ class ExternalPlanner(Planner[Driver]):
         number = np.array([out])
         staged = DeviceArray(self.driver.stage(number), host=number)
         laid, keep, _ = super().lay_out(kind, staged, given, root)
-        return laid, keep, Made(number, Returned.NUMBER)
+        return laid, keep, CallResult(number, ResultKind.NUMBER)
 
-    def bind(self, call: CallArguments, laid: Laid, keep: Any, made: Made) -> ExternalCall:
+    def bind(self, call: CallArguments, laid: BufferLayout, keep: Any, made: CallResult) -> ExternalCall:
         """See `Planner.bind`."""
         check_op(call.kind, call.op)
         self._check(call, laid.dtype)
@@ -109,7 +109,7 @@ class ExternalPlanner(Planner[Driver]):
         started = self._call(call, laid.dtype, even, (laid.target, laid.source), keep)
         return ExternalCall(self, call.kind, [started], keep, made)
 
-    def bind_list(self, call: CallArguments, pieces: Pieces) -> Any:
+    def bind_list(self, call: CallArguments, pieces: CoalescedBuffers) -> Any:
         """See `Planner.bind_list`: one call after another."""
         calls = []
         for piece in pieces.each:
@@ -125,10 +125,10 @@ class ExternalPlanner(Planner[Driver]):
 
     def _call(
         self, call: CallArguments, dtype: int, even: bool, sides: tuple[Extents, Extents], keep: Any
-    ) -> Call:
+    ) -> LibraryCall:
         name = DTYPES[dtype]
         arrays = (self._flat(side, name, keep) for side in sides)
-        return Call(call.plan, name, call.op, call.root, even, *arrays)
+        return LibraryCall(call.plan, name, call.op, call.root, even, *arrays)
 
     def seen(self, kind: str, array: Any) -> Any:
         """See `Planner.seen`.
@@ -189,12 +189,12 @@ class ExternalPlanner(Planner[Driver]):
 
     # ---- messages ----------------------------------------------------------------------------------------
 
-    def message(self, transfer: Transfer) -> ExternalMessage:
+    def message(self, transfer: MessageArguments) -> ExternalMessageWork:
         """See `Planner.message`."""
         self.refuse_message(transfer.rank, transfer.tag, transfer.timeout)
         extent = transfer.address, transfer.numel
         (array,) = self._flat([extent], DTYPES[transfer.dtype], transfer.keep)
-        return ExternalMessage(self, transfer, array)
+        return ExternalMessageWork(self, transfer, array)
 
     def refuse_message(self, rank: int, tag: int, timeout: Seconds) -> None:
         """Raises NotSupported: the library has no such message.  ValueError, TypeError: wrong timeout."""

@@ -10,17 +10,17 @@ from threading import TIMEOUT_MAX, RLock
 from typing import TYPE_CHECKING, Any
 
 from unisono._native import Status
-from unisono.engine.backends.driver import Call, Pending, keep_for_ever
-from unisono.engine.group.results import NOTHING, Made
+from unisono.engine.backends.driver import LibraryCall, LibraryRequest, keep_for_ever
+from unisono.engine.group.call_results import NOTHING, CallResult
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, DeviceArray
 from unisono.errors import GroupError, Mismatch, Timeout, message
 
 if TYPE_CHECKING:
-    from unisono.engine.group.arguments import Transfer
+    from unisono.engine.group.arguments import MessageArguments
     from unisono.engine.group.external_planning import ExternalPlanner
 
-__all__ = ["ExternalCall", "ExternalMessage", "ExternalWork", "device_arrays"]
+__all__ = ["ExternalCall", "ExternalMessageWork", "ExternalWork", "device_arrays"]
 
 _OBJECT_FORM = 1 << 8
 Seconds = float | timedelta | None
@@ -33,9 +33,9 @@ class ExternalCall:
         self,
         planner: ExternalPlanner,
         kind: str,
-        calls: list[Call],
+        calls: list[LibraryCall],
         keep: Any,
-        made: Made,
+        made: CallResult,
     ) -> None:
         self._planner, self._kind, self._calls, self._keep, self._made = planner, kind, calls, keep, made
 
@@ -63,16 +63,16 @@ class ExternalWork(Work):
         planner: ExternalPlanner,
         kind: str,
         keep: Any,
-        made: Made,
+        made: CallResult,
         timeout: Seconds,
     ) -> None:
         self._planner, self._kind, self._keep, self._made = planner, kind, keep, made
         self._limit_s = planner.limit_s(timeout)
-        self._pending: list[Pending] = []
+        self._pending: list[LibraryRequest] = []
         self._error: GroupError | None = None
         self._lock = RLock()  # a signal handler may ask while this thread waits
 
-    def start(self, calls: list[Call], later: bool) -> None:
+    def start(self, calls: list[LibraryCall], later: bool) -> None:
         """Start all of them."""
         with self._planner.translating(self._kind):
             for call in calls:
@@ -144,8 +144,8 @@ class ExternalWork(Work):
 
     result = outcome
 
-    def let_go(self) -> None:
-        """See `Work.let_go`; the library cannot be stopped."""
+    def retain_buffers(self) -> None:
+        """See `Work.retain_buffers`; the library cannot be stopped."""
         if self._pending:
             keep_for_ever(self)
 
@@ -153,15 +153,15 @@ class ExternalWork(Work):
         return f"{self._kind} of group {self._planner.name!r}"
 
 
-class ExternalMessage(ExternalWork, MessageWork):
+class ExternalMessageWork(ExternalWork, MessageWork):
     """A send or a receive by the library."""
 
-    def __init__(self, planner: ExternalPlanner, transfer: Transfer, array: Any) -> None:
+    def __init__(self, planner: ExternalPlanner, transfer: MessageArguments, array: Any) -> None:
         """array: the buffer, as the driver's."""
         super().__init__(planner, transfer.name, transfer.keep, NOTHING, transfer.timeout)
         self._transfer, self._array = transfer, array
         self._begun = self._cancelled = False
-        self._moving: Pending
+        self._moving: LibraryRequest
         # Two ranks that both send first must not wait for each other, whatever the library buffers.
         self._buffered = self._kind in ("send", "send_object") and planner.driver.device == "cpu"
 
@@ -212,10 +212,10 @@ class ExternalMessage(ExternalWork, MessageWork):
         """See `Work.status`."""
         if not self._transfer.receiving or not self.done() or self._error is not None or self._cancelled:
             return None
-        return self.came()
+        return self.receive_status()
 
-    def came(self) -> Status:
-        """See `MessageWork.came`."""
+    def receive_status(self) -> Status:
+        """See `MessageWork.receive_status`."""
         form = self._transfer.dtype | (_OBJECT_FORM if self._kind.endswith("_object") else 0)
         status = Status.__new__(Status)
         status.__setstate__((self._moving.source, self._moving.tag, self._moving.nbytes, form))

@@ -18,10 +18,10 @@ import msgspec
 
 from unisono import _native
 from unisono._native import Status
-from unisono.engine.base.checking import flag, listed, positive, whole
+from unisono.engine.base.validation import flag, listed, positive, whole
 from unisono.engine.bootstrap.rendezvous import Rendezvous
-from unisono.engine.costs.choice import Choice
-from unisono.engine.diagnosis.cause import at_failure, reason, why
+from unisono.engine.costs.tuner import AlgorithmChoice
+from unisono.engine.diagnosis.close_reason import close_reason, error_reason, reason_at_failure
 from unisono.engine.group import objects
 from unisono.engine.group.messages import RecvFrom, SendTo, addressed, begin, checked, run
 from unisono.engine.group.planning import Planner
@@ -46,7 +46,7 @@ Seconds = float | timedelta | None
 Algorithm = str | StepFunction | None
 
 
-class Group(_native.Calls):
+class Group(_native.GroupBase):
     """Ranks that communicate. Made by `init_process_group`; also a context manager that closes it.
 
     There is no hidden default group: the group is the object you call. Several threads may use it. Their
@@ -104,7 +104,7 @@ class Group(_native.Calls):
         self._subgroups = 0
         # Also at exit: the other ranks must learn that this rank has left, and no thread may remain.
         self._finalizer = weakref.finalize(self, _end, planner, meeting, os.getpid())
-        at_failure(self, self._finalizer)
+        reason_at_failure(self, self._finalizer)
 
     @property
     def rank(self) -> int:
@@ -495,14 +495,16 @@ class Group(_native.Calls):
         Example: status = group.recv(x); group.send(reply, status.source, status.tag)
         """
         if codec is not None:
-            came: Status = _codec_messages().pass_coded(self._planner, "recv", x, src, tag, timeout, codec)
-            return came
+            receive_status: Status = _codec_messages().pass_coded(
+                self._planner, "recv", x, src, tag, timeout, codec
+            )
+            return receive_status
         status: Status | None = self._recv(x, src, tag, timeout)
         if status is not None:
             return status
         work = checked(self._planner, "recv", x, src, tag, timeout, receiving=True)
         run(self._planner, timeout, work)
-        return work.came()
+        return work.receive_status()
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to send `x`. Do not change `x` until the work is done."""
@@ -524,7 +526,7 @@ class Group(_native.Calls):
         incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
         outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
         run(self._planner, timeout, incoming, outgoing)
-        return incoming.came()
+        return incoming.receive_status()
 
     def probe(self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None) -> Status:
         """Wait for a message from rank `src` (None: any rank), do not receive it, and return its `Status`.
@@ -581,7 +583,7 @@ class Group(_native.Calls):
     ) -> Any:
         """The object of rank `src`, on every rank."""
         if self.rank == self._planner.member("broadcast_object", src):
-            encoded = objects.encoded("broadcast_object", obj, pickle)
+            encoded = objects.encode_object("broadcast_object", obj, pickle)
             self._move("broadcast_object", objects.length(encoded), None, src, timeout)
             self._move("broadcast_object", encoded, None, src, timeout)
             return obj
@@ -589,7 +591,7 @@ class Group(_native.Calls):
         self._move("broadcast_object", length, None, src, timeout)
         encoded = objects.allocate(length[0])
         self._move("broadcast_object", encoded, None, src, timeout)
-        return objects.decoded(encoded, pickle=pickle)
+        return objects.decode_object(encoded, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
@@ -599,7 +601,7 @@ class Group(_native.Calls):
         self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> list[Any] | None:
         """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
-        encoded = objects.encoded("gather_object", obj, pickle)
+        encoded = objects.encode_object("gather_object", obj, pickle)
         if self.rank != self._planner.member("gather_object", dst):
             self._move("gather_object", None, objects.length(encoded), dst, timeout)
             self._move("gather_object", None, encoded, dst, timeout)
@@ -608,7 +610,7 @@ class Group(_native.Calls):
         self._move("gather_object", lengths, objects.length(encoded), dst, timeout)
         parts = [objects.allocate(length) for length in lengths]
         self._move("gather_object", parts, encoded, dst, timeout)
-        return [objects.decoded(part, pickle=pickle) for part in parts]
+        return [objects.decode_object(part, pickle=pickle) for part in parts]
 
     def scatter_object(
         self,
@@ -625,20 +627,20 @@ class Group(_native.Calls):
             if objs is None or len(objs) != self.size:
                 given = "None" if objs is None else f"{len(objs)} objects"
                 raise ValueError(f"scatter_object: got {given}, expected {self.size}: one for every rank")
-            parts = [objects.encoded("scatter_object", obj, pickle) for obj in objs]
+            parts = [objects.encode_object("scatter_object", obj, pickle) for obj in objs]
             self._move("scatter_object", length, objects.lengths([part.size for part in parts]), src, timeout)
             self._move("scatter_object", objects.allocate(parts[src].size), parts, src, timeout)
             return objs[src]
         self._move("scatter_object", length, None, src, timeout)
         encoded = objects.allocate(length[0])
         self._move("scatter_object", encoded, None, src, timeout)
-        return objects.decoded(encoded, pickle=pickle)
+        return objects.decode_object(encoded, pickle=pickle)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> None:
         """Send an object to rank `dst`."""
-        self._send_encoded(objects.encoded("send_object", obj, pickle), dst, tag, timeout)
+        self._send_encoded(objects.encode_object("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
         self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
@@ -648,7 +650,7 @@ class Group(_native.Calls):
         Raises:
             Mismatch: the message is an array.
         """
-        return objects.decoded(self._recv_encoded(src, tag, timeout), pickle=pickle)
+        return objects.decode_object(self._recv_encoded(src, tag, timeout), pickle=pickle)
 
     @abstractmethod
     def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
@@ -657,12 +659,12 @@ class Group(_native.Calls):
     def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
-        encoded = objects.encoded(kind, obj, pickle)
+        encoded = objects.encode_object(kind, obj, pickle)
         lengths = objects.lengths([0] * self.size)
         self._move(kind, lengths, objects.length(encoded), 0, timeout)
         parts = [objects.allocate(length) for length in lengths]
         self._move(kind, parts, encoded, 0, timeout)
-        return [objects.decoded(part, pickle=pickle) for part in parts]
+        return [objects.decode_object(part, pickle=pickle) for part in parts]
 
     def _move(self, kind: str, out: Any, given: Any, root: int, timeout: Seconds) -> None:
         """One of the two operations of an object call: lengths, then bytes."""
@@ -734,7 +736,7 @@ class Group(_native.Calls):
         """
         return self._hosts[self._planner.member("host_of", rank)]
 
-    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """The algorithm that a collective takes here, and its time by the cost model.
 
         Args:
@@ -790,7 +792,7 @@ class Group(_native.Calls):
         """The gain of each codec for a float32 buffer, and which one codec="auto" takes.
 
         Args:
-            nbytes: as in `choice`.  max_error: as in a call.
+            nbytes: as in `tuner`.  max_error: as in a call.
         Raises:
             ValueError, TypeError: there is no such collective, or it has no codecs.
         Example: print(*group.explain("all_reduce", 64 << 20, max_error=0.01), sep="\n")
@@ -819,7 +821,7 @@ class Group(_native.Calls):
         Other ranks can still receive what this rank has sent. A rank that waits for more from it gets
         `PeerLost`, whose text names the exception that is under way here, if any.
         """
-        self._leave(reason())
+        self._leave(error_reason())
 
     def _leave(self, error: BaseException | None) -> None:
         alive = self._finalizer.detach()
@@ -869,7 +871,7 @@ def _codec_messages() -> ModuleType:
 
 def _end(planner: Planner[Any], meeting: Rendezvous | None, pid: int) -> None:
     """Close a group that the program did not close: it is garbage, or the program ends."""
-    _close(planner, meeting, pid, reason())
+    _close(planner, meeting, pid, error_reason())
 
 
 def _close(planner: Planner[Any], meeting: Rendezvous | None, pid: int, error: BaseException | None) -> None:
@@ -877,7 +879,7 @@ def _close(planner: Planner[Any], meeting: Rendezvous | None, pid: int, error: B
         planner.abandon()
         return
     try:
-        planner.leave(why(error))
+        planner.leave(close_reason(error))
     finally:  # also after Ctrl-C
         if meeting is not None:
             meeting.close()

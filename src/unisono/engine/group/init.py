@@ -6,15 +6,15 @@ import contextlib
 import warnings
 from datetime import timedelta
 
-from unisono.engine.base.checking import flag, instance, text, whole
+from unisono.engine.base.validation import flag, instance, text, whole
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.init_method import InitMethod
 from unisono.engine.bootstrap.rendezvous import rendezvous
-from unisono.engine.bootstrap.target import Target
-from unisono.engine.diagnosis import uncaught
+from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
-from unisono.engine.group.parent import making
+from unisono.engine.group.parent_group import making
 from unisono.engine.group.work import seconds
 from unisono.engine.store import Store
 from unisono.errors import message
@@ -56,10 +56,10 @@ def init_process_group(
     flag(reproducible, "reproducible")
     if chosen in ("mpi", "gloo", "nccl"):
         from unisono.engine.group.external_init import (
-            meet_outside,  # imports libraries that a native group does not need
+            external_group,  # imports libraries that a native group does not need
         )
 
-        return meet_outside(
+        return external_group(
             chosen,
             init_method,
             timeout=timeout,
@@ -72,10 +72,10 @@ def init_process_group(
     if chosen not in ("native", "auto"):
         raise ValueError(_no_backend(chosen))
     over_mpi = chosen == "auto" and init_method is None and store is None
-    return _meet_natively(over_mpi, init_method, timeout, world_size, rank, store, group_name, reproducible)
+    return _native_group(over_mpi, init_method, timeout, world_size, rank, store, group_name, reproducible)
 
 
-def _meet_natively(
+def _native_group(
     over_mpi: bool,
     init_method: str | None,
     timeout: float | timedelta | None,
@@ -89,12 +89,12 @@ def _meet_natively(
     settings = env.read(strict=False)
     with contextlib.ExitStack() as meeting:
         if over_mpi:
-            from unisono.engine.group.external_init import meeting_over_mpi, started_by_mpi
+            from unisono.engine.group.external_init import mpi_rendezvous, started_by_mpi
 
             if started_by_mpi():
-                init_method, token = meeting.enter_context(meeting_over_mpi())
+                init_method, token = meeting.enter_context(mpi_rendezvous())
                 settings = settings._replace(token=token)
-        uncaught.install(settings)
+        except_hook.install(settings)
         _warn_of_unknown(settings)
         return form(
             init_method,
@@ -109,7 +109,7 @@ def _meet_natively(
 
 
 def form(
-    where: str | Target | None,
+    where: str | InitMethod | None,
     *,
     store: Store | None = None,
     rank: int,

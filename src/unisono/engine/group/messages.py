@@ -13,9 +13,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NamedTuple, SupportsIndex
 
-from unisono.engine.base.checking import whole
-from unisono.engine.group.arguments import Transfer
-from unisono.engine.group.layout import named
+from unisono.engine.base.validation import whole
+from unisono.engine.group.arguments import MessageArguments
+from unisono.engine.group.buffer_layout import with_call_name
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import MessageWork
 from unisono.engine.memory.buffers import pinned, view
@@ -55,15 +55,15 @@ def checked(
     exact: bool = False,
     form: int | None = None,
 ) -> MessageWork:
-    """Check the arguments of one message, see `Transfer`; returns its work, not yet posted."""
+    """Check the arguments of one message, see `MessageArguments`; returns its work, not yet posted."""
     x = planner.seen(name, x)
     keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
     except (TypeError, ValueError) as error:
-        raise named(name, error) from None
+        raise with_call_name(name, error) from None
     rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
-    transfer = Transfer(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
+    transfer = MessageArguments(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
     return planner.message(transfer)
 
 

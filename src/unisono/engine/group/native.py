@@ -9,18 +9,18 @@ from unisono import _native
 from unisono._native import FaultKind, Status
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.rendezvous import Rendezvous
-from unisono.engine.costs.machine import DEFAULTS, Calibration
-from unisono.engine.diagnosis import uncaught
-from unisono.engine.diagnosis.cause import reason, why
-from unisono.engine.diagnosis.read import last_seen, read_nothing_came, tell_cause
-from unisono.engine.diagnosis.render import error
-from unisono.engine.diagnosis.site import site
+from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
+from unisono.engine.diagnosis import except_hook
+from unisono.engine.diagnosis.call_site import call_site
+from unisono.engine.diagnosis.close_reason import close_reason, error_reason
+from unisono.engine.diagnosis.fault_reader import last_operation, publish_close_reason, read_empty_probe
+from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.environment import env
 from unisono.engine.group import objects
 from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
-from unisono.engine.group.parent import Parent, making, watching
+from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
@@ -46,7 +46,7 @@ class NativeGroup(Group):
         members: tuple[int, ...] | None = None,
         reproducible: bool = False,
         hosts: tuple[str, ...] = (),
-        machine: Calibration = DEFAULTS,
+        machine: MachineCalibration = DEFAULTS,
         settings: env.Settings | None = None,
     ) -> None:
         """settings: by which its subgroups meet, which may have a token that the environment has not."""
@@ -64,7 +64,7 @@ class NativeGroup(Group):
         if status is not None:
             return status
         if fault == FaultKind.TIMEOUT and not engine.faulted:
-            raise error(read_nothing_came(planner.scene(engine, "probe", timeout_s)))
+            raise error(read_empty_probe(planner.scene(engine, "probe", timeout_s)))
         raise planner.failure("probe", timeout_s, engine)
 
     def _iprobe(self, rank: int, tag: int) -> Status | None:
@@ -113,7 +113,7 @@ class NativeGroup(Group):
                 timeout_s=self.timeout_s,
                 members=members,
                 reproducible=self.reproducible,
-                parent=Parent(self._planner, f"subgroup({list(chosen)})", chosen),
+                parent=ParentGroup(self._planner, f"subgroup({list(chosen)})", chosen),
                 settings=self._settings,
             )
         except RendezvousError as error:
@@ -121,11 +121,11 @@ class NativeGroup(Group):
             raise RendezvousError(f"{where}: {error}") from None
 
     def _last_seen(self, rank: int) -> str:
-        return last_seen(self._planner.engine.record_of(rank))
+        return last_operation(self._planner.engine.record_of(rank))
 
     def _abort(self) -> None:
         engine = self._planner.engine
-        tell_cause(engine, why(reason()) or f"a call of abort() at {site()}")
+        publish_close_reason(engine, close_reason(error_reason()) or f"a call of abort() at {call_site()}")
         engine.abort()
 
     def _unreported(self) -> BaseException | None:
@@ -147,7 +147,7 @@ def connect(
     timeout_s: float | None = None,
     members: tuple[int, ...] | None = None,
     reproducible: bool = False,
-    parent: Parent | None = None,
+    parent: ParentGroup | None = None,
     settings: env.Settings | None = None,
 ) -> NativeGroup:
     """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
@@ -159,7 +159,7 @@ def connect(
         settings: None: the environment's.
     """
     settings = settings or env.read(strict=False)
-    uncaught.install(settings)
+    except_hook.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
     keys = PrefixStore(name, store)
     with making(size), watching(parent, keys) as meeting:

@@ -8,14 +8,14 @@ from typing import Any
 
 from unisono import _native
 from unisono._native import FaultKind, Status
-from unisono.engine.diagnosis.read import Scene, read, read_late
-from unisono.engine.diagnosis.render import error
+from unisono.engine.diagnosis.fault_reader import FaultContext, read, read_late
+from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.group.work import MessageWork, seconds
 
-__all__ = ["NativeMessage"]
+__all__ = ["NativeMessageWork"]
 
 
-class NativeMessage(MessageWork):
+class NativeMessageWork(MessageWork):
     """A send or a receive by the engine."""
 
     __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
@@ -26,7 +26,7 @@ class NativeMessage(MessageWork):
         engine: _native.Engine,
         post: Callable[[], _native.Request],
         keep: Any,
-        scene: Scene,
+        scene: FaultContext,
         receiving: bool,
     ) -> None:
         """`post`: passes it to the engine; `keep`: its buffer."""
@@ -55,7 +55,7 @@ class NativeMessage(MessageWork):
         """See `Work.done`."""
         ended = self._begun and self._request.done
         if ended:
-            self.let_go()
+            self.retain_buffers()
         return ended
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
@@ -66,18 +66,18 @@ class NativeMessage(MessageWork):
         if kind == FaultKind.TIMEOUT and not self._engine.faulted:
             raise error(read_late(self._scene, seconds(timeout, 0.0)))
         if kind:
-            self.let_go()
+            self.retain_buffers()
             raise error(read(self._scene))
         self._keep = None  # the engine no longer uses the buffer
 
-    def let_go(self) -> None:
-        """See `Work.let_go`."""
+    def retain_buffers(self) -> None:
+        """See `Work.retain_buffers`."""
         self._engine.hold(self._keep)
         self._keep = None
 
     def failure(self) -> BaseException:
         """See `MessageWork.failure`."""
-        self.let_go()
+        self.retain_buffers()
         return error(read(self._scene))
 
     def wait_or_abort(self, timeout_s: float) -> int:
@@ -91,8 +91,8 @@ class NativeMessage(MessageWork):
             return None
         return self._request.status
 
-    def came(self) -> Status:
-        """See `MessageWork.came`."""
+    def receive_status(self) -> Status:
+        """See `MessageWork.receive_status`."""
         return self._request.status
 
     def cancel(self) -> bool:

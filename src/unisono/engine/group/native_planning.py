@@ -6,20 +6,27 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
-from unisono.engine.costs.choice import Choice, Chooser
-from unisono.engine.costs.machine import DEFAULTS, Calibration
-from unisono.engine.diagnosis.calls import number_of_list, number_of_ranks
-from unisono.engine.diagnosis.read import Scene, read, read_late, tell_cause
-from unisono.engine.diagnosis.render import error
-from unisono.engine.diagnosis.site import site
-from unisono.engine.group.arguments import CallArguments, Transfer, check_op, check_reducible
-from unisono.engine.group.canon import Canon
-from unisono.engine.group.coalesced import Pieces, batches, block_counts, joined, no_calls, shown
-from unisono.engine.group.custom import CustomAlgorithms
-from unisono.engine.group.layout import Laid, check_alike
-from unisono.engine.group.native_messages import NativeMessage
+from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
+from unisono.engine.costs.tuner import AlgorithmChoice, Tuner
+from unisono.engine.diagnosis.call_site import call_site
+from unisono.engine.diagnosis.call_text import number_of_list, number_of_ranks
+from unisono.engine.diagnosis.fault_reader import FaultContext, publish_close_reason, read, read_late
+from unisono.engine.diagnosis.fault_text import error
+from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
+from unisono.engine.group.buffer_layout import BufferLayout, check_alike
+from unisono.engine.group.call_results import CallResult
+from unisono.engine.group.coalescing import (
+    CoalescedBuffers,
+    batches,
+    block_counts,
+    describe,
+    extents_of,
+    no_calls,
+)
+from unisono.engine.group.custom_algorithms import CustomAlgorithms
+from unisono.engine.group.native_messages import NativeMessageWork
 from unisono.engine.group.planning import Planner
-from unisono.engine.group.results import Made
+from unisono.engine.group.reproducibility import ReproducibleAlgorithms
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
@@ -28,16 +35,16 @@ from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 
 if TYPE_CHECKING:
-    from unisono.engine.group.codec_arguments import CodedAs
-    from unisono.engine.group.codec_planning import Codings
+    from unisono.engine.group.codec_arguments import EdgeCoding
+    from unisono.engine.group.codec_planning import CodecPlanner
 
-__all__ = ["NativePlanner", "Prepared"]
+__all__ = ["NativePlanner", "PreparedCall"]
 
 
-class Prepared(NamedTuple):
+class PreparedCall(NamedTuple):
     """An operation of the engine, ready to be bound to buffers. note: a further text for a Mismatch."""
 
-    operation: _native.Operation
+    operation: _native.OperationDescriptor
     name: str
     root: int
     note: str | None = None
@@ -59,7 +66,7 @@ class NativePlanner(Planner[_native.Engine]):
         timeout_s: float,
         host_names: tuple[str, ...],
         reproducible: bool = False,
-        machine: Calibration = DEFAULTS,
+        machine: MachineCalibration = DEFAULTS,
     ) -> None:
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
@@ -68,12 +75,12 @@ class NativePlanner(Planner[_native.Engine]):
     def place(self, hosts: tuple[int, ...]) -> None:
         """See `Planner.place`."""
         super().place(hosts)
-        self._chooser = Chooser(self.size, self.hosts, self.machine)
-        self._canon = Canon(self.size, self.hosts)
+        self._chooser = Tuner(self.size, self.hosts, self.machine)
+        self._reproducible = ReproducibleAlgorithms(self.size, self.hosts)
         self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
-        self._prepared: dict[tuple[str, str, int, int, int, CodedAs | None], Prepared] = {}
+        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
         self._code: dict[tuple[str, str, int, str, bool], list[int]] = {}
-        self._agreements: dict[tuple[str | int, ...], _native.Operation] = {}
+        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
         self.__dict__.pop("codings", None)
 
     @property
@@ -82,11 +89,11 @@ class NativePlanner(Planner[_native.Engine]):
         return self.runner
 
     @cached_property
-    def codings(self) -> Codings:
+    def codings(self) -> CodecPlanner:
         """The codecs of calls; most programs need none."""
-        from unisono.engine.group.codec_planning import Codings
+        from unisono.engine.group.codec_planning import CodecPlanner
 
-        return Codings(self.rank, self.size, self.hosts, self._chooser)
+        return CodecPlanner(self.rank, self.size, self.hosts, self._chooser)
 
     # ---- the end ---------------------------------------------------------------------------------------
 
@@ -97,7 +104,7 @@ class NativePlanner(Planner[_native.Engine]):
             return
         try:
             if cause:
-                tell_cause(engine, cause)
+                publish_close_reason(engine, cause)
         finally:
             engine.leave()
             self.kept.close()  # not earlier: a thread may still move bytes of these buffers
@@ -115,7 +122,7 @@ class NativePlanner(Planner[_native.Engine]):
 
     # ---- plans -----------------------------------------------------------------------------------------
 
-    def bind(self, call: CallArguments, laid: Laid, keep: Any, made: Made) -> _native.BoundCall:
+    def bind(self, call: CallArguments, laid: BufferLayout, keep: Any, made: CallResult) -> _native.BoundCall:
         """See `Planner.bind`: choose a plan, lower it, bind it."""
         if laid.blocks and call.algorithm not in (None, "direct"):
             check_alike(call.kind, laid.blocks)
@@ -141,7 +148,7 @@ class NativePlanner(Planner[_native.Engine]):
             feedback_numel=0 if fed is None else fed.numel,
         )
 
-    def bind_list(self, call: CallArguments, pieces: Pieces) -> Any:
+    def bind_list(self, call: CallArguments, pieces: CoalescedBuffers) -> Any:
         """See `Planner.bind_list`: small buffers are packed into one operation."""
         collective, coded = call.plan, None
         if call.coding is not None:
@@ -150,7 +157,7 @@ class NativePlanner(Planner[_native.Engine]):
         number = number_of_list([(piece.dtype, piece.numel) for piece in pieces.each])
         blocks = block_counts(collective, self.size)
         factor = call.op.factor if isinstance(call.op, PremulSum) else 1.0
-        note = shown(pieces.each)
+        note = describe(pieces.each)
         calls = []
         for batch in batches(pieces.each):
             dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
@@ -163,8 +170,8 @@ class NativePlanner(Planner[_native.Engine]):
                     root,
                     number,
                     factor,
-                    joined([piece.out for piece in batch], blocks[0], item),
-                    joined([piece.given for piece in batch], blocks[1], item),
+                    extents_of([piece.out for piece in batch], blocks[0], item),
+                    extents_of([piece.given for piece in batch], blocks[1], item),
                     pieces.keep,
                     writes=pieces.writes,
                     pieces=[piece.place for piece in batch],
@@ -174,7 +181,7 @@ class NativePlanner(Planner[_native.Engine]):
             )
         return calls or no_calls
 
-    def message(self, transfer: Transfer) -> NativeMessage:
+    def message(self, transfer: MessageArguments) -> NativeMessageWork:
         """See `Planner.message`."""
         name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form = transfer
         engine, timeout_s = self.engine, self.seconds(timeout)
@@ -183,7 +190,7 @@ class NativePlanner(Planner[_native.Engine]):
         # Blocking calls: the caller's frame still exists when an error needs its line.
         where = ""
         if name in ("isend", "irecv", "batch"):
-            where = site()
+            where = call_site()
             keep = (keep, _native.StorageHold(keep))
         operation = f"{name}(tag={tag})" if tag > 0 else name
         if receiving:
@@ -191,13 +198,17 @@ class NativePlanner(Planner[_native.Engine]):
         else:
             is_object = name.endswith("_object")
             post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-        return NativeMessage(engine, post, keep, self.scene(engine, operation, timeout_s, where), receiving)
+        return NativeMessageWork(
+            engine, post, keep, self.scene(engine, operation, timeout_s, where), receiving
+        )
 
-    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
-        """See `Planner.choice`."""
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
+        """See `Planner.tuner`."""
         return self._chooser.explain(collective, nbytes, algorithm)
 
-    def prepare(self, call: CallArguments, dtype: int, numel: int, coded: CodedAs | None = None) -> Prepared:
+    def prepare(
+        self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding | None = None
+    ) -> PreparedCall:
         """The operation for a call.
 
         Args:
@@ -218,7 +229,7 @@ class NativePlanner(Planner[_native.Engine]):
             choose = self._chooser.direct if in_order else self._chooser.choose
             algorithm = choose(plan, numel * ITEMSIZES[dtype])
         if in_order:
-            algorithm = self._canon.algorithm(plan, algorithm, root, call.algorithm is not None)
+            algorithm = self._reproducible.algorithm(plan, algorithm, root, call.algorithm is not None)
         key = (kind, algorithm, root, dtype, op.value, None)
         found = self._prepared.get(key)
         if found is None:
@@ -227,10 +238,10 @@ class NativePlanner(Planner[_native.Engine]):
             operation = engine.operation(
                 self._lowered(plan, algorithm, root), KINDS.index(kind), dtype, op.value
             )
-            found = self._prepared[key] = Prepared(operation, kind, root)
+            found = self._prepared[key] = PreparedCall(operation, kind, root)
         return found
 
-    def _prepare_coded(self, call: CallArguments, dtype: int, numel: int, coded: CodedAs) -> Prepared:
+    def _prepare_coded(self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding) -> PreparedCall:
         """The operation for a call with codes; a named algorithm is proved."""
         kind, op, root, algorithm = call[:4]
         if callable(algorithm):
@@ -256,10 +267,10 @@ class NativePlanner(Planner[_native.Engine]):
             coded.between_hosts,
             coded.feedback,
         )
-        found = self._prepared[key] = Prepared(operation, kind, root, str(coded))
+        found = self._prepared[key] = PreparedCall(operation, kind, root, str(coded))
         return found
 
-    def _prepare_custom(self, call: CallArguments, function: StepFunction, dtype: int) -> Prepared:
+    def _prepare_custom(self, call: CallArguments, function: StepFunction, dtype: int) -> PreparedCall:
         """The operation for the caller's own algorithm, which is proved at its first use."""
         kind, op, root = call[:3]
         engine = self.engine
@@ -275,7 +286,7 @@ class NativePlanner(Planner[_native.Engine]):
         if found is None:
             operation = engine.operation(custom.code, KINDS.index(kind), dtype, op.value, custom.number)
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
-            found = self._prepared[key] = Prepared(operation, kind, root, note)
+            found = self._prepared[key] = PreparedCall(operation, kind, root, note)
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
@@ -306,9 +317,13 @@ class NativePlanner(Planner[_native.Engine]):
 
     # ---- errors ----------------------------------------------------------------------------------------
 
-    def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
+    def scene(
+        self, engine: _native.Engine, operation: str, timeout_s: float, where: str = ""
+    ) -> FaultContext:
         """Where an operation fails: its group, rank, timeout and source line, for an error."""
-        return Scene(engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where)
+        return FaultContext(
+            engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where
+        )
 
     def failure(
         self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""
@@ -323,7 +338,7 @@ class NativePlanner(Planner[_native.Engine]):
             where = f"group={self.name} rank={self.rank}/{self.size}"
             what = f"{operation} failed: this rank closed the group during the call"
             raise Aborted(message(what, where=where))
-        raise self.failure(operation, timeout_s, None, f"{site()} with {note}" if note else "")
+        raise self.failure(operation, timeout_s, None, f"{call_site()} with {note}" if note else "")
 
     def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
         """The error of a wait that timed out while its operation continues."""

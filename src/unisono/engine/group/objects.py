@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.engine.group.layout import named
+from unisono.engine.group.buffer_layout import with_call_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Lengths = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["allocate", "decoded", "encoded", "length", "lengths"]
+__all__ = ["allocate", "decode_object", "encode_object", "length", "lengths"]
 
 
-def encoded(call: str, obj: Any, pickle: bool) -> Bytes:
+def encode_object(call: str, obj: Any, pickle: bool) -> Bytes:
     """The bytes of an object, for a call of this name."""
     import numpy as np  # imported late: ranks that send no objects start faster
 
@@ -30,7 +30,7 @@ def encoded(call: str, obj: Any, pickle: bool) -> Bytes:
     try:
         return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
     except (TypeError, ValueError) as error:
-        raise named(call, error) from None
+        raise with_call_name(call, error) from None
 
 
 def length(encoded: Bytes) -> Lengths:
@@ -52,7 +52,7 @@ def allocate(nbytes: int) -> Bytes:
     return np.empty(nbytes, np.uint8)
 
 
-def decoded(data: Any, *, pickle: bool) -> Any:
+def decode_object(data: Any, *, pickle: bool) -> Any:
     """The object that these bytes encode."""
     from unisono.engine import encoding
 

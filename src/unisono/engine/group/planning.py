@@ -7,13 +7,19 @@ from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
-from unisono.engine.costs.choice import Choice
-from unisono.engine.costs.machine import DEFAULTS, Calibration
-from unisono.engine.group.arguments import CallArguments, CodecArguments, Transfer, check_algorithm, check_op
-from unisono.engine.group.coalesced import Pieces, checked
-from unisono.engine.group.layout import Laid, lay_out, named
-from unisono.engine.group.results import Made, allocate
-from unisono.engine.group.work import Kept, MessageWork, Work, seconds
+from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
+from unisono.engine.costs.tuner import AlgorithmChoice
+from unisono.engine.group.arguments import (
+    CallArguments,
+    CodecArguments,
+    MessageArguments,
+    check_algorithm,
+    check_op,
+)
+from unisono.engine.group.buffer_layout import BufferLayout, check_layout, with_call_name
+from unisono.engine.group.call_results import CallResult, allocate
+from unisono.engine.group.coalescing import CoalescedBuffers, check_buffers
+from unisono.engine.group.work import MessageWork, OutstandingMessages, Work, seconds
 from unisono.engine.memory.buffers import pinned
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op
@@ -23,12 +29,12 @@ from unisono.plans import StepFunction
 if TYPE_CHECKING:
     from unisono import _native
     from unisono.codecs.codec import Codec
-    from unisono.engine.backends.driver import Driver
-    from unisono.engine.group.codec_planning import Codings
+    from unisono.engine.backends.driver import LibraryDriver
+    from unisono.engine.group.codec_planning import CodecPlanner
 
 __all__ = ["Planner"]
 
-Runner = TypeVar("Runner", "_native.Engine", "Driver")
+Runner = TypeVar("Runner", "_native.Engine", "LibraryDriver")
 
 
 class Planner(ABC, Generic[Runner]):
@@ -54,7 +60,7 @@ class Planner(ABC, Generic[Runner]):
         timeout_s: float,
         host_names: tuple[str, ...],
         reproducible: bool = False,
-        machine: Calibration = DEFAULTS,
+        machine: MachineCalibration = DEFAULTS,
     ) -> None:
         self._runner: Runner | None = runner
         self.name = name
@@ -63,7 +69,7 @@ class Planner(ABC, Generic[Runner]):
         self.timeout_s = timeout_s
         self.reproducible = reproducible
         self.machine = machine
-        self.kept = Kept()
+        self.kept = OutstandingMessages()
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
 
@@ -93,7 +99,7 @@ class Planner(ABC, Generic[Runner]):
 
         Args:
             kind: of the call, see `kinds`.
-            out: its buffer, or its output.  given: its input, where it has one; see `layout`.
+            out: its buffer, or its output.  given: its input, where it has one; see `buffer_layout`.
             codec, between_hosts, feedback, max_error: see `Group`.
         Raises:
             ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
@@ -108,8 +114,8 @@ class Planner(ABC, Generic[Runner]):
         return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding), *buffers)
 
     @abstractmethod
-    def bind(self, call: CallArguments, laid: Laid, keep: Any, made: Made) -> Any:
-        """Plan a call whose buffers are checked, see `lay_out`.
+    def bind(self, call: CallArguments, laid: BufferLayout, keep: Any, made: CallResult) -> Any:
+        """Plan a call whose buffers are checked, see `check_layout`.
 
         Raises:
             ValueError, TypeError: another argument is wrong.  NotSupported: the library has no such thing.
@@ -130,18 +136,18 @@ class Planner(ABC, Generic[Runner]):
         self.check_open()
         check_op(kind, op)
         root = self.member(kind, root, "the root")
-        pieces = checked(kind, outs, givens, self.size, self.rank, root, codec, self.seen)
+        pieces = check_buffers(kind, outs, givens, self.size, self.rank, root, codec, self.seen)
         coded = codec is not None or between_hosts is not None
         coding = CodecArguments(codec, between_hosts) if coded else None
         in_order = reproducible or self.reproducible
         return self.bind_list(CallArguments(kind, op, root, None, in_order, coding), pieces)
 
     @abstractmethod
-    def bind_list(self, call: CallArguments, pieces: Pieces) -> Any:
+    def bind_list(self, call: CallArguments, pieces: CoalescedBuffers) -> Any:
         """Plan a coalesced call whose buffers are checked, see `bind`."""
 
     @abstractmethod
-    def message(self, transfer: Transfer) -> MessageWork:
+    def message(self, transfer: MessageArguments) -> MessageWork:
         """The work of a checked message, not yet posted.
 
         Raises:
@@ -150,11 +156,11 @@ class Planner(ABC, Generic[Runner]):
 
     @property
     @abstractmethod
-    def codings(self) -> Codings:
+    def codings(self) -> CodecPlanner:
         """The codecs of calls. Raises NotSupported: the library has none."""
 
     @abstractmethod
-    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
 
     # ---- what runs the calls, and the end ----------------------------------------------------------------
@@ -192,7 +198,7 @@ class Planner(ABC, Generic[Runner]):
 
     # ---- checks ----------------------------------------------------------------------------------------
 
-    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Made]:
+    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[BufferLayout, Any, CallResult]:
         """The checked buffers of a call, the objects that pin them, and the caller's result.
 
         Raises:
@@ -204,9 +210,9 @@ class Planner(ABC, Generic[Runner]):
             out, given, made = allocate(kind, out, given, self.size, self.rank, root)
             # Before their addresses are read:
             keep = pinned(out), None if given is None else pinned(given)
-            return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
+            return check_layout(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
         except (TypeError, ValueError) as error:
-            raise named(kind, error) from None
+            raise with_call_name(kind, error) from None
 
     def seen(self, kind: str, array: Any) -> Any:  # noqa: ARG002
         """An array, or a list of them, in a form that the checks can read."""

@@ -11,7 +11,7 @@ from unisono._native import CollectiveWork, Status
 from unisono.engine.base import timeouts
 from unisono.errors import GroupError
 
-__all__ = ["CollectiveWork", "DoneWork", "Kept", "MessageWork", "Work", "seconds"]
+__all__ = ["CollectiveWork", "CompletedWork", "MessageWork", "OutstandingMessages", "Work", "seconds"]
 
 
 def seconds(timeout: float | timedelta | None, default_s: float) -> float:
@@ -68,7 +68,7 @@ class Work(ABC):
         return False
 
     @abstractmethod
-    def let_go(self) -> None:
+    def retain_buffers(self) -> None:
         """After its end: keep its buffers for ever if a stopped rank may still write to them."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Work(ABC):
         return f"<Work {self._what()}: {state}>"
 
 
-class DoneWork(Work):
+class CompletedWork(Work):
     """Work that had ended before it was returned."""
 
     def _what(self) -> str:
@@ -97,7 +97,7 @@ class DoneWork(Work):
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """Return at once."""
 
-    def let_go(self) -> None:
+    def retain_buffers(self) -> None:
         """Does nothing: there are no buffers."""
 
 
@@ -129,7 +129,7 @@ class MessageWork(Work):
         """The error of the operation."""
 
     @abstractmethod
-    def came(self) -> Status:
+    def receive_status(self) -> Status:
         """The status of a receive whose wait has returned."""
 
     @property
@@ -138,7 +138,7 @@ class MessageWork(Work):
         """The rank that sent the received message; meaningful only when done."""
 
 
-class Kept:
+class OutstandingMessages:
     """Keeps posted messages and their buffers until they are done, whatever the caller does."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Kept:
             under_way: list[Work] = []
             for one in self._works:
                 if one.done():
-                    one.let_go()
+                    one.retain_buffers()
                 elif one is not work:
                     under_way.append(one)
             self._works = [*under_way, work]
@@ -170,4 +170,4 @@ class Kept:
             self._closed = True
             works, self._works = self._works, []
         for work in works:
-            work.let_go()
+            work.retain_buffers()

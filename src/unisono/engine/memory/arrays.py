@@ -9,7 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from unisono import _native
-from unisono.engine.base.checking import listed
+from unisono.engine.base.validation import listed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,17 @@ from unisono import _native
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "ITEMSIZES", "DeviceArray", "View", "dtype_code", "is_tensor", "pinned", "view", "views"]
+__all__ = [
+    "DTYPES",
+    "ITEMSIZES",
+    "BufferView",
+    "DeviceArray",
+    "dtype_code",
+    "is_tensor",
+    "pinned",
+    "view",
+    "views",
+]
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's index is its code."""
@@ -23,7 +33,7 @@ DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 ITEMSIZES: tuple[int, ...] = tuple(nbytes for _, nbytes in _native.dtypes())
 
 
-class View(NamedTuple):
+class BufferView(NamedTuple):
     """A contiguous piece of CPU memory: `numel` elements of `DTYPES[dtype]` at `address`."""
 
     address: int
@@ -66,7 +76,7 @@ class DeviceArray:
 
 
 def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, int, int]:
-    """Check one array; returns (address, numel, dtype), the fields of a `View`.
+    """Check one array; returns (address, numel, dtype), the fields of a `BufferView`.
 
     Args:
         array: NumPy array, torch CPU tensor, or anything with the buffer protocol or DLPack; contiguous.
@@ -187,7 +197,7 @@ def _tensor(tensor: Any, name: str, here: bool = False) -> tuple[int, int, int]:
     return address, numel, _torch_dtype(tensor.dtype)
 
 
-def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> View:
+def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> BufferView:
     """Arrays without a buffer, such as bfloat16 of ml_dtypes; or the error of an ordinary one."""
     if not array.flags.c_contiguous:
         remedy = f"use y = np.ascontiguousarray({name})"
@@ -198,10 +208,10 @@ def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> Vi
         raise ValueError(f"{name} is read-only, and the operation writes to it")
     if array.dtype.byteorder not in ("=", "|", "<"):
         raise TypeError(f"{name} has the byte order of another machine ({array.dtype}); convert it first")
-    return View(array.__array_interface__["data"][0], array.size, dtype_code(array.dtype.name))
+    return BufferView(array.__array_interface__["data"][0], array.size, dtype_code(array.dtype.name))
 
 
-def _dlpack(array: Any, writable: bool, name: str) -> View:
+def _dlpack(array: Any, writable: bool, name: str) -> BufferView:
     """Refuse exporters that copy without saying so: two exports of one array have different addresses."""
     import numpy as np
 
@@ -218,7 +228,7 @@ def _dlpack(array: Any, writable: bool, name: str) -> View:
     return seen
 
 
-def _refuse(array: Any, writable: bool, name: str) -> View:
+def _refuse(array: Any, writable: bool, name: str) -> BufferView:
     try:
         memory = memoryview(array)
     except TypeError:

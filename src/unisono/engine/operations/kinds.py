@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from unisono.plans import CONTRACTS
 
-__all__ = ["KINDS", "Kind", "kind_of"]
+__all__ = ["KINDS", "CallKind", "kind_of"]
 
 
-class Kind(NamedTuple):
+class CallKind(NamedTuple):
     """A kind of call.
 
     Attributes:
@@ -24,26 +24,26 @@ class Kind(NamedTuple):
     layout: str
 
 
-_COMPOSED: dict[str, Kind] = {
-    "all_gather_v": Kind("all_gather", "all_gather_v"),
-    "all_gather_object": Kind("all_gather", "all_gather_v"),
-    "broadcast_object": Kind("broadcast", "broadcast"),
-    "gather_object": Kind("gather", "gather"),
-    "scatter_object": Kind("scatter", "scatter"),
-    "all_reduce_coalesced": Kind("all_reduce", "all_reduce"),
-    "broadcast_coalesced": Kind("broadcast", "broadcast"),
-    "all_gather_coalesced": Kind("all_gather", "all_gather"),
-    "reduce_scatter_coalesced": Kind("reduce_scatter", "reduce_scatter"),
-    "split": Kind("all_gather", "all_gather_v"),
-    "subgroup": Kind("barrier", "barrier"),
+_COMPOSED: dict[str, CallKind] = {
+    "all_gather_v": CallKind("all_gather", "all_gather_v"),
+    "all_gather_object": CallKind("all_gather", "all_gather_v"),
+    "broadcast_object": CallKind("broadcast", "broadcast"),
+    "gather_object": CallKind("gather", "gather"),
+    "scatter_object": CallKind("scatter", "scatter"),
+    "all_reduce_coalesced": CallKind("all_reduce", "all_reduce"),
+    "broadcast_coalesced": CallKind("broadcast", "broadcast"),
+    "all_gather_coalesced": CallKind("all_gather", "all_gather"),
+    "reduce_scatter_coalesced": CallKind("reduce_scatter", "reduce_scatter"),
+    "split": CallKind("all_gather", "all_gather_v"),
+    "subgroup": CallKind("barrier", "barrier"),
 }
 
-_OF_NAME = {**{name: Kind(name, name) for name in CONTRACTS}, **_COMPOSED}
+_OF_NAME = {**{name: CallKind(name, name) for name in CONTRACTS}, **_COMPOSED}
 
 KINDS: tuple[str, ...] = tuple(_OF_NAME)
 """Names of the kinds; a kind's index is its number in the engine."""
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> CallKind:
     """The kind of a public call."""
     return _OF_NAME[name]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import socket
 
-from unisono.engine.base.checking import text, whole
-from unisono.engine.base.limits import described, is_limit
+from unisono.engine.base.limits import is_limit, limit_text
+from unisono.engine.base.validation import text, whole
 from unisono.errors import StoreError, message
 
-__all__ = ["listen", "reserve", "shown"]
+__all__ = ["address_text", "listen", "reserve"]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -31,7 +31,7 @@ def _bound(host: str, port: int, *, listening: bool) -> socket.socket:
         port = whole(port, "port", 0, 65535)
         found = socket.getaddrinfo(text(host, "host"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError) as error:
-        raise StoreError(message(f"cannot listen on {shown(host, port)}: {error}")) from error
+        raise StoreError(message(f"cannot listen on {address_text(host, port)}: {error}")) from error
     failure = OSError(errno.EADDRNOTAVAIL, "the name has no address")
     for family, _, _, _, address in found:
         try:
@@ -61,11 +61,11 @@ def _bind_text(host: str, port: int, failure: OSError) -> str:
         errno.EACCES: "Choose a port above 1023.",
     }
     if is_limit(failure):
-        return f"cannot listen on {shown(host, port)}: {described(failure)}"
-    what = f"cannot listen on {shown(host, port)}: {failure.strerror or failure}"
+        return f"cannot listen on {address_text(host, port)}: {limit_text(failure)}"
+    what = f"cannot listen on {address_text(host, port)}: {failure.strerror or failure}"
     return message(what, remedy=remedies.get(failure.errno or 0, ""))
 
 
-def shown(host: str, port: int) -> str:
+def address_text(host: str, port: int) -> str:
     """The address as text: "127.0.0.1:29500", "[::1]:29500"."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from unisono.engine.base import timeouts
-from unisono.engine.base.checking import listed
-from unisono.engine.base.limits import described, is_limit
-from unisono.engine.store import ops
-from unisono.engine.store.ops import Op, Reply
+from unisono.engine.base.limits import is_limit, limit_text
+from unisono.engine.base.validation import listed
+from unisono.engine.store import operations
+from unisono.engine.store.operations import Op, Reply
 from unisono.errors import StoreError, StoreTimeout, message
 
 __all__ = ["Store", "close_in_children"]
@@ -68,7 +68,7 @@ class Store(ABC):
 
     def set(self, key: str, value: BytesLike, timeout_s: float | None = None) -> None:
         """Store `value` under `key`; replaces an earlier value."""
-        self._ask(ops.Set(_key(key)), _value(value), timeout_s)
+        self._ask(operations.Set(_key(key)), _value(value), timeout_s)
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """The value of `key`, waiting until it exists.
@@ -76,11 +76,11 @@ class Store(ABC):
         Raises:
             StoreTimeout: it did not appear in time.
         """
-        return bytes(self._ask(ops.Get(_key(key)), b"", timeout_s).value)
+        return bytes(self._ask(operations.Get(_key(key)), b"", timeout_s).value)
 
     def peek(self, key: str, timeout_s: float | None = None) -> bytes | None:
         """The value of `key`, or None at once when it does not exist."""
-        reply = self._ask(ops.Peek(_key(key)), b"", timeout_s)
+        reply = self._ask(operations.Peek(_key(key)), b"", timeout_s)
         return None if reply.missing else bytes(reply.value)
 
     def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
@@ -89,7 +89,7 @@ class Store(ABC):
         Raises:
             StoreTimeout: some did not appear in time; the text names them.
         """
-        self._ask(ops.Wait(_keys(keys)), b"", timeout_s)
+        self._ask(operations.Wait(_keys(keys)), b"", timeout_s)
 
     def add(self, key: str, amount: int, timeout_s: float | None = None) -> int:
         """Add `amount` to the decimal number under `key` (absent counts as 0); returns the sum.
@@ -100,7 +100,7 @@ class Store(ABC):
             raise TypeError(f"add takes an int, got {amount!r}")
         if not -(2**63) <= amount < 2**63:
             raise ValueError(f"add takes a 64-bit integer, got {amount}")
-        return self._ask(ops.Add(_key(key), amount), b"", timeout_s).number
+        return self._ask(operations.Add(_key(key), amount), b"", timeout_s).number
 
     def compare_set(
         self, key: str, expected: BytesLike, desired: BytesLike, timeout_s: float | None = None
@@ -110,20 +110,20 @@ class Store(ABC):
         An absent key equals an empty `expected`. An absent key with another `expected` changes nothing and
         returns `expected` (PyTorch's rule).
         """
-        op = ops.CompareSet(_key(key), _value(expected))
+        op = operations.CompareSet(_key(key), _value(expected))
         return bytes(self._ask(op, _value(desired), timeout_s).value)
 
     def delete_key(self, key: str, timeout_s: float | None = None) -> bool:
         """Remove `key`; returns whether it existed."""
-        return bool(self._ask(ops.Delete(_key(key)), b"", timeout_s).number)
+        return bool(self._ask(operations.Delete(_key(key)), b"", timeout_s).number)
 
     def num_keys(self) -> int:
         """How many keys there are (in a `PrefixStore`: with its prefix)."""
-        return self._ask(ops.Count(), b"", None).number
+        return self._ask(operations.Count(), b"", None).number
 
     def check(self, keys: Iterable[str], timeout_s: float | None = None) -> bool:
         """Whether all keys exist now."""
-        return bool(self._ask(ops.Check(_keys(keys)), b"", timeout_s).number)
+        return bool(self._ask(operations.Check(_keys(keys)), b"", timeout_s).number)
 
     def __getitem__(self, key: str) -> bytes:
         value = self.peek(key)
@@ -168,10 +168,10 @@ class Store(ABC):
         except (OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, StoreError) or not is_limit(error):
                 raise
-            raise StoreError(message(described(error), where=self.describe())) from error
+            raise StoreError(message(limit_text(error), where=self.describe())) from error
         if reply.error:
             raise StoreError(message(reply.error, where=self.describe()))
-        if reply.missing and isinstance(op, (ops.Get, ops.Wait)):
+        if reply.missing and isinstance(op, (operations.Get, operations.Wait)):
             raise StoreTimeout(self._not_there(reply.missing, seconds))
         return reply
 

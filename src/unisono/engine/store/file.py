@@ -30,11 +30,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-from unisono.engine.base.checking import whole
 from unisono.engine.base.timeouts import seconds
+from unisono.engine.base.validation import whole
 from unisono.engine.store.base import Store, close_in_children
-from unisono.engine.store.log import Joined, Log, Put, Removed
-from unisono.engine.store.ops import Add, CompareSet, Delete, Op, Reply, Set
+from unisono.engine.store.log import DeleteRecord, JoinRecord, PutRecord, StoreLog
+from unisono.engine.store.operations import Add, CompareSet, Delete, Op, Reply, Set
 from unisono.errors import StoreError, StoreTimeout, message
 
 __all__ = ["FileStore"]
@@ -131,9 +131,9 @@ class FileStore(Store):
 
     # Joining and leaving.
 
-    def _open(self, deadline: float) -> Log:
+    def _open(self, deadline: float) -> StoreLog:
         while True:
-            log = Log(self.path)
+            log = StoreLog(self.path)
             try:
                 if self._join(log, deadline):
                     return log
@@ -142,7 +142,7 @@ class FileStore(Store):
                 raise
             log.close()
 
-    def _join(self, log: Log, deadline: float) -> bool:
+    def _join(self, log: StoreLog, deadline: float) -> bool:
         """Join the run in `log`, or begin one; False when the file was just deleted at the end of a run."""
         with log.locked(deadline, writing=True):
             if not log.is_at_path():
@@ -151,7 +151,7 @@ class FileStore(Store):
                 log.begin()
             log.claim_shared()
             log.refresh()
-            log.append(Joined(socket.gethostname(), os.getpid()))
+            log.append(JoinRecord(socket.gethostname(), os.getpid()))
             return True
 
     def _await_others(self, deadline: float) -> None:
@@ -222,7 +222,9 @@ class FileStore(Store):
                 reply = table.apply(op, payload)
                 after = table.values.get(op.key)
                 if after is not before:
-                    self._log.append(Removed(op.key) if after is None else Put(op.key), after or b"")
+                    self._log.append(
+                        DeleteRecord(op.key) if after is None else PutRecord(op.key), after or b""
+                    )
             except BaseException:  # Ctrl-C may have come before or after the record was complete
                 self._log.forget()
                 raise

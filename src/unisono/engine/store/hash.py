@@ -7,7 +7,7 @@ import threading
 import time
 
 from unisono.engine.store.base import Store
-from unisono.engine.store.ops import Op, Reply, Table
+from unisono.engine.store.operations import KeyValueTable, Op, Reply
 
 __all__ = ["HashStore"]
 
@@ -21,7 +21,7 @@ class HashStore(Store):
 
     def __init__(self, timeout_s: float = 300.0) -> None:
         super().__init__(timeout_s)
-        self._table = Table()
+        self._table = KeyValueTable()
         self._changed = threading.Condition()
 
     def describe(self) -> str:

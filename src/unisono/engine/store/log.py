@@ -27,11 +27,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from unisono.engine.base.limits import described, is_limit
-from unisono.engine.store.ops import Table
+from unisono.engine.base.limits import is_limit, limit_text
+from unisono.engine.store.operations import KeyValueTable
 from unisono.errors import StoreError, StoreTimeout, message
 
-__all__ = ["Joined", "Log", "Put", "Removed"]
+__all__ = ["DeleteRecord", "JoinRecord", "PutRecord", "StoreLog"]
 
 MAGIC = b"UNISONO FILE STORE 1\n"
 PREFIX = struct.Struct(">IQI")
@@ -40,30 +40,30 @@ PRESENCE_BYTE = LOG_BYTE + 1
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
+class JoinRecord(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """A process opened the store."""
 
     host: str
     pid: int
 
 
-class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+class PutRecord(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     """`key` now has the payload as its value."""
 
     key: str
 
 
-class Removed(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+class DeleteRecord(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
     """`key` is gone."""
 
     key: str
 
 
-Record = Joined | Put | Removed
+Record = JoinRecord | PutRecord | DeleteRecord
 _decode = msgspec.msgpack.Decoder(Record).decode
 
 
-class Log:
+class StoreLog:
     """An open log file, and the table that results from its records.
 
     Args:
@@ -72,14 +72,14 @@ class Log:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.table = Table()
+        self.table = KeyValueTable()
         self.joined = 0
         self._end = 0  # after the last complete record
         self._seen = (0, 0)  # size and mtime at the last refresh
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            what = described(error) if is_limit(error) else error.strerror
+            what = limit_text(error) if is_limit(error) else error.strerror
             raise StoreError(f"cannot open the store's file {path!r}: {what}") from error
         if not stat.S_ISREG(os.fstat(self.fd).st_mode):
             self.close()
@@ -166,7 +166,7 @@ class Log:
                 )
             )
         os.ftruncate(self.fd, 0)
-        self.table = Table()
+        self.table = KeyValueTable()
         self.joined = 0
         self._end = 0
         self._write(MAGIC)
@@ -198,7 +198,7 @@ class Log:
 
         Needed after an interrupt: the table may not agree with the file.
         """
-        self.table = Table()
+        self.table = KeyValueTable()
         self.joined = 0
         self._end = 0
         self._seen = (0, 0)
@@ -211,7 +211,7 @@ class Log:
             os.ftruncate(self.fd, self._end)  # an incomplete record of a killed writer
         start = PREFIX.pack(len(head), len(payload), zlib.crc32(head)) + head
         self._write(start, payload)
-        if isinstance(record, Joined):
+        if isinstance(record, JoinRecord):
             self.joined += 1
 
     def _write(self, *pieces: bytes | bytearray) -> None:
@@ -224,7 +224,7 @@ class Log:
                     left = left[written:]
                     at += written
         except OSError as error:
-            what = described(error) if is_limit(error) else error.strerror
+            what = limit_text(error) if is_limit(error) else error.strerror
             raise StoreError(f"cannot write to the store's file {self.path!r}: {what}") from error
         self._end = at
 
@@ -253,9 +253,9 @@ class Log:
         if end > len(data):
             return 0
         record: Record = _decode(head)
-        if isinstance(record, Put):
+        if isinstance(record, PutRecord):
             self.table.values[record.key] = bytes(data[payload_at:end])
-        elif isinstance(record, Removed):
+        elif isinstance(record, DeleteRecord):
             self.table.values.pop(record.key, None)
         else:
             self.joined += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from unisono.engine.base.checking import instance, text
-from unisono.engine.store import ops
+from unisono.engine.base.validation import instance, text
+from unisono.engine.store import operations
 from unisono.engine.store.base import Store
-from unisono.engine.store.ops import Op, Reply
+from unisono.engine.store.operations import Op, Reply
 
 __all__ = ["PrefixStore"]
 
@@ -40,8 +40,8 @@ class PrefixStore(Store):
 
 def _moved(op: Op, prefix: str) -> Op:
     """`op` with `prefix` before each of its keys."""
-    if isinstance(op, (ops.Wait, ops.Check)):
+    if isinstance(op, (operations.Wait, operations.Check)):
         return msgspec.structs.replace(op, keys=tuple(prefix + key for key in op.keys))
-    if isinstance(op, ops.Count):
-        return ops.Count(prefix + op.prefix)
+    if isinstance(op, operations.Count):
+        return operations.Count(prefix + op.prefix)
     return msgspec.structs.replace(op, key=prefix + op.key)

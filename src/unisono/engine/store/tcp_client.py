@@ -15,14 +15,14 @@ import time
 from typing import TYPE_CHECKING
 
 from unisono.engine.base import authentication
-from unisono.engine.base.checking import flag, instance, text, whole
-from unisono.engine.base.limits import described, explained
+from unisono.engine.base.limits import limit_errors, limit_text
 from unisono.engine.base.timeouts import seconds
+from unisono.engine.base.validation import flag, instance, text, whole
 from unisono.engine.store import wire
-from unisono.engine.store.address import shown
+from unisono.engine.store.address import address_text
 from unisono.engine.store.base import Store, close_in_children
-from unisono.engine.store.connecting import Connector, NotOurServer, receive, send
-from unisono.engine.store.ops import Get, Op, Reply, Wait
+from unisono.engine.store.client_handshake import NotOurServer, StoreConnector, receive, send
+from unisono.engine.store.operations import Get, Op, Reply, Wait
 from unisono.errors import StoreError, StoreTimeout, message
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class TCPStore(Store):
         self._tls = tls
         self._served_by = ""  # the server's id, as soon as it is known
         self._lock = threading.RLock()
-        self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
+        self._idle: list[_StoreConnection] = []
+        self._open: set[_StoreConnection] = set()
         close_in_children(self._forget)
         try:
             first = self._connect(time.monotonic() + self._timeout_s, retry=retry)
@@ -101,7 +101,7 @@ class TCPStore(Store):
             if limit is None:
                 raise
             raise StoreError(
-                f"the server of {self.describe()} accepts no connections: {described(limit)}"
+                f"the server of {self.describe()} accepts no connections: {limit_text(limit)}"
             ) from error
         except BaseException:
             self.close(linger_s=0.0)
@@ -113,7 +113,7 @@ class TCPStore(Store):
         return self._server is not None
 
     def describe(self) -> str:
-        return f"TCPStore {shown(self.host, self.port)}"
+        return f"TCPStore {address_text(self.host, self.port)}"
 
     def close(self, linger_s: float | None = None, world_size: int | None = None) -> None:
         """Leave. The client that runs the server first waits briefly until the others have left.
@@ -154,13 +154,13 @@ class TCPStore(Store):
     # runs, may call or close the store between any two lines below. So a call takes a connection by one
     # `pop`, and returns it before it checks whether the store is closed. No two calls share a connection.
 
-    def _take(self, deadline: float) -> _Connection:
+    def _take(self, deadline: float) -> _StoreConnection:
         with self._lock, contextlib.suppress(IndexError):  # none is idle
             self._check_usable()
             return self._idle.pop()
         return self._connect(deadline, retry=False)
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _give_back(self, connection: _StoreConnection) -> None:
         with self._lock:
             self._open.add(connection)
             self._idle.append(connection)
@@ -169,18 +169,18 @@ class TCPStore(Store):
             self._idle.clear()
         self._drop(connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _StoreConnection) -> None:
         with self._lock:
             self._open.discard(connection)
         connection.hang_up()
 
-    def _connect(self, deadline: float, *, retry: bool) -> _Connection:
+    def _connect(self, deadline: float, *, retry: bool) -> _StoreConnection:
         me = (self._job, self._name, socket.gethostname(), os.getpid())
         nonce = authentication.fresh_nonce() if self._token else b""
-        hello = wire.Hello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
-        connector = Connector(self.host, self.port, hello, self._token, deadline, self._timeout_s)
+        hello = wire.ClientHello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
+        connector = StoreConnector(self.host, self.port, hello, self._token, deadline, self._timeout_s)
         sock, welcome = connector.connect(retry)
-        connection = _Connection(sock, welcome, self.describe())
+        connection = _StoreConnection(sock, welcome, self.describe())
         with self._lock:
             self._open.add(connection)
             if not self._closed:
@@ -190,16 +190,16 @@ class TCPStore(Store):
 
 
 def _serve(host: str, port: int, job: str, token: bytes, tls: bool) -> StoreServer:
-    with explained(StoreError, f"cannot serve a store on {shown(host, port)}"):
+    with limit_errors(StoreError, f"cannot serve a store on {address_text(host, port)}"):
         from unisono.engine.store.tcp_server import StoreServer  # imported late: few processes are servers
 
         return StoreServer(host, port, job=job, token=token, tls=tls)
 
 
-class _Connection:
+class _StoreConnection:
     """A greeted connection: sends one operation, waits for its answer."""
 
-    def __init__(self, sock: socket.socket, welcome: wire.Welcome, where: str) -> None:
+    def __init__(self, sock: socket.socket, welcome: wire.ServerWelcome, where: str) -> None:
         self.sock = sock
         self.welcome = welcome
         self._where = where
@@ -208,7 +208,7 @@ class _Connection:
     def ask(self, op: Op, payload: bytes, timeout_s: float, deadline: float) -> Reply:
         """The server's answer to `op`; after any exception the connection cannot be used again."""
         patience_s = min(timeout_s, deadline - GRACE_S - time.monotonic())  # connecting may have taken time
-        pieces = wire.frame(wire.Request(op, max(0.0, patience_s)), payload)
+        pieces = wire.frame(wire.StoreRequest(op, max(0.0, patience_s)), payload)
         nbytes = sum(len(piece) for piece in pieces) - wire.PREFIX.size
         if nbytes > self.welcome.max_frame_bytes:
             raise ValueError(
@@ -225,7 +225,7 @@ class _Connection:
             return wire.read_answer(head, reply)
         except TimeoutError:
             raise StoreTimeout(self._no_answer(op, timeout_s)) from None
-        except (OSError, EOFError, wire.Unreadable) as error:
+        except (OSError, EOFError, wire.FrameFormatError) as error:
             raise StoreError(self._lost(error)) from error
 
     def hang_up(self) -> None:
@@ -243,7 +243,7 @@ class _Connection:
         )
 
     def _lost(self, error: BaseException) -> str:
-        foreign = isinstance(error, wire.Unreadable)
+        foreign = isinstance(error, wire.FrameFormatError)
         return message(
             "the store's server sent a bad frame" if foreign else "the store's server closed the connection",
             where=self._where,

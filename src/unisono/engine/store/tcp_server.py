@@ -1,11 +1,11 @@
 """`StoreServer`: the server of TCP stores. One thread, one selector, no polling.
 
 A `get` or `wait` for keys that do not exist is parked with its peer, and answered when the keys appear or its
-time is over. Every connection is a `Peer` with at most one request under way. The server reads no further
-before the answer is sent, so a peer takes the memory of at most one frame in and one out.
+time is over. Every connection is a `ClientConnection` with at most one request under way. The server reads no
+further before the answer is sent, so a peer takes the memory of at most one frame in and one out.
 
-Unauthenticated peers (see `admission`) are limited in number, bytes and time; one that sends anything else
-is dropped without an answer. See `wire` for the protocol.
+Unauthenticated peers (see `authenticator`) are limited in number, bytes and time; one that sends anything
+else is dropped without an answer. See `wire` for the protocol.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import threading
 import time
 
 from unisono.engine.base import timeouts
-from unisono.engine.base.checking import flag, instance, text, whole
-from unisono.engine.base.limits import explained, is_limit
+from unisono.engine.base.limits import is_limit, limit_errors
 from unisono.engine.base.timeouts import LONGEST_S, seconds
+from unisono.engine.base.validation import flag, instance, text, whole
 from unisono.engine.store import wire
-from unisono.engine.store.address import listen, shown
-from unisono.engine.store.admission import PATIENCE_S, Admission, Rules
+from unisono.engine.store.address import address_text, listen
+from unisono.engine.store.authenticator import PATIENCE_S, AdmissionPolicy, Authenticator
 from unisono.engine.store.base import close_in_children
-from unisono.engine.store.ops import Op, Reply, Table, Value
-from unisono.engine.store.peer import Peer
+from unisono.engine.store.client_connection import ClientConnection
+from unisono.engine.store.operations import KeyValueTable, Op, Reply, Value
 from unisono.errors import StoreError
 
 __all__ = ["StoreServer"]
@@ -67,8 +67,8 @@ class StoreServer:
         hello_timeout_s: float = 2.0,
         max_unauthenticated: int = 256,
     ) -> None:
-        admission = Admission(
-            Rules(
+        admission = Authenticator(
+            AdmissionPolicy(
                 text(job, "job"),
                 bytes(instance(token, (bytes, bytearray), "token")),
                 flag(tls, "tls"),
@@ -82,8 +82,8 @@ class StoreServer:
         self.port: int = listener.getsockname()[1]
         self._pid = os.getpid()
         try:
-            with explained(StoreError, f"cannot serve a store on {shown(self.host, self.port)}"):
-                self._loop = _Loop(listener, admission)
+            with limit_errors(StoreError, f"cannot serve a store on {address_text(self.host, self.port)}"):
+                self._loop = _ServerLoop(listener, admission)
                 name = f"unisono-store-{self.port}"
                 self._thread = threading.Thread(target=self._loop.run, name=name, daemon=True)
                 self._thread.start()
@@ -128,19 +128,19 @@ class StoreServer:
         return f"<StoreServer {self.host}:{self.port}{'' if self._thread.is_alive() else ' closed'}>"
 
 
-class _Loop:
+class _ServerLoop:
     """The server's thread. Only `run` uses its state, except for the stop request."""
 
-    def __init__(self, listener: socket.socket, admission: Admission) -> None:
+    def __init__(self, listener: socket.socket, admission: Authenticator) -> None:
         self._listener = listener
         self._admission = admission
         self._rules = admission.rules
-        self._table = Table()
-        self._peers: set[Peer] = set()
-        self._unauthenticated: dict[Peer, float] = {}  # connected since; the oldest first
+        self._table = KeyValueTable()
+        self._peers: set[ClientConnection] = set()
+        self._unauthenticated: dict[ClientConnection, float] = {}  # connected since; the oldest first
         self._clients_seen: dict[str, None] = {}  # in order of arrival
-        self._waiters: dict[str, set[Peer]] = {}
-        self._alarms: list[tuple[float, int, Peer]] = []
+        self._waiters: dict[str, set[ClientConnection]] = {}
+        self._alarms: list[tuple[float, int, ClientConnection]] = []
         self._alarm_count = 0
         self.limit: OSError | None = None
         self._accepting = True
@@ -204,7 +204,7 @@ class _Loop:
         left = min(moments) - time.monotonic() if moments else None
         return left if left is None else min(max(0.0, left), LONGEST_S)
 
-    def _set_alarm(self, peer: Peer, when: float) -> None:
+    def _set_alarm(self, peer: ClientConnection, when: float) -> None:
         peer.deadline = when
         self._alarm_count += 1
         heapq.heappush(self._alarms, (when, self._alarm_count, peer))
@@ -228,7 +228,7 @@ class _Loop:
 
     # Connections.
 
-    def _dispatch(self, source: object, peer: Peer | None, events: int) -> None:
+    def _dispatch(self, source: object, peer: ClientConnection | None, events: int) -> None:
         if source is self._listener:
             self._accept()
         elif peer is None:
@@ -239,7 +239,7 @@ class _Loop:
                     self._send(peer)
                 else:
                     self._read(peer)
-            except (OSError, EOFError, MemoryError, wire.Unreadable):
+            except (OSError, EOFError, MemoryError, wire.FrameFormatError):
                 self._drop(peer)
 
     def _accept(self) -> None:
@@ -259,7 +259,7 @@ class _Loop:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            peer = Peer(sock, 0.0)
+            peer = ClientConnection(sock, 0.0)
             self._peers.add(peer)
             self._unauthenticated[peer] = time.monotonic()
             self._selector.register(sock, selectors.EVENT_READ, peer)
@@ -288,7 +288,7 @@ class _Loop:
             self._selector.unregister(self._listener)
         self._accepting = wanted
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: ClientConnection) -> None:
         self._unpark(peer)
         self._peers.discard(peer)
         self._unauthenticated.pop(peer, None)
@@ -297,7 +297,7 @@ class _Loop:
 
     # Requests.
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, peer: ClientConnection) -> None:
         for turn in itertools.count():
             if turn >= READ_BUDGET and not self._admission.has_deciphered(peer.sock):
                 return
@@ -306,12 +306,12 @@ class _Loop:
             except BlockingIOError:
                 return
             if peer.parked is not None:
-                raise wire.Unreadable("a second request while the first one waits")
+                raise wire.FrameFormatError("a second request while the first one waits")
             if received is not None:
                 self._handle(peer, *received)
                 return
 
-    def _handle(self, peer: Peer, head: bytearray, payload: bytearray) -> None:
+    def _handle(self, peer: ClientConnection, head: bytearray, payload: bytearray) -> None:
         if not peer.client:
             self._greet(peer, head)
             return
@@ -325,10 +325,10 @@ class _Loop:
             self._answer(peer, self._table.apply(request.op, payload))
             self._wake_waiters(request.op)
 
-    def _greet(self, peer: Peer, head: bytearray) -> None:
+    def _greet(self, peer: ClientConnection, head: bytearray) -> None:
         """Answer an unauthenticated peer; it becomes a client when its greeting is complete."""
         answer = self._admission.answer(peer.caller, head, self._comes_too_late)
-        peer.last = isinstance(answer, wire.Refused)
+        peer.last = isinstance(answer, wire.Rejection)
         if peer.client:
             self._unauthenticated.pop(peer, None)
             self._clients_seen[peer.client] = None
@@ -344,14 +344,14 @@ class _Loop:
 
     # Waiting for keys.
 
-    def _park(self, peer: Peer, op: Op, absent: tuple[str, ...], timeout_s: float) -> None:
+    def _park(self, peer: ClientConnection, op: Op, absent: tuple[str, ...], timeout_s: float) -> None:
         peer.parked = op
         peer.absent = set(absent)
         for key in peer.absent:
             self._waiters.setdefault(key, set()).add(peer)
         self._set_alarm(peer, time.monotonic() + min(timeout_s, 1e9))
 
-    def _unpark(self, peer: Peer) -> None:
+    def _unpark(self, peer: ClientConnection) -> None:
         for key in peer.absent:
             waiting = self._waiters.get(key, set())
             waiting.discard(peer)
@@ -376,17 +376,17 @@ class _Loop:
 
     # Answers.
 
-    def _answer(self, peer: Peer, reply: Reply) -> None:
+    def _answer(self, peer: ClientConnection, reply: Reply) -> None:
         self._queue(peer, wire.reply_frame(reply))
 
-    def _queue(self, peer: Peer, pieces: list[Value]) -> None:
+    def _queue(self, peer: ClientConnection, pieces: list[Value]) -> None:
         peer.out.extend(memoryview(piece) for piece in pieces)
         try:
             self._send(peer)
         except OSError:
             self._drop(peer)
 
-    def _send(self, peer: Peer) -> None:
+    def _send(self, peer: ClientConnection) -> None:
         """Send what the kernel accepts; while bytes remain, wait for write events instead of read events."""
         for _ in range(READ_BUDGET):
             if not peer.out:

@@ -97,7 +97,7 @@ def _refuse_others(sock: Any, name: str | None, _made: ssl.SSLContext) -> int | 
     return None if name == sock.channel else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
-def wrapped(sock: socket.socket, made: ssl.SSLContext, *, server: bool, channel: str) -> TlsSocket:
+def wrap_socket(sock: socket.socket, made: ssl.SSLContext, *, server: bool, channel: str) -> TlsSocket:
     """`sock` as a TLS socket, which takes it over. The handshake happens with the first data.
 
     `channel`: of `authentication.Met`. If it differs at the two ends, the TLS handshake fails.

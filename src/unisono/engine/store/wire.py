@@ -25,10 +25,18 @@ from typing import TypeVar
 
 import msgspec
 
-from unisono.engine.store.ops import Op, Reply, Value
+from unisono.engine.store.operations import Op, Reply, Value
 
 __all__ = [
-    "Answer", "Challenge", "FrameReader", "Greeting", "Hello", "Proof", "Refused", "Unreadable", "Welcome",
+    "ClientHello",
+    "FrameFormatError",
+    "FrameReader",
+    "Greeting",
+    "Rejection",
+    "ReplyHeader",
+    "ServerChallenge",
+    "ServerWelcome",
+    "TokenProof",
     "frame",
 ]  # fmt: skip
 
@@ -42,7 +50,7 @@ FIRST = 1 << 20  # bytes allocated at first for a frame; more are allocated as t
 CHUNK = 256 * 1024  # bytes read at a time, so that one large value does not starve the others
 
 
-class Unreadable(Exception):
+class FrameFormatError(Exception):
     """The bytes of a stream are no frames of this protocol. `seen`: the first of them."""
 
     def __init__(self, why: str, seen: bytes = b"") -> None:
@@ -50,7 +58,7 @@ class Unreadable(Exception):
         self.seen = seen
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class ClientHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """A client's first frame. `nonce` is empty where the client has no token.
 
     `server`: the server that authenticated it before; empty: any.
@@ -67,7 +75,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     server: str = ""
 
 
-class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+class ServerChallenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
     """The server's nonce, and its proof that it has the token."""
 
     magic: str
@@ -75,13 +83,13 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
     proof: bytes
 
 
-class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
+class TokenProof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
     """The client's answer to a Challenge."""
 
     proof: bytes
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+class ServerWelcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """The server accepts the client: its identity, and the largest frame that it accepts.
 
     `server` is a random number of each server, which distinguishes it from the next one on the same port.
@@ -95,7 +103,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     server: str
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class Rejection(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The last frame. `reason`: "version", "job", "token", "server", "closing"; `text`: for people."""
 
     magic: str
@@ -103,7 +111,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     text: str
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
     """A `Reply` without its value, which is the frame's payload."""
 
     number: int = 0
@@ -111,12 +119,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-Greeting = Welcome | Challenge | Refused
-_decode_hello = msgspec.msgpack.Decoder(Hello).decode
-_decode_proof = msgspec.msgpack.Decoder(Proof).decode
+Greeting = ServerWelcome | ServerChallenge | Rejection
+_decode_hello = msgspec.msgpack.Decoder(ClientHello).decode
+_decode_proof = msgspec.msgpack.Decoder(TokenProof).decode
 _decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
 _decode_op = msgspec.msgpack.Decoder(Op).decode
-_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_decode_answer = msgspec.msgpack.Decoder(ReplyHeader).decode
 
 
 def frame(head: msgspec.Struct, payload: Value = b"") -> list[Value]:
@@ -130,53 +138,53 @@ def frame(head: msgspec.Struct, payload: Value = b"") -> list[Value]:
 
 def reply_frame(reply: Reply) -> list[Value]:
     """`reply` as the pieces to send."""
-    return frame(Answer(reply.number, reply.missing, reply.error), reply.value)
+    return frame(ReplyHeader(reply.number, reply.missing, reply.error), reply.value)
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
     """An operation and the seconds it may wait for its keys."""
 
     op: Op
     timeout_s: float
 
 
-_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_request = msgspec.msgpack.Decoder(StoreRequest).decode
 
 
 def _read(decode: Callable[[bytearray], _Head], head: bytearray, what: str) -> _Head:
-    """A decoded head; raises `Unreadable` for other bytes, and for a greeting of another protocol."""
+    """A decoded head; raises `FrameFormatError` for other bytes, and for a greeting of another protocol."""
     try:
         found = decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(f"no {what}: {error}", bytes(head[:40])) from error
+        raise FrameFormatError(f"no {what}: {error}", bytes(head[:40])) from error
     if getattr(found, "magic", MAGIC) != MAGIC:
-        raise Unreadable("wrong magic", bytes(head[:40]))
+        raise FrameFormatError("wrong magic", bytes(head[:40]))
     return found
 
 
-def read_hello(head: bytearray) -> Hello:
-    """Raises `Unreadable` for anything but a Hello of this protocol."""
+def read_hello(head: bytearray) -> ClientHello:
+    """Raises `FrameFormatError` for anything but a Hello of this protocol."""
     return _read(_decode_hello, head, "Hello")
 
 
-def read_proof(head: bytearray) -> Proof:
-    """Raises `Unreadable` for anything but a Proof."""
+def read_proof(head: bytearray) -> TokenProof:
+    """Raises `FrameFormatError` for anything but a Proof."""
     return _read(_decode_proof, head, "Proof")
 
 
 def read_greeting(head: bytearray) -> Greeting:
-    """Raises `Unreadable` for anything but a server's greeting."""
+    """Raises `FrameFormatError` for anything but a server's greeting."""
     greeting: Greeting = _read(_decode_greeting, head, "greeting")
     return greeting
 
 
-def read_request(head: bytearray) -> Request:
-    """Raises `Unreadable` for anything but a request."""
+def read_request(head: bytearray) -> StoreRequest:
+    """Raises `FrameFormatError` for anything but a request."""
     return _read(_decode_request, head, "request")
 
 
 def read_answer(head: bytearray, payload: bytearray) -> Reply:
-    """Raises `Unreadable` for anything but an answer."""
+    """Raises `FrameFormatError` for anything but an answer."""
     answer = _read(_decode_answer, head, "answer")
     return Reply(answer.number, payload, answer.missing, answer.error)
 
@@ -234,6 +242,8 @@ class FrameReader:
         prefix = self._parts[0]
         head, payload = PREFIX.unpack(prefix)
         if head + payload > self.limit:
-            raise Unreadable(f"a frame of {head + payload} bytes, more than {self.limit}", bytes(prefix))
+            raise FrameFormatError(
+                f"a frame of {head + payload} bytes, more than {self.limit}", bytes(prefix)
+            )
         self._parts += [bytearray(min(head, FIRST)), bytearray(min(payload, FIRST))]
         self._sizes += [head, payload]

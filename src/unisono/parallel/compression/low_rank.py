@@ -30,31 +30,37 @@ from torch import Tensor
 
 from unisono.codecs.formats import FLOATS
 
-from .exchange import Steps, coded_mean, exact_mean, finite, length
+from .exchange_queue import Steps, coded_mean, exact_mean, finite, length
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from unisono.codecs import Codec
 
-    from .held import Held
+    from .parameter_state import ParameterState
 
-__all__ = ["Matrix", "low_rank", "orthonormal", "random_factor"]
+__all__ = ["GradientMatrix", "low_rank", "orthonormal", "random_factor"]
 
 _LARGEST = torch.finfo(torch.float32).max
 _DEFICIENT = 1e-6  # of the largest: a column with less beside the others is noise of f32
 _BLOCK = 1 << 18  # values that are worked on at a time: 1 MiB
 
 
-class Matrix(NamedTuple):
+class GradientMatrix(NamedTuple):
     """A matrix in a bucket: its state, and its values [n, m], which become the result."""
 
-    held: Held
+    held: ParameterState
     values: Tensor
 
 
 def low_rank(
-    matrices: list[Matrix], codec: Codec | None, group: dist.ProcessGroup, *, seed: int, step: int, warm: bool
+    matrices: list[GradientMatrix],
+    codec: Codec | None,
+    group: dist.ProcessGroup,
+    *,
+    seed: int,
+    step: int,
+    warm: bool,
 ) -> Steps[None]:
     """Replace each matrix by the approximation of its mean; keep what that lacks of this rank's own.
 
@@ -86,7 +92,7 @@ def low_rank(
             held.factor = orthonormal(second, functools.partial(random_factor, *shape, seed, step))
 
 
-def _replace(values: Tensor, basis: Tensor, second: Tensor, held: Held, step: int) -> None:
+def _replace(values: Tensor, basis: Tensor, second: Tensor, held: ParameterState, step: int) -> None:
     """Put P Q^T in the place of `values`, and keep the difference; some rows at a time, in the cache."""
     left, columns = held.room(values), basis.t()
     rows = max(1, _BLOCK // values.shape[1])

@@ -17,12 +17,12 @@ from torch import Tensor
 from unisono.codecs import Codec
 from unisono.parallel.gradients import local
 
-from .exchange import InFlight, Steps, coded_mean, exact_mean, finite, length, together
-from .held import Held
-from .low_rank import Matrix, low_rank
+from .exchange_queue import ExchangeQueue, Steps, coded_mean, concurrently, exact_mean, finite, length
+from .low_rank import GradientMatrix, low_rank
+from .parameter_state import ParameterState
 
 if TYPE_CHECKING:
-    from .settings import Choice, Settings
+    from .settings import Choice, CompressionSettings
 
 __all__ = ["Compression"]
 
@@ -41,16 +41,20 @@ class Compression:
         choices: parameter -> how its gradient is sent: a rank, a codec or "exact".
     """
 
-    def __init__(self, settings: Settings, named: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, settings: CompressionSettings, named: Mapping[str, Tensor], group: dist.ProcessGroup
+    ) -> None:
         self.settings, self.steps = settings, 0
-        self._group, self._flight = group, InFlight()
+        self._group, self._flight = group, ExchangeQueue()
         self._seed = settings.low_rank.seed
         trained = {name: value for name, value in named.items() if value.requires_grad}
         for name, value in trained.items():
             _check(name, local(value))
         options: dict[str, Any] = {"feedback": settings.feedback, "errors": settings.errors}
         self._held = {
-            value: Held(name, part.shape, settings.choice(name, part.shape), **options, seed=self._seed)
+            value: ParameterState(
+                name, part.shape, settings.choice(name, part.shape), **options, seed=self._seed
+            )
             for name, value in trained.items()
             for part in [local(value)]
         }
@@ -129,14 +133,14 @@ class Compression:
         as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
         as_is += exact
         ranked = [(held, gradient) for held, gradient in sent if held.rank]
-        coded: dict[Codec, list[tuple[Held, Tensor]]] = {}
+        coded: dict[Codec, list[tuple[ParameterState, Tensor]]] = {}
         for held, gradient in sent:
             if isinstance(held.choice, Codec):
                 coded.setdefault(held.choice, []).append((held, gradient))
         parts = [self._exact(as_is)] if as_is else []
         parts += [self._coded(codec, those) for codec, those in coded.items()]
         parts += [self._low_rank(ranked)] if ranked else []
-        return together(*parts)
+        return concurrently(*parts)
 
     def _exact(self, gradients: list[Tensor]) -> Steps[None]:
         """One vector of all small parameters."""
@@ -145,7 +149,7 @@ class Compression:
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view(gradient.shape))
 
-    def _coded(self, codec: Codec, sent: list[tuple[Held, Tensor]]) -> Steps[None]:
+    def _coded(self, codec: Codec, sent: list[tuple[ParameterState, Tensor]]) -> Steps[None]:
         """One vector of all parameters with this codec; they do not share its blocks."""
         feedback = self.settings.feedback
         sizes = [length(gradient.numel(), codec, 1) for _, gradient in sent]
@@ -161,10 +165,10 @@ class Compression:
             if left is not None and keep:
                 held.keep(left[place], self.steps)
 
-    def _low_rank(self, sent: list[tuple[Held, Tensor]]) -> Steps[None]:
+    def _low_rank(self, sent: list[tuple[ParameterState, Tensor]]) -> Steps[None]:
         """All matrices, in one vector of factors."""
         factors = self.settings.low_rank
-        matrices = [Matrix(held, gradient.reshape(held.shape[0], -1)) for held, gradient in sent]
+        matrices = [GradientMatrix(held, gradient.reshape(held.shape[0], -1)) for held, gradient in sent]
         options: dict[str, Any] = {"seed": self._seed, "step": self.steps, "warm": factors.warm_start}
         yield from low_rank(matrices, factors.codec, self._group, **options)
         for (_, gradient), (_, values) in zip(sent, matrices, strict=True):

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from unisono.codecs import Codec
 
-__all__ = ["EXACT", "Choice", "Factors", "Rule", "Settings"]
+__all__ = ["EXACT", "Choice", "CompressionSettings", "LowRankOptions", "Rule"]
 
 EXACT = "exact"
 Choice = int | Codec | str
 Rule = Mapping[str, Choice] | Callable[[str, Sequence[int]], Choice]
 
 
-class Factors(NamedTuple):
+class LowRankOptions(NamedTuple):
     """How factors of low rank are sent.
 
     Attributes:
@@ -27,7 +27,7 @@ class Factors(NamedTuple):
     seed: int = 0
 
 
-class Settings(ABC):
+class CompressionSettings(ABC):
     """The common part of both ways of compressing.
 
     Attributes:
@@ -40,9 +40,9 @@ class Settings(ABC):
     start: int
 
     @property
-    def low_rank(self) -> Factors:
+    def low_rank(self) -> LowRankOptions:
         """How factors are sent, where a choice is a rank."""
-        return Factors()
+        return LowRankOptions()
 
     @abstractmethod
     def choice(self, name: str, shape: Sequence[int]) -> Choice:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Grid", "grid_of", "primes"]
+__all__ = ["RankGrid", "grid_of", "primes"]
 
 
 def primes(number: int) -> tuple[int, ...]:
@@ -28,7 +28,7 @@ def primes(number: int) -> tuple[int, ...]:
     return tuple(found) or (1,)
 
 
-class Grid:
+class RankGrid:
     """All ranks of the default group, by their coordinates on the axes; the last axis is the fastest."""
 
     def __init__(self, device_type: str = "cpu") -> None:
@@ -62,6 +62,6 @@ class Grid:
 
 
 @functools.lru_cache(maxsize=1)
-def grid_of(world: Any) -> Grid:  # noqa: ARG001  (the key: another group, another grid)
+def grid_of(world: Any) -> RankGrid:  # noqa: ARG001  (the key: another group, another grid)
     """Return the grid of the default group `world`; made once."""
-    return Grid()
+    return RankGrid()

@@ -3,7 +3,7 @@ parts.
 
     matmul [m, k] @ [k, n] -> [m, n]      k is contracted: where it is cut, the output is a partial sum
 
-Each rule returns a Signature for given shapes. `local` gets the ranks' `Part` and the local
+Each rule returns a Signature for given shapes. `local` gets the ranks' `IndexPosition` and the local
 tensors. What it returns is, by one convention, this rank's share: outputs add up over the axes of every index
 they do not have.
 """
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Part", "Signature", "rule_of"]
+__all__ = ["IndexPosition", "OperatorSignature", "rule_of"]
 
 Shape = tuple[int, ...]
 
 
-class Part(Protocol):
+class IndexPosition(Protocol):
     """A rank's position along an index."""
 
     def parts(self, index: str) -> int:
@@ -43,7 +43,7 @@ class Part(Protocol):
         ...
 
 
-class Signature(NamedTuple):
+class OperatorSignature(NamedTuple):
     """One operator on given shapes.
 
     Args:
@@ -59,7 +59,7 @@ class Signature(NamedTuple):
     leads: dict[str, int] = {}  # noqa: RUF012
 
 
-def rule_of(function: Any) -> Callable[..., Signature]:
+def rule_of(function: Any) -> Callable[..., OperatorSignature]:
     """Find the rule of a function of torch.
 
     Raises:
@@ -90,59 +90,61 @@ def _aligned(shapes: Sequence[Shape]) -> tuple[list[tuple[str | None, ...]], tup
     return inputs, tuple(f"b{dim}" for dim in range(rank))
 
 
-def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Signature]:
-    def rule(*shapes: Shape, **named: Any) -> Signature:
+def _elementwise(function: Callable[..., Tensor]) -> Callable[..., OperatorSignature]:
+    def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
         inputs, output = _aligned(shapes)
-        return Signature(tuple(inputs), output, lambda _, *tensors: function(*tensors, **named))
+        return OperatorSignature(tuple(inputs), output, lambda _, *tensors: function(*tensors, **named))
 
     return rule
 
 
-def _matmul(a: Shape, b: Shape) -> Signature:
+def _matmul(a: Shape, b: Shape) -> OperatorSignature:
     if len(a) < 2 or len(b) < 2:
         raise ValueError(f"matmul: inputs must have two dimensions at least, not {len(a)} and {len(b)}")
     batch, out = _aligned([a[:-2], b[:-2]])
-    return Signature(((*batch[0], "m", "k"), (*batch[1], "k", "n")), (*out, "m", "n"), lambda _, x, y: x @ y)
+    return OperatorSignature(
+        ((*batch[0], "m", "k"), (*batch[1], "k", "n")), (*out, "m", "n"), lambda _, x, y: x @ y
+    )
 
 
-def _linear(x: Shape, weight: Shape, *bias: Shape) -> Signature:  # noqa: ARG001
+def _linear(x: Shape, weight: Shape, *bias: Shape) -> OperatorSignature:  # noqa: ARG001
     rows = tuple(f"r{dim}" for dim in range(len(x) - 1))
 
-    def local(part: Part, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+    def local(part: IndexPosition, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
         result = functional.linear(x, weight)
         return result + bias[0] * float(part.place("k") == 0) if bias else result
 
-    return Signature(((*rows, "k"), ("n", "k"), *(("n",) for _ in bias)), (*rows, "n"), local)
+    return OperatorSignature(((*rows, "k"), ("n", "k"), *(("n",) for _ in bias)), (*rows, "n"), local)
 
 
-def _embedding(tokens: Shape, weight: Shape) -> Signature:  # noqa: ARG001
+def _embedding(tokens: Shape, weight: Shape) -> OperatorSignature:  # noqa: ARG001
     rows = tuple(f"r{dim}" for dim in range(len(tokens)))
 
-    def local(part: Part, tokens: Tensor, weight: Tensor) -> Tensor:
+    def local(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
         here = tokens - part.place("v") * len(weight)
         mine = (here >= 0) & (here < len(weight))
         return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
 
-    return Signature((rows, ("v", "d")), (*rows, "d"), local)
+    return OperatorSignature((rows, ("v", "d")), (*rows, "d"), local)
 
 
-def _softmax(x: Shape, dim: int) -> Signature:
+def _softmax(x: Shape, dim: int) -> OperatorSignature:
     indices = tuple(f"i{at}" for at in range(len(x)))
     over = indices[dim]
 
-    def local(part: Part, x: Tensor) -> Tensor:
+    def local(part: IndexPosition, x: Tensor) -> Tensor:
         shifted = torch.exp(x - part.largest(x.detach().amax(dim, keepdim=True), over))
         return shifted / part.total(shifted.sum(dim, keepdim=True), over)
 
-    return Signature((indices,), indices, local)
+    return OperatorSignature((indices,), indices, local)
 
 
-def _layer_norm(x: Shape, *affine: Shape, eps: float = 1e-5) -> Signature:
+def _layer_norm(x: Shape, *affine: Shape, eps: float = 1e-5) -> OperatorSignature:
     """The last dim is normalized; it may be cut."""
     indices = tuple(f"i{at}" for at in range(len(x)))
     last = indices[-1]
 
-    def local(part: Part, x: Tensor, *affine: Tensor) -> Tensor:
+    def local(part: IndexPosition, x: Tensor, *affine: Tensor) -> Tensor:
         width = x.shape[-1] * part.parts(last)
         centred = x - part.total(x.sum(-1, keepdim=True), last) / width
         variance = part.total((centred * centred).sum(-1, keepdim=True), last) / width
@@ -151,30 +153,30 @@ def _layer_norm(x: Shape, *affine: Shape, eps: float = 1e-5) -> Signature:
             result = join(result, value)
         return result
 
-    return Signature((indices, *((last,) for _ in affine)), indices, local)
+    return OperatorSignature((indices, *((last,) for _ in affine)), indices, local)
 
 
-def _attention(q: Shape, k: Shape, v: Shape, *, is_causal: bool = False) -> Signature:  # noqa: ARG001
+def _attention(q: Shape, k: Shape, v: Shape, *, is_causal: bool = False) -> OperatorSignature:  # noqa: ARG001
     batch = tuple(f"b{dim}" for dim in range(len(q) - 2))
     whole = {"d": "scores need all features of a head", "s": "softmax runs over all keys"}
     if is_causal:
         whole["t"] = "a causal mask needs to know which queries these are"
 
-    def local(_: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def local(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     inputs = ((*batch, "t", "d"), (*batch, "s", "d"), (*batch, "s", "e"))
-    return Signature(inputs, (*batch, "t", "e"), local, whole)
+    return OperatorSignature(inputs, (*batch, "t", "e"), local, whole)
 
 
-def _reduction(mean: bool) -> Callable[..., Signature]:
-    def rule(x: Shape, dim: int | Sequence[int] | None = None, *, keepdim: bool = False) -> Signature:
+def _reduction(mean: bool) -> Callable[..., OperatorSignature]:
+    def rule(x: Shape, dim: int | Sequence[int] | None = None, *, keepdim: bool = False) -> OperatorSignature:
         dims = range(len(x)) if dim is None else [dim] if isinstance(dim, int) else dim
         over = {at % len(x) for at in dims}
         indices = tuple(f"i{at}" for at in range(len(x)))
         share = 1 / math.prod(x[at] for at in over) if mean else 1.0
 
-        def local(_: Part, x: Tensor) -> Tensor:
+        def local(_: IndexPosition, x: Tensor) -> Tensor:
             return (
                 x.sum(sorted(over), keepdim=keepdim) * share if mean else x.sum(sorted(over), keepdim=keepdim)
             )
@@ -182,23 +184,23 @@ def _reduction(mean: bool) -> Callable[..., Signature]:
         output = [
             None if at in over else index for at, index in enumerate(indices) if keepdim or at not in over
         ]
-        return Signature((indices,), tuple(output), local)
+        return OperatorSignature((indices,), tuple(output), local)
 
     return rule
 
 
-def _transpose(x: Shape, first: int, second: int) -> Signature:
+def _transpose(x: Shape, first: int, second: int) -> OperatorSignature:
     order = list(range(len(x)))
     order[first], order[second] = order[second], order[first]
     return _permute(x, order)
 
 
-def _permute(x: Shape, dims: Sequence[int]) -> Signature:
+def _permute(x: Shape, dims: Sequence[int]) -> OperatorSignature:
     indices = tuple(f"i{at}" for at in range(len(x)))
-    return Signature((indices,), tuple(indices[at] for at in dims), lambda _, x: x.permute(*dims))
+    return OperatorSignature((indices,), tuple(indices[at] for at in dims), lambda _, x: x.permute(*dims))
 
 
-def _reshape(x: Shape, shape: Sequence[int]) -> Signature:
+def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
     """Dims that are merged or split: the leading one of each group may be cut, where it stays a whole
     number.
     """
@@ -217,11 +219,11 @@ def _reshape(x: Shape, shape: Sequence[int]) -> Signature:
         for at in came[1:]:
             whole[f"{lead}.{at}"] = "only the first of the dimensions that are merged or split can be cut"
 
-    def local(part: Part, x: Tensor) -> Tensor:
+    def local(part: IndexPosition, x: Tensor) -> Tensor:
         cut = [size // part.parts(index) if index else size for size, index in zip(goal, output, strict=True)]
         return x.reshape(cut)
 
-    return Signature((tuple(inputs),), tuple(output), local, whole, leads)
+    return OperatorSignature((tuple(inputs),), tuple(output), local, whole, leads)
 
 
 def _groups(x: Shape, goal: Shape) -> list[tuple[list[int], list[int]]]:
@@ -246,7 +248,7 @@ def _groups(x: Shape, goal: Shape) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def _cross_entropy(logits: Shape, targets: Shape, *, reduction: str = "mean") -> Signature:  # noqa: ARG001
+def _cross_entropy(logits: Shape, targets: Shape, *, reduction: str = "mean") -> OperatorSignature:  # noqa: ARG001
     """[rows, classes], [rows] -> []. Both may be cut."""
     if len(logits) != 2 or reduction not in ("mean", "sum"):
         raise ValueError(
@@ -254,7 +256,7 @@ def _cross_entropy(logits: Shape, targets: Shape, *, reduction: str = "mean") ->
         )
     share = 1 / logits[0] if reduction == "mean" else 1.0
 
-    def local(part: Part, logits: Tensor, targets: Tensor) -> Tensor:
+    def local(part: IndexPosition, logits: Tensor, targets: Tensor) -> Tensor:
         top = part.largest(logits.detach().amax(1, keepdim=True), "v")
         log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
         here = targets - part.place("v") * logits.shape[1]
@@ -263,7 +265,7 @@ def _cross_entropy(logits: Shape, targets: Shape, *, reduction: str = "mean") ->
         # every rank along the classes has the same log_sum: the first one counts it
         return (log_sum * float(part.place("v") == 0) - picked).sum() * share
 
-    return Signature((("r", "v"), ("r",)), (), local)
+    return OperatorSignature((("r", "v"), ("r",)), (), local)
 
 
 JOINS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (torch.mul, torch.add)  # of weight and bias
@@ -272,7 +274,7 @@ UNARY = (
     functional.relu, functional.gelu, functional.silu, functional.tanh,
 )  # fmt: skip
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
-RULES: dict[Any, Callable[..., Signature]] = {
+RULES: dict[Any, Callable[..., OperatorSignature]] = {
     **{function: _elementwise(function) for function in (*UNARY, *BINARY)},
     torch.matmul: _matmul,
     torch.mm: _matmul,

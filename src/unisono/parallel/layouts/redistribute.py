@@ -22,34 +22,34 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from unisono.torch_internals import renamed
+from unisono.torch_internals import version_names
 
-from .price import Link, Move
-from .record import Entry, note
+from .cost import LayoutTransform, Link
+from .transform_log import TransformRecord, note
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
-    from .grid import Grid
+    from .grid import RankGrid
 
-__all__ = ["Layout", "Route", "redistribute", "route"]
+__all__ = ["Layout", "TransformPath", "redistribute", "transform_path"]
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
 
 
-class Route(NamedTuple):
+class TransformPath(NamedTuple):
     """A chain of moves and its cost: seconds, bytes received by a rank."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[LayoutTransform, ...]
     seconds: float
     nbytes: float
 
 
 @functools.lru_cache(maxsize=4096)
-def route(
+def transform_path(
     start: Layout, goal: Layout, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...], link: Link
-) -> Route:
+) -> TransformPath:
     """Find the cheapest way from `start` to `goal`.
 
     Args:
@@ -58,12 +58,14 @@ def route(
     """
     whole = math.prod(shape) * itemsize
     order = itertools.count()
-    queue: list[tuple[float, float, int, Layout, tuple[Move, ...]]] = [(0.0, 0.0, next(order), start, ())]
+    queue: list[tuple[float, float, int, Layout, tuple[LayoutTransform, ...]]] = [
+        (0.0, 0.0, next(order), start, ())
+    ]
     settled: set[Layout] = set()
     while queue:
         seconds, nbytes, _, layout, moves = heapq.heappop(queue)
         if layout == goal:
-            return Route(moves, seconds, nbytes)
+            return TransformPath(moves, seconds, nbytes)
         if layout in settled:
             continue
         settled.add(layout)
@@ -77,7 +79,9 @@ def route(
     raise ValueError(f"there is no way from {start} to {goal} for shape {shape} on axes {sizes}")
 
 
-def _moves(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[Move, Layout]]:
+def _moves(
+    layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[LayoutTransform, Layout]]:
     """Every move from `layout`, and the layout after it."""
     axes = range(len(sizes))
     for count in range(1, len(sizes) + 1):
@@ -94,7 +98,7 @@ def _moves(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> It
                 if kind and (
                     not isinstance(target, Shard) or _fits(following, chosen, target.dim, shape, sizes)
                 ):
-                    yield Move(kind, chosen, _dim(source), _dim(target)), following
+                    yield LayoutTransform(kind, chosen, _dim(source), _dim(target)), following
 
 
 def _kind(source: Placement, target: Placement) -> str | None:
@@ -126,7 +130,7 @@ def _fits(
 # ---- the moves ----
 
 
-def redistribute(value: DTensor, goal: Layout, grid: Grid, link: Link, where: str) -> DTensor:
+def redistribute(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
     """Bring `value` into the layout `goal`; differentiable. Gradients take their own cheapest route back."""
     result: DTensor = _Redistribute.apply(value, goal, grid, link, where)
     return result
@@ -134,7 +138,7 @@ def redistribute(value: DTensor, goal: Layout, grid: Grid, link: Link, where: st
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: DTensor, goal: Layout, grid: Grid, link: Link, where: str) -> DTensor:
+    def forward(ctx: Any, value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
         ctx.back = tuple(WHOLE if isinstance(p, Partial) else p for p in value.placements)
         ctx.how = grid, link, f"{where}, backward"
         return _follow(value, goal, grid, link, where)
@@ -144,9 +148,9 @@ class _Redistribute(torch.autograd.Function):
         return _follow(grad, ctx.back, *ctx.how), None, None, None, None
 
 
-def _follow(value: DTensor, goal: Layout, grid: Grid, link: Link, where: str) -> DTensor:
+def _follow(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
     shape, here = tuple(value.shape), tuple(value.placements)
-    found = route(here, goal, shape, value.element_size(), grid.sizes, link)
+    found = transform_path(here, goal, shape, value.element_size(), grid.sizes, link)
     local = value.to_local().detach()
     for move in found.moves:
         ranks, nbytes = grid.ranks(move.axes), local.nbytes
@@ -154,7 +158,7 @@ def _follow(value: DTensor, goal: Layout, grid: Grid, link: Link, where: str) ->
         with record_function(f"up::{where}|{move.kind}"):
             local = _move(local, move, grid)
         note(
-            Entry(
+            TransformRecord(
                 where, move, ranks, str(here), str(goal), link.received(move.kind, ranks, nbytes),
                 link.seconds(move.kind, ranks, nbytes), time.perf_counter() - start,
             )
@@ -168,7 +172,7 @@ def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def _move(local: Tensor, move: Move, grid: Grid) -> Tensor:
+def _move(local: Tensor, move: LayoutTransform, grid: RankGrid) -> Tensor:
     ranks = grid.ranks(move.axes)
     if move.kind == "slice":
         assert move.target is not None
@@ -180,13 +184,13 @@ def _move(local: Tensor, move: Move, grid: Grid) -> Tensor:
         return local
     if move.kind == "all_gather":
         parts = local.new_empty(ranks, *local.shape)
-        renamed.all_gather_single(parts, local.contiguous(), group=group)
+        version_names.all_gather_single(parts, local.contiguous(), group=group)
         return _joined(parts, move.source)
     assert move.target is not None
     cut = torch.stack(local.chunk(ranks, move.target))
     if move.kind == "reduce_scatter":
         part = torch.empty_like(cut[0])
-        renamed.reduce_scatter_single(part, cut, group=group)
+        version_names.reduce_scatter_single(part, cut, group=group)
         return part
     parts = torch.empty_like(cut)
     dist.all_to_all_single(parts, cut, group=group)

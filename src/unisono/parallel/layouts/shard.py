@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
 
-from .grid import Grid, grid_of
-from .operators import Signature, rule_of
-from .price import Link
-from .redistribute import Layout, redistribute, route
+from .cost import Link
+from .grid import RankGrid, grid_of
+from .operators import OperatorSignature, rule_of
+from .redistribute import Layout, redistribute, transform_path
 
 __all__ = ["Sharded", "shard", "whole"]
 
@@ -82,7 +82,7 @@ class Sharded(nn.Module):
                 f"({', '.join(parameters)}) are {1 + len(parameters)}"
             )
         for (name, parameter), cut in zip(parameters.items(), strategy[1:], strict=True):
-            value = _placed(f"{type(module).__name__}.{name}", parameter.data, cut, grid, link)
+            value = _shard_value(f"{type(module).__name__}.{name}", parameter.data, cut, grid, link)
             self.register_parameter(name, nn.Parameter(value, requires_grad=parameter.requires_grad))
 
     def forward(self, x: Tensor) -> DTensor:
@@ -107,15 +107,17 @@ def _function_of(module: nn.Module) -> tuple[Any, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _OperatorCall:
     """An operator on its inputs: the number of parts of each index."""
 
     name: str
-    signature: Signature
+    signature: OperatorSignature
     parts: dict[str, int]
 
 
-def _asked(function: Any, strategy: Strategy, signature: Signature, shapes: list[tuple[int, ...]]) -> _Asked:
+def _operator_call(
+    function: Any, strategy: Strategy, signature: OperatorSignature, shapes: list[tuple[int, ...]]
+) -> _OperatorCall:
     """Check the strategy against the signature and the shapes."""
     name = function.__name__
     if len(strategy) != len(shapes):
@@ -150,7 +152,7 @@ def _asked(function: Any, strategy: Strategy, signature: Signature, shapes: list
                     "index of the operator and must be cut alike"
                 )
     _check_ranks(name, [cut for cut, *_ in parts.values()])
-    return _Asked(name, signature, {index: cut for index, (cut, *_) in parts.items()})
+    return _OperatorCall(name, signature, {index: cut for index, (cut, *_) in parts.items()})
 
 
 def _check_ranks(name: str, cuts: Sequence[int]) -> None:
@@ -180,17 +182,17 @@ def _layout(indices: Sequence[str | None], owners: Owners) -> Layout:
     )
 
 
-def _placed(name: str, value: Tensor, cuts: Sequence[int], grid: Grid, link: Link) -> DTensor:
+def _shard_value(name: str, value: Tensor, cuts: Sequence[int], grid: RankGrid, link: Link) -> DTensor:
     """A whole tensor, cut."""
     indices = tuple(f"i{dim}" for dim in range(value.dim()))
-    signature = Signature((indices,), indices, lambda _, x: x)
+    signature = OperatorSignature((indices,), indices, lambda _, x: x)
     function = type("parameter", (), {"__name__": name})
-    asked = _asked(function, [cuts], signature, [tuple(value.shape)])
+    asked = _operator_call(function, [cuts], signature, [tuple(value.shape)])
     owners = next(_assignments(asked.parts, grid.sizes))
     return redistribute(_dtensor(value, grid), _layout(indices, owners), grid, link, name)
 
 
-def _dtensor(value: Tensor, grid: Grid) -> DTensor:
+def _dtensor(value: Tensor, grid: RankGrid) -> DTensor:
     if isinstance(value, DTensor):
         if value.device_mesh != grid.mesh:
             raise ValueError(f"shard: a DTensor on {value.device_mesh}; operators run on {grid.mesh}")
@@ -208,7 +210,7 @@ def _run(
     tensors = [_dtensor(arg, grid) for arg in args if isinstance(arg, Tensor)]
     others = [arg for arg in args if not isinstance(arg, Tensor)]
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    asked = _asked(function, strategy, rule_of(function)(*shapes, *others, **named), shapes)
+    asked = _operator_call(function, strategy, rule_of(function)(*shapes, *others, **named), shapes)
     owners = _cheapest(asked, tensors, grid, link)
     came = [
         redistribute(tensor, _layout(indices, owners), grid, link, f"{asked.name}, input {number}")
@@ -218,7 +220,7 @@ def _run(
         tensor.to_local(grad_placements=_share(indices, owners))
         for tensor, indices in zip(came, asked.signature.inputs, strict=True)
     ]
-    local = asked.signature.local(_Part(grid, owners), *locals_)
+    local = asked.signature.local(_MeshPosition(grid, owners), *locals_)
     output = _share(asked.signature.output, owners)
     return _out(local, grid, output)
 
@@ -231,10 +233,10 @@ def _share(indices: Sequence[str | None], owners: Owners) -> Layout:
     )
 
 
-def _cheapest(asked: _Asked, tensors: Sequence[DTensor], grid: Grid, link: Link) -> Owners:
+def _cheapest(asked: _OperatorCall, tensors: Sequence[DTensor], grid: RankGrid, link: Link) -> Owners:
     def price(owners: Owners) -> float:
         return sum(
-            route(
+            transform_path(
                 tuple(tensor.placements), _layout(indices, owners), tuple(tensor.shape),
                 tensor.element_size(),
                 grid.sizes, link,
@@ -245,7 +247,7 @@ def _cheapest(asked: _Asked, tensors: Sequence[DTensor], grid: Grid, link: Link)
     return min(_assignments(asked.parts, grid.sizes), key=price)
 
 
-def _out(local: Tensor, grid: Grid, layout: Layout) -> DTensor:
+def _out(local: Tensor, grid: RankGrid, layout: Layout) -> DTensor:
     shape = list(local.shape)
     for placement, size in zip(layout, grid.sizes, strict=True):
         if isinstance(placement, Shard):
@@ -257,10 +259,10 @@ def _out(local: Tensor, grid: Grid, layout: Layout) -> DTensor:
     )
 
 
-class _Part:
+class _MeshPosition:
     """See `operators.Part`."""
 
-    def __init__(self, grid: Grid, owners: Owners) -> None:
+    def __init__(self, grid: RankGrid, owners: Owners) -> None:
         self._grid, self._owners = grid, owners
 
     def _axes(self, index: str) -> tuple[int, ...]:
@@ -274,7 +276,7 @@ class _Part:
 
     def total(self, value: Tensor, index: str) -> Tensor:
         axes = self._axes(index)
-        result: Tensor = _Total.apply(value, self._grid.group(axes)) if axes else value
+        result: Tensor = _SumOverRanks.apply(value, self._grid.group(axes)) if axes else value
         return result
 
     def largest(self, value: Tensor, index: str) -> Tensor:
@@ -285,7 +287,7 @@ class _Part:
         return value
 
 
-class _Total(torch.autograd.Function):
+class _SumOverRanks(torch.autograd.Function):
     """The sum over ranks; each rank's use of it adds to the gradient of every contribution."""
 
     @staticmethod

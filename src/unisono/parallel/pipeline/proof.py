@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from unisono.errors import PlanError
 
-from .schedule import Action, Message
+from .schedule import Action, StageMessage
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -54,8 +54,8 @@ def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
 
 def _run(schedule: Schedule) -> None:
     """Run all ranks on messages without content. Whatever the timing, ranks get equally far."""
-    sent: dict[Channel, deque[Message]] = {}
-    here: list[set[Message]] = [set() for _ in schedule.orders]  # from a rank's own stages
+    sent: dict[Channel, deque[StageMessage]] = {}
+    here: list[set[StageMessage]] = [set() for _ in schedule.orders]  # from a rank's own stages
     at = [0] * schedule.ranks
     moved = True
     while moved:
@@ -80,8 +80,8 @@ def _ready(
     schedule: Schedule,
     rank: int,
     index: int,
-    sent: dict[Channel, deque[Message]],
-    here: set[Message],
+    sent: dict[Channel, deque[StageMessage]],
+    here: set[StageMessage],
 ) -> bool:
     message = schedule.needs(schedule.orders[rank][index])
     if message is None:
@@ -102,8 +102,8 @@ def _give(
     schedule: Schedule,
     rank: int,
     action: Action,
-    sent: dict[Channel, deque[Message]],
-    here: set[Message],
+    sent: dict[Channel, deque[StageMessage]],
+    here: set[StageMessage],
 ) -> None:
     given = schedule.gives(action)
     if given is None:

@@ -14,21 +14,21 @@ from torch.autograd.profiler import record_function
 from unisono.parallel.batches import tensors_of
 from unisono.torch_internals import training
 
-from .messages import Messages, Spec
-from .schedule import Action, Message, Schedule
+from .p2p_communication import PipelineCommunicator, TensorSpec
+from .schedule import Action, Schedule, StageMessage
 from .timeline import Span
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from unisono.parallel.mesh import Mesh
-    from unisono.parallel.units import DataAxis
+    from unisono.parallel.mesh import PlanMesh
+    from unisono.parallel.sharded_parameters import DataAxis
 
-__all__ = ["Runtime", "Work"]
+__all__ = ["PipelineRuntime", "StepInput"]
 
 
 @dataclass
-class Work:
+class StepInput:
     """The input of one step.
 
     Args:
@@ -45,7 +45,7 @@ class Work:
 
 
 @dataclass
-class _Passed:
+class _ForwardRecord:
     """One micro-batch after its forward through one stage."""
 
     inputs: tuple[Tensor, ...]
@@ -56,18 +56,18 @@ class _Passed:
 
 
 @dataclass
-class _Step:
+class _StepState:
     """The state of one step."""
 
     schedule: Schedule
-    work: Work
-    passed: dict[tuple[int, int], _Passed] = field(default_factory=dict)
-    here: dict[Message, tuple[Tensor, ...]] = field(default_factory=dict)
+    work: StepInput
+    passed: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
+    here: dict[StageMessage, tuple[Tensor, ...]] = field(default_factory=dict)
     loss: Tensor | float = 0.0
     spans: list[Span] = field(default_factory=list)
 
 
-class Runtime:
+class PipelineRuntime:
     """The stages of one rank.
 
     Args:
@@ -77,19 +77,21 @@ class Runtime:
         interrupted: the last run ended with an error.
     """
 
-    def __init__(self, units: DataAxis, mesh: Mesh, output: Callable[[Any], Any], *, single: bool) -> None:
+    def __init__(
+        self, units: DataAxis, mesh: PlanMesh, output: Callable[[Any], Any], *, single: bool
+    ) -> None:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = False
-        self._messages = Messages(mesh.group("pipeline"), self._device)
+        self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
-    def run(self, schedule: Schedule, work: Work) -> tuple[Tensor | float, list[Span]]:
+    def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, list[Span]]:
         """Run this rank's actions; return its part of the loss, and the times of each action."""
         if self.interrupted:
             self._units.reset()
         self.interrupted = True
-        step = _Step(schedule, work)
+        step = _StepState(schedule, work)
         order = [a for a in schedule.orders[self._mesh.stage] if work.train or a.kind == "F"]
         final = next((action for action in reversed(order) if action.kind != "F"), None)
         split = any(action.kind == "W" for action in order)
@@ -115,7 +117,7 @@ class Runtime:
 
     # ---- between stages ----
 
-    def _take(self, step: _Step, action: Action) -> None:
+    def _take(self, step: _StepState, action: Action) -> None:
         """Receive the input of `action`."""
         message = step.schedule.needs(action)
         if message is None or message in step.here:
@@ -126,10 +128,10 @@ class Runtime:
             step.here[message] = self._messages.recv(message, source, shape)
         else:
             outputs = [t for t in step.passed[action.stage, action.micro].outputs if t.requires_grad]
-            specs = [Spec(tuple(t.shape), t.dtype, False) for t in outputs]
+            specs = [TensorSpec(tuple(t.shape), t.dtype, False) for t in outputs]
             step.here[message] = self._messages.recv_known(message, specs, source)
 
-    def _give(self, step: _Step, action: Action) -> None:
+    def _give(self, step: _StepState, action: Action) -> None:
         """Send the output of `action`."""
         given = step.schedule.gives(action)
         if given is None:
@@ -154,10 +156,10 @@ class Runtime:
 
     # ---- actions ----
 
-    def _forward(self, step: _Step, action: Action) -> None:
+    def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
         inputs, targets = step.work.micros[micro]
-        came = () if stage == 0 else step.here.pop(Message("F", stage - 1, micro))
+        came = () if stage == 0 else step.here.pop(StageMessage("F", stage - 1, micro))
         output = self._call(stage, inputs if stage == 0 else came)
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
@@ -167,7 +169,7 @@ class Runtime:
             loss = step.work.loss(output, targets) if weight else _nothing(output)
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.work.factor),)
-        step.passed[stage, micro] = _Passed(came, outputs)
+        step.passed[stage, micro] = _ForwardRecord(came, outputs)
 
     def _call(self, stage: int, inputs: Any) -> Any:
         root: Any = self._root if self._single else lambda *args, **named: self._root(stage, *args, **named)  # type: ignore[operator]
@@ -177,15 +179,17 @@ class Runtime:
             output = root(*inputs) if isinstance(inputs, (tuple, list)) else root(inputs)
         return self._output(output) if self._single else output
 
-    def _arrived(self, step: _Step, action: Action) -> tuple[_Passed, list[Tensor], list[Tensor] | None]:
+    def _arrived(
+        self, step: _StepState, action: Action
+    ) -> tuple[_ForwardRecord, list[Tensor], list[Tensor] | None]:
         """The micro-batch, its outputs that require gradients, and those gradients."""
         passed = step.passed[action.stage, action.micro]
         outputs = [t for t in passed.outputs if t.requires_grad]
         if action.stage + 1 == step.schedule.stages:
             return passed, outputs, None
-        return passed, outputs, list(step.here.pop(Message("B", action.stage + 1, action.micro)))
+        return passed, outputs, list(step.here.pop(StageMessage("B", action.stage + 1, action.micro)))
 
-    def _backward(self, step: _Step, action: Action) -> None:
+    def _backward(self, step: _StepState, action: Action) -> None:
         passed, outputs, grads = self._arrived(step, action)
         if outputs:
             torch.autograd.backward(outputs, grads)
@@ -193,7 +197,7 @@ class Runtime:
         if action.stage == 0:
             del step.passed[action.stage, action.micro]
 
-    def _inputs(self, step: _Step, action: Action) -> None:
+    def _inputs(self, step: _StepState, action: Action) -> None:
         passed, outputs, grads = self._arrived(step, action)
         passed.grads = grads
         if not any(t.requires_grad for t in passed.inputs) or not outputs:
@@ -206,7 +210,7 @@ class Runtime:
         for tensor, grad in zip(wanted, found, strict=True):
             tensor.grad = grad
 
-    def _weights(self, step: _Step, action: Action) -> None:
+    def _weights(self, step: _StepState, action: Action) -> None:
         passed = step.passed.pop((action.stage, action.micro))
         outputs = [t for t in passed.outputs if t.requires_grad]
         if passed.groups is not None:

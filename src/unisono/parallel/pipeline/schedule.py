@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Action", "Message", "Schedule", "schedule"]
+__all__ = ["Action", "Schedule", "StageMessage", "schedule"]
 
 
 class Action(NamedTuple):
@@ -27,7 +27,7 @@ class Action(NamedTuple):
         return f"{self.kind}{self.micro} of stage {self.stage}"
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """The output of one action that another one waits for: activations (F) or gradients (B) from `stage`."""
 
     kind: str
@@ -58,22 +58,22 @@ class Schedule:
         """Stages of the pipeline."""
         return len(self.rank_of)
 
-    def needs(self, action: Action) -> Message | None:
+    def needs(self, action: Action) -> StageMessage | None:
         """The message that `action` needs, from another stage, on this rank or another."""
         kind, stage, micro = action
         if kind == "F":
-            return Message("F", stage - 1, micro) if stage else None
+            return StageMessage("F", stage - 1, micro) if stage else None
         if kind in "BI":
-            return Message("B", stage + 1, micro) if stage + 1 < self.stages else None
+            return StageMessage("B", stage + 1, micro) if stage + 1 < self.stages else None
         return None
 
-    def gives(self, action: Action) -> tuple[Message, int] | None:
+    def gives(self, action: Action) -> tuple[StageMessage, int] | None:
         """The message from `action`, and the stage that receives it."""
         kind, stage, micro = action
         if kind == "F" and stage + 1 < self.stages:
-            return Message("F", stage, micro), stage + 1
+            return StageMessage("F", stage, micro), stage + 1
         if kind in "BI" and stage:
-            return Message("B", stage, micro), stage - 1
+            return StageMessage("B", stage, micro), stage - 1
         return None
 
 

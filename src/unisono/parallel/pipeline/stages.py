@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Stages", "balanced", "forget", "measured"]
+__all__ = ["PipelineStages", "balance", "forget", "measure_costs"]
 
 
-class Stages(nn.Module):
+class PipelineStages(nn.Module):
     """The stages of one rank. Called with the number of the stage and its inputs."""
 
     def __init__(self, stages: dict[int, Sequence[nn.Module]]) -> None:
@@ -28,7 +28,7 @@ class Stages(nn.Module):
         return value
 
 
-def balanced(costs: Sequence[float], stages: int) -> tuple[int, ...]:
+def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     """Cut pieces into `stages` runs whose largest cost is smallest; return the first piece of each but the
     first.
 
@@ -56,7 +56,7 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     return best(0, stages)[2]
 
 
-def measured(pieces: Sequence[nn.Module], inputs: Any, rounds: int = 3) -> list[float]:
+def measure_costs(pieces: Sequence[nn.Module], inputs: Any, rounds: int = 3) -> list[float]:
     """Run forward and backward of each piece on `inputs` of the first; return seconds for each, the least of
     `rounds`.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .schedule import Action, Message
+from .schedule import Action, StageMessage
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -91,7 +91,7 @@ def predict(
     Example: 1f1b with p = 2, m = 3, F and B 1 s each: 8 s, bubble 1/4.
     """
     cost = seconds if callable(seconds) else lambda action: seconds[action.kind]
-    given: dict[Message, tuple[float, int]] = {}  # its time of arrival, and the rank
+    given: dict[StageMessage, tuple[float, int]] = {}  # its time of arrival, and the rank
     free, at, spans = [0.0] * schedule.ranks, [0] * schedule.ranks, []
     while any(at[rank] < len(order) for rank, order in enumerate(schedule.orders)):
         before = sum(at)

@@ -22,7 +22,7 @@ def _hidden() -> None:
 
 def _start() -> None:
     try:
-        from unisono.virtual.start import enable_from_environment
+        from unisono.virtual.startup import enable_from_environment
 
         enable_from_environment()
     except Exception as error:  # a traceback of `site` would hide the reason

@@ -1,0 +1,92 @@
+// Probe: describes unexpected messages without taking them. Cancel: removes receives that no message has
+// matched.
+#include <algorithm>
+
+#include "p2p/channels.hpp"
+
+namespace unisono {
+
+// Whether an earlier receive will get this message.
+bool Channels::asked_for(int peer, int tag) const {
+  return std::ranges::any_of(
+      receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, tag); });
+}
+
+// Of each peer's messages only the last can still be arriving, so whole messages come first.
+std::optional<MessageEnvelope> Channels::first_come(int peer, int tag) const {
+  for (const bool whole : {true, false})
+    for (const UnexpectedMessage& kept : unexpected_)
+      if (kept.whole == whole && matches(peer, tag, kept.peer, kept.header.tag) &&
+          (whole || !asked_for(kept.peer, kept.header.tag)))
+        return envelope(kept.peer, kept.header);
+  for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
+    const IncomingMessage& one = incoming_[static_cast<size_t>(source)];
+    if (one.open && one.held && matches(peer, tag, source, one.header.tag))
+      return envelope(source, one.header);
+  }
+  return std::nullopt;
+}
+
+std::optional<MessageEnvelope> Channels::progress_to(int peer, int tag) {
+  const std::lock_guard lock(mutex_);
+  progress();
+  return first_come(peer, tag);
+}
+
+// Runs `wait`; a fault that it throws ends all requests.
+template <class Wait>
+FaultKind Channels::probing(Waiter& waiting, Wait wait) {
+  try {
+    return wait();
+  } catch (const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fail_all(fault.kind);
+    return fault.kind;
+  } catch (const std::bad_alloc&) {
+    return out_of_memory(waiting);
+  }
+}
+
+// A rank sends all messages before it sets `left`: load `left` first, then check for the message again.
+FaultKind Channels::look(int peer, int tag, std::optional<MessageEnvelope>& found) {
+  Waiter waiting = waiter(patience_);
+  waiting.begin(0, 0, INT64_MAX);
+  return probing(waiting, [&] {
+    if ((found = progress_to(peer, tag))) return FaultKind::kNone;
+    const bool left = waiting.gone(peer);
+    if (!(found = progress_to(peer, tag))) waiting.check_for_faults(peer, left);
+    return FaultKind::kNone;
+  });
+}
+
+FaultKind Channels::probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
+                          std::optional<MessageEnvelope>& found) {
+  Waiter waiting = waiter(patience_);
+  waiting.begin(0, 0, INT64_MAX);
+  waiting.set_interrupt(interrupt);
+  return probing(waiting, [&] {
+    bool over = false;
+    waiting.until(peer, [&] {
+      found = progress_to(peer, tag);
+      const std::lock_guard lock(mutex_);
+      over = stopping_;
+      return found.has_value() || over || now_ns() >= deadline;
+    });
+    if (found) return FaultKind::kNone;
+    return over ? FaultKind::kAborted : FaultKind::kTimeout;
+  });
+}
+
+bool Channels::cancel(Request& request) {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::ranges::find_if(receives_, [&](const auto& posted) { return posted.get() == &request; });
+  if (found == receives_.end()) return false;
+  const std::shared_ptr<Request> posted = std::move(*found);
+  receives_.erase(found);
+  posted->cancelled = true;
+  finish(*posted, FaultKind::kNone);
+  return true;
+}
+
+}  // namespace unisono

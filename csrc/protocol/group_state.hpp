@@ -1,0 +1,110 @@
+// The ranks of a group as one of them sees them: ranks of its host in the memory they share, remote ranks in
+// private cells, which hold what those ranks have reported.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "protocol/region.hpp"
+
+namespace unisono {
+
+// The `seq` of a report that says why its rank leaves, or has left a wait.
+constexpr uint64_t kLeaving = UINT64_MAX;
+
+// What a rank reports about itself: its progress, and its newest operations.
+struct RankStatus {
+  uint64_t started, finished;
+  CallRecord history[kHistory];
+  uint32_t has_report;  // whether the report is set
+  uint64_t report_seq;
+  char report[kReportBytes];
+};
+
+class GroupState {
+ public:
+  // places[rank]: the index of that rank in `region`, or -1 when it is on another host. hosts[rank]: a number
+  // that is equal for ranks of one host. pids[rank]: the pid of a rank on another host. rank: this rank.
+  GroupState(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
+             const std::vector<int>& pids, int rank);
+  GroupState(const GroupState&) = delete;
+  GroupState& operator=(const GroupState&) = delete;
+
+  int ranks() const { return static_cast<int>(cells_.size()); }
+  // Checks a rank of the group and returns it; throws std::invalid_argument. Every rank number from outside
+  // the engine goes through here.
+  int member(int64_t rank) const;
+  bool near(int rank) const { return places_[static_cast<size_t>(rank)] >= 0; }
+  bool spans_hosts() const { return far_ != nullptr; }
+  bool share_host(int one, int other) const {
+    return hosts_[static_cast<size_t>(one)] == hosts_[static_cast<size_t>(other)];
+  }
+  // Whether any two ranks of the group share a host.
+  bool shares_memory() const;
+  int place(int rank) const { return places_[static_cast<size_t>(rank)]; }
+  RankCell& cell(int rank) { return *cells_[static_cast<size_t>(rank)]; }
+  Region& region() { return *region_; }
+
+  bool aborted() const { return region_->abort().state.load(std::memory_order_seq_cst) != 0; }
+  // The fault that aborted the group; kind kNone: it is not aborted.
+  Fault fault() const;
+  // Aborts the group, unless another rank has, and wakes all ranks of this host.
+  void abort_with(const Fault& fault);
+  // Wakes every sleeper on this host.
+  void wake_all();
+  // The record of an operation of `rank`. For ranks of this host it may be torn: half of it belongs to
+  // another operation.
+  CallRecord record_of(int rank, uint64_t seq);
+  // The number of the remembered operation of `rank` with this fingerprint, or 0.
+  uint64_t find(int rank, uint64_t fingerprint);
+  // Stores the status that a rank of another host sent; several threads of this process receive them.
+  void take_status(int rank, const RankStatus& status);
+  RankStatus status_of(int rank);
+  // How this process accesses the memory of a rank of this host; maps its arena once that is published.
+  PeerMemory memory_of(int rank);
+  // Publishes this process's arena, if it has one. Call before a message, or a target for one, is published.
+  void publish_arena(int rank);
+  // Readable when the abort cell was written by this process; -1 when there are no other hosts.
+  int control_event() const { return control_event_; }
+  void wake_control();
+
+ private:
+  const std::shared_ptr<Region> region_;
+  const std::vector<int> places_, hosts_;
+  const int own_place_;
+  std::mutex aborting_;  // guards this rank's `fault` until the abort cell names it
+  std::unique_ptr<RankCell[]> far_;
+  std::vector<RankCell*> cells_;
+  FileDescriptor control_event_;
+  std::mutex remote_status_mutex_;  // guards the histories in far_
+  std::mutex views_mutex_;
+  struct PeerArena {
+    std::atomic<const ArenaView*> view{nullptr};
+    std::shared_ptr<const ArenaView> kept;  // guarded by views_mutex_
+  };
+  std::vector<PeerArena> arenas_;  // by rank
+};
+
+// Wakes every sleeper on the event count of a rank of this host. Call after the store that makes its
+// condition true; both that store and the sleeper's are sequentially consistent, so that one sees the other
+// (R2).
+void notify_sleepers(EventCount& event);
+inline void notify(EventCount& event) {
+  if (event.sleepers.load(std::memory_order_seq_cst) != 0) notify_sleepers(event);
+}
+
+RankStatus read_status(RankCell& cell);
+// Stores the status that another rank sent, unless a newer one is known.
+void write_status(RankCell& cell, const RankStatus& status);
+void write_record(RankCell& cell, const CallRecord& record);
+// Only the first report of a rank is stored; returns whether this is it.
+bool write_report(RankCell& cell, uint64_t seq, std::string_view text);
+// Call when this process's rank fails before it has an engine: the other ranks see that it has left, and why.
+void give_up(Region& region, int place, std::string_view why);
+CallRecord read_record(const RankCell& cell, uint64_t seq);
+
+}  // namespace unisono

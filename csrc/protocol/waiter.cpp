@@ -1,0 +1,306 @@
+#include "protocol/waiter.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "protocol/control.hpp"
+#include "protocol/frames.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr Nanoseconds kFirstSlice = kMillisecond;
+constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds the delay of a death or Ctrl-C
+constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets, where no rank notifies
+constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
+constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
+constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
+constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
+constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
+constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
+
+// The launcher's board: records of four int32, see unisono/commands/launch/process.py.
+enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };
+enum { kBoardExited = 2, kBoardSignalled = 3 };
+
+long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+Nanoseconds now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+Nanoseconds later(Nanoseconds timeout) {
+  const Nanoseconds now = now_ns();
+  return timeout < INT64_MAX - now ? now + timeout : INT64_MAX;
+}
+
+// ---- Peers -----------------------------------------------------------------------------------------
+
+PeerProcesses::PeerProcesses(FileDescriptors pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
+  for (size_t rank = 0; rank < pidfds_.size(); ++rank) {
+    if (pidfds_[rank] < 0) continue;  // poll refuses more entries than a process may have files
+    watched_.push_back({pidfds_[rank], POLLIN, 0});
+    watched_ranks_.push_back(static_cast<int>(rank));
+  }
+  struct stat info;
+  if (status_fd < 0 || fstat(status_fd, &info) != 0 || info.st_size == 0) return;
+  void* const board = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, status_fd, 0);
+  if (board == MAP_FAILED) return;  // only the dead rank's signal stays unknown
+  board_ = static_cast<const int32_t*>(board);
+  board_records_ = static_cast<size_t>(info.st_size) / (kBoardWidth * sizeof(int32_t));
+}
+
+PeerProcesses::~PeerProcesses() {
+  if (board_ != nullptr) munmap(const_cast<int32_t*>(board_), board_records_ * kBoardWidth * sizeof(int32_t));
+}
+
+bool PeerProcesses::dead(int rank) const {
+  pollfd entry{pidfds_[static_cast<size_t>(rank)], POLLIN, 0};
+  return entry.fd >= 0 && poll(&entry, 1, 0) == 1;
+}
+
+void PeerProcesses::await_end(int rank, Nanoseconds deadline) const {
+  pollfd entry{pidfd(rank), POLLIN, 0};
+  const Nanoseconds left = std::clamp<Nanoseconds>(deadline - now_ns(), 0, kDyingPatience);
+  poll(&entry, 1, static_cast<int>(left / kMillisecond));
+}
+
+int PeerProcesses::find_dead(GroupState& world, Fault& fault) const {
+  std::vector<pollfd> watched = watched_;  // a copy: several threads call this
+  if (poll(watched.data(), watched.size(), 0) <= 0) return -1;
+  for (size_t i = 0; i < watched.size(); ++i) {
+    if (watched[i].revents == 0) continue;
+    const int rank = watched_ranks_[i];
+    if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    look_up(world.cell(rank).pid.load(std::memory_order_relaxed), fault);
+    return rank;
+  }
+  return -1;
+}
+
+// A rank can see a death before the launcher has reaped the process and recorded how it ended: wait for it.
+void PeerProcesses::look_up(int pid, Fault& fault) const {
+  const Nanoseconds end = now_ns() + kStatusPatience;
+  for (size_t i = 0; i < board_records_; ++i) {
+    const int32_t* const record = board_ + i * kBoardWidth;
+    if (__atomic_load_n(record + kBoardPid, __ATOMIC_ACQUIRE) != pid) continue;
+    int32_t state;
+    while ((state = __atomic_load_n(record + kBoardState, __ATOMIC_ACQUIRE)) < kBoardExited && now_ns() < end)
+      usleep(1000);
+    if (state == kBoardExited) fault.exit_code = record[kBoardCode];
+    if (state == kBoardSignalled) fault.signal = record[kBoardCode];
+    return;
+  }
+}
+
+// ---- Waiter ----------------------------------------------------------------------------------------
+
+// After an abort, a wait still succeeds if its condition already holds. False: the group is not aborted.
+bool Waiter::ready_though_aborted(Poll ready, void* context) {
+  if (!world_.aborted()) return false;
+  if (ready(context)) return true;
+  rethrow();
+}
+
+void Waiter::slowly(const int& awaited, Poll ready, void* context) {
+  if (ready_though_aborted(ready, context)) return;
+  if (held_ != nullptr) held_->release();
+  if (deadline_ == 0) deadline_ = later(timeout_);
+  // Polling a socket has already taken time, and yielding the core does not help a rank of another host.
+  if (!far(awaited) && spin_and_yield(awaited, ready, context)) return;
+  const Nanoseconds started = now_ns();
+  Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;
+  for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
+    if (sleep_once(awaited, ready, context, slice)) return;
+    if (control_ != nullptr && now_ns() >= ask_at) {  // check_for_faults needs the status of remote ranks
+      control_->ask();
+      ask_at += ask_again;
+      ask_again = std::min(2 * ask_again, kLongestAsk);
+    }
+    // A rank posts all messages before it sets `left`: load `left`, then check for the message again.
+    const int suspect = awaited;
+    const bool left = gone(suspect);
+    if (ready(context) || ready_though_aborted(ready, context)) return;
+    check_for_faults(awaited, left && awaited == suspect);
+  }
+}
+
+bool Waiter::core_in_the_way(int awaited) const {
+  if (placement_.beside(awaited)) return true;
+  for (const int rank : sources_)
+    if (placement_.beside(rank) && world_.cell(rank).started.load(std::memory_order_relaxed) < seq_)
+      return true;
+  return false;
+}
+
+bool Waiter::spin_and_yield(int awaited, Poll ready, void* context) {
+  Nanoseconds started = now_ns();
+  const bool pointless = awaited >= 0 && core_in_the_way(awaited);
+  for (Nanoseconds now = started; !pointless && now < started + patience_.spin_ns; now = now_ns()) {
+    for (int i = 0; i < 32; ++i) {
+      if (poll_once(ready, context)) return true;
+      cpu_pause();
+    }
+    if (ready_though_aborted(ready, context)) return true;
+  }
+  started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
+    for (int i = 0; i < 4; ++i) {
+      sched_yield();
+      if (poll_once(ready, context)) return true;
+    }
+    placement_.tell();
+    if (patience_.spread) placement_.spread(now);
+    if (ready_though_aborted(ready, context)) return true;
+  }
+  return false;
+}
+
+bool Waiter::poll_once(Poll ready, void* context) {
+  if (sockets_ != nullptr) sockets_->flush();
+  return ready(context);
+}
+
+bool Waiter::gone(int awaited) const {
+  const auto left = [&](int rank) {
+    return world_.cell(rank).left.load(std::memory_order_seq_cst) != 0 &&
+           (world_.near(rank) || sockets_->ended(rank));
+  };
+  if (awaited >= 0) return left(awaited);
+  if (fingerprint_ != 0 || world_.ranks() == 1) return false;
+  for (int rank = 0; rank < world_.ranks(); ++rank)
+    if (rank != rank_ && !left(rank)) return false;
+  return true;
+}
+
+// Sleeps until a notification, arriving bytes, or the end of `slice`; true when the condition holds.
+bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice) {
+  if (sockets_ != nullptr) {
+    const uint32_t epoch = sockets_->epoch();
+    if (poll_once(ready, context)) return true;
+    if (far(awaited)) {
+      if (!world_.aborted()) sockets_->sleep(awaited, std::min(slice, kSocketSlice), epoch);
+      return poll_once(ready, context);
+    }
+    if (sockets_->busy()) slice = kBusySlice;
+  }
+  EventCount& event = world_.cell(rank_).*event_;
+  const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);  // before `ready` is checked below
+  event.sleepers.fetch_add(1, std::memory_order_seq_cst);              // R2, with what `ready` loads
+  bool done = ready(context);
+  if (!done && !world_.aborted()) {
+    const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
+    futex(&event.epoch, FUTEX_WAIT, epoch, &timeout);
+    done = ready(context);
+  }
+  event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return done;
+}
+
+void Waiter::check_for_faults(int awaited, bool gone) {
+  throw_if_aborted();
+  Fault fault;
+  if ((fault.about = peers_.find_dead(world_, fault)) >= 0) {
+    fault.kind = FaultKind::kPeerLost;
+    fail(fault);
+  }
+  if ((fault.about = find_mismatch()) >= 0) {
+    fault.kind = FaultKind::kMismatch;
+    fail(fault);
+  }
+  if (gone) {
+    fault.kind = FaultKind::kPeerLeft;
+    fault.about = awaited >= 0 ? awaited : (rank_ == 0 ? 1 : 0);
+    fail(fault);
+  }
+  if (interrupted_ != nullptr && *interrupted_ && (*interrupted_)()) {
+    fault.kind = FaultKind::kInterrupted;
+    fault.about = rank_;
+    fail(fault);
+  }
+  if (now_ns() >= deadline_) {
+    if (control_ != nullptr) control_->refresh(kAskPatience);
+    fault.kind = FaultKind::kTimeout;
+    fault.about = find_absent();
+    if (fault.about < 0) fault.about = awaited;
+    fail(fault);
+  }
+}
+
+// A rank whose operation of this number differs from ours, or -1. This finds ranks that wait for each other
+// in different operations, where no message would show the difference.
+int Waiter::find_mismatch() {
+  if (fingerprint_ == 0) return -1;
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    RankCell& cell = world_.cell(rank);
+    const uint64_t started = cell.started.load(std::memory_order_acquire);
+    if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
+    const CallRecord record = world_.record_of(rank, seq_);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    // R3: a rank far ahead may have overwritten the record during the read.
+    const bool current = cell.started.load(std::memory_order_relaxed) < seq_ + kHistory - 1;
+    if (record.seq == seq_ && record.fingerprint != fingerprint_ && current) return rank;
+  }
+  return -1;
+}
+
+// The first rank that has not begun this operation, or -1.
+int Waiter::find_absent() {
+  if (fingerprint_ == 0) return -1;
+  for (int rank = 0; rank < world_.ranks(); ++rank)
+    if (world_.cell(rank).started.load(std::memory_order_acquire) < seq_) return rank;
+  return -1;
+}
+
+void Waiter::fail(Fault fault) {
+  fault.by = rank_;
+  fault.seq = seq_;
+  world_.abort_with(fault);
+  rethrow();
+}
+
+// Ranks that made the same call may differ in sizes, which are not part of the fingerprint where each rank
+// has its own. Then a message is too short or too long, or one is missing, or there is one too many, which is
+// found in a later operation.
+void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes) {
+  Fault fault;
+  fault.kind = FaultKind::kMismatch;
+  fault.about = peer;
+  fault.frame = check(DataHeader{nbytes, fingerprint});
+  if (fault.frame.kind != FrameErrorKind::kNone) {
+    fault.kind = FaultKind::kBadFrame;
+    fail(fault);
+  }
+  if (fingerprint == fingerprint_) {
+    fault.misfit = sizes;
+    fault.misfit.got_nbytes += nbytes;
+    fault.misfit.seq = seq_;
+  } else if (const uint64_t earlier = world_.find(rank_, fingerprint); earlier != 0) {
+    fault.misfit.seq = earlier;
+  } else {
+    if (control_ != nullptr && !world_.near(peer)) control_->refresh(kAskPatience);  // get the peer's calls
+    if (world_.find(peer, fingerprint_) == seq_) {
+      fault.misfit = sizes;
+      fault.misfit.more = 0;
+      fault.misfit.seq = seq_;
+    }
+  }
+  fail(fault);
+}
+
+void Waiter::rethrow() { throw world_.fault(); }
+
+}  // namespace unisono

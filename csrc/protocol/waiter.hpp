@@ -1,0 +1,188 @@
+// How a rank waits: it spins, then yields, then sleeps on its event count. It always checks its deadline, the
+// abort cell and the liveness of the other ranks. A wait ends by its condition or by throwing a Fault, never
+// otherwise.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "protocol/descriptor.hpp"
+#include "protocol/group_state.hpp"
+#include "protocol/placement.hpp"
+
+namespace unisono {
+
+using Nanoseconds = int64_t;
+constexpr Nanoseconds kMicrosecond = 1000;
+constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
+Nanoseconds now_ns();
+Nanoseconds later(Nanoseconds timeout);  // now + timeout, or never
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// The processes of the other ranks on this host: which are dead, and how they ended.
+class PeerProcesses {
+ public:
+  // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
+  // process). Takes them over. status_fd: the launcher's board, which says how its children ended, or -1.
+  PeerProcesses(FileDescriptors pidfds, int status_fd);
+  ~PeerProcesses();
+  PeerProcesses(const PeerProcesses&) = delete;
+  PeerProcesses& operator=(const PeerProcesses&) = delete;
+
+  // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows.
+  int find_dead(GroupState& world, Fault& fault) const;
+  int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
+  bool dead(int rank) const;
+  // Waits until the rank's process has ended; a signal ends the wait, too.
+  void await_end(int rank, Nanoseconds deadline) const;
+  // Stores how the process ended in `fault`, if the launcher reports it within a short time.
+  void look_up(int pid, Fault& fault) const;
+
+ private:
+  FileDescriptors pidfds_;
+  std::vector<pollfd> watched_;  // the open ones, for one call of poll
+  std::vector<int> watched_ranks_;
+  const int32_t* board_ = nullptr;
+  size_t board_records_ = 0;
+};
+
+class ControlPlane;
+
+// What a waiting thread does with the sockets of its rank: it sends queued bytes, and sleeps on them.
+class SocketPoller {
+ public:
+  virtual ~SocketPoller() = default;
+  // Sends bytes that the kernel did not accept before.
+  virtual void flush() = 0;
+  // Whether something is left to flush.
+  virtual bool busy() const = 0;
+  // Changes when another thread of this rank may have made the awaited condition true.
+  virtual uint32_t epoch() const { return 0; }
+  // Sleeps until bytes from `awaited` (-1: any rank) may have arrived, queued bytes can be sent, the epoch
+  // differs from `epoch`, or `slice` has passed.
+  virtual void sleep(int awaited, Nanoseconds slice, uint32_t epoch) = 0;
+  // Whether nothing more will come from a rank of another host.
+  virtual bool ended(int peer) const = 0;
+};
+
+// A lock of the waiting thread that other threads need, such as Python's GIL: it is kept during short waits
+// and released before a long one. release may be called twice.
+class ReleasableLock {
+ public:
+  virtual ~ReleasableLock() = default;
+  virtual void release() = 0;
+};
+
+struct WaitPolicy {
+  int spins;             // polls before the clock is read
+  int socket_spins;      // the same for a socket: one poll takes as long as about thirty of memory
+  Nanoseconds spin_ns;   // then poll this long
+  Nanoseconds yield_ns;  // then yield the core between polls this long, then sleep
+  bool spread = false;   // move to another core when this one carries more ranks; see Placement
+};
+
+// Waits for one thread of execution (collectives, or point-to-point).
+class Waiter {
+ public:
+  // sockets, control: nullptr when all ranks are on one host.
+  Waiter(GroupState& world, const PeerProcesses& peers, int rank, EventCount RankCell::* event,
+         WaitPolicy patience, SocketPoller* sockets = nullptr, ControlPlane* control = nullptr)
+      : world_(world),
+        peers_(peers),
+        rank_(rank),
+        event_(event),
+        patience_(patience),
+        placement_(world, rank),
+        sockets_(sockets),
+        control_(control) {}
+
+  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that outlasts `spins`
+  // polls. So operations that never wait long do not read the clock.
+  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX,
+             std::span<const int> sources = {}) {
+    placement_.tell();
+    sources_ = sources;
+    seq_ = seq;
+    fingerprint_ = fingerprint;
+    deadline_ = deadline;
+    timeout_ = timeout;
+  }
+  void set_patience(WaitPolicy patience) { patience_ = patience; }
+  void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
+  void set_held(ReleasableLock* held) { held_ = held; }
+
+  // Waits for `ready`, which depends on rank `awaited` (-1: on any rank), and may change `awaited`.
+  template <class Ready>
+  void until(const int& awaited, Ready ready) {
+    if (ready()) return;
+    for (int i = spins(awaited); i > 0; --i) {
+      cpu_pause();
+      if (ready()) return;
+    }
+    slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
+  }
+
+  // Records the group's first fault, wakes all ranks, throws the recorded fault.
+  [[noreturn]] void fail(Fault fault);
+  // The same for a message of `peer` that has another fingerprint or size.
+  // sizes: the expected bytes in total, and the bytes that had arrived before this message.
+  [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes);
+  void throw_if_aborted() {
+    if (world_.aborted()) [[unlikely]]
+      rethrow();
+  }
+  // Checks for what ends a wait with a fault: an abort, a death, a mismatch, an interrupt, the deadline.
+  // `gone`: the awaited rank has closed the group.
+  void check_for_faults(int awaited, bool gone);
+  // Whether the awaited rank has closed the group; for a message from any rank: whether all others have.
+  bool gone(int awaited) const;
+
+ private:
+  using Poll = bool (*)(void*);
+  void slowly(const int& awaited, Poll ready, void* context);
+  bool ready_though_aborted(Poll ready, void* context);
+  bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
+  bool spin_and_yield(int awaited, Poll ready, void* context);
+  bool poll_once(Poll ready, void* context);
+  int spins(int awaited) const {
+    if (far(awaited)) return patience_.socket_spins;
+    return awaited >= 0 && core_in_the_way(awaited) ? 0 : patience_.spins;
+  }
+  // Whether a rank that has to run before the awaited message can arrive was last seen on this core.
+  bool core_in_the_way(int awaited) const;
+  // Whether the awaited message comes through a socket.
+  bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
+  [[noreturn]] void rethrow();
+  int find_mismatch();
+  int find_absent();
+
+  GroupState& world_;
+  const PeerProcesses& peers_;
+  const int rank_;
+  EventCount RankCell::* const event_;
+  WaitPolicy patience_;
+  Placement placement_;
+  SocketPoller* const sockets_;
+  ControlPlane* const control_;
+  const std::function<bool()>* interrupted_ = nullptr;
+  ReleasableLock* held_ = nullptr;
+  std::span<const int> sources_;
+  uint64_t seq_ = 0;
+  uint64_t fingerprint_ = 0;
+  Nanoseconds deadline_ = INT64_MAX;
+  Nanoseconds timeout_ = INT64_MAX;
+};
+
+}  // namespace unisono

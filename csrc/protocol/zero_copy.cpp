@@ -1,0 +1,185 @@
+#include "protocol/zero_copy.hpp"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <new>
+#include <system_error>
+
+#include "kernels/reduce.hpp"
+#include "protocol/arena.hpp"
+
+namespace unisono {
+namespace {
+
+// On a page of its own, which is zero in a forked child (MADV_WIPEONFORK).
+struct ProcessToken {
+  std::atomic<uint64_t> name;
+  std::atomic<uint64_t> number;
+};
+
+ProcessToken& process_token() {
+  static ProcessToken& token = [&]() -> ProcessToken& {
+    void* const memory =
+        mmap(nullptr, sizeof(ProcessToken), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    madvise(memory, sizeof(ProcessToken), MADV_WIPEONFORK);
+    return *new (memory) ProcessToken{};
+  }();
+  if (token.number.load(std::memory_order_acquire) != 0) return token;
+  uint64_t number = 0, none = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number)
+    throw std::system_error(errno, std::generic_category(), "no random numbers");
+  token.number.compare_exchange_strong(none, number | 1);
+  token.name.store(kAccessProbe, std::memory_order_release);
+  return token;
+}
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kCompletionPatience = std::chrono::seconds(1);
+
+uint32_t units(size_t nbytes) { return static_cast<uint32_t>((nbytes + kUnitBytes - 1) / kUnitBytes); }
+
+iovec piece_at(uint64_t address, size_t nbytes) { return {reinterpret_cast<void*>(address), nbytes}; }
+
+// Both are used within one process, too, where ranks are threads: a sender that has aborted may have freed
+// its memory. These calls then return an error, where memcpy would crash. A call may copy only a part.
+
+// The same call also reads the peer's identity token, so that both belong to one process.
+bool read_from(const ProcessIdentity& who, uint64_t here, uint64_t there, size_t nbytes) {
+  while (nbytes > 0) {
+    uint64_t token = 0;
+    const iovec mine[] = {{&token, sizeof token}, piece_at(here, nbytes)};
+    const iovec theirs[] = {piece_at(who.token_address, sizeof token), piece_at(there, nbytes)};
+    const ssize_t moved = process_vm_readv(who.pid, mine, 2, theirs, 2, 0);
+    if (moved <= static_cast<ssize_t>(sizeof token) || token != who.token) return false;
+    const size_t done = static_cast<size_t>(moved) - sizeof token;
+    here += done;
+    there += done;
+    nbytes -= done;
+  }
+  return true;
+}
+
+bool is_still(const ProcessIdentity& who) {
+  uint64_t token = 0;
+  const iovec mine{&token, sizeof token}, theirs = piece_at(who.token_address, sizeof token);
+  return process_vm_readv(who.pid, &mine, 1, &theirs, 1, 0) == sizeof token && token == who.token;
+}
+
+// No system call both writes and checks the identity, so the token is checked right before each write.
+bool write_to(const ProcessIdentity& who, uint64_t here, uint64_t there, size_t nbytes) {
+  while (nbytes > 0) {
+    const iovec mine = piece_at(here, nbytes), theirs = piece_at(there, nbytes);
+    if (!is_still(who)) return false;
+    const ssize_t moved = process_vm_writev(who.pid, &mine, 1, &theirs, 1, 0);
+    if (moved <= 0) return false;
+    here += static_cast<size_t>(moved);
+    there += static_cast<size_t>(moved);
+    nbytes -= static_cast<size_t>(moved);
+  }
+  return true;
+}
+
+void* seen(const PeerMemory& other, uint64_t address, size_t nbytes) {
+  return other.view == nullptr ? nullptr : other.view->at(address, nbytes);
+}
+
+template <class Copy>
+bool work(ZeroCopyTransfer& transfer, uint64_t target, size_t nbytes, Copy copy) {
+  const uint32_t count = units(nbytes);
+  bool worked = false;
+  for (;;) {
+    uint32_t next = transfer.claimed.load(std::memory_order_relaxed), piece;  // claiming publishes nothing
+    do {
+      if (next >= count) return worked;  // also when it is closed
+      piece = std::clamp((count - next) / 2, 1u, kMostUnits);
+    } while (!transfer.claimed.compare_exchange_weak(next, next + piece, std::memory_order_acquire));
+    const size_t first = next * kUnitBytes;
+    const uint64_t source = transfer.source.load(std::memory_order_relaxed) + first;
+    if (!copy(source, target + first, std::min(piece * kUnitBytes, nbytes - first)))
+      transfer.broken.store(1, std::memory_order_release);
+    transfer.completed.fetch_add(piece, std::memory_order_seq_cst);  // R1: the bytes, and `broken`; R2
+    worked = true;
+  }
+}
+
+}  // namespace
+
+void ZeroCopyTransfer::publish_source(const void* from) {
+  source.store(reinterpret_cast<uint64_t>(from), std::memory_order_relaxed);
+  target.store(0, std::memory_order_relaxed);
+  claimed.store(0, std::memory_order_relaxed);
+  completed.store(0, std::memory_order_relaxed);
+  broken.store(0, std::memory_order_relaxed);
+}
+
+bool ZeroCopyTransfer::publish_target(void* into) {
+  if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, 1)) return false;
+  target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst);
+  return true;
+}
+
+bool ZeroCopyTransfer::get(const PeerMemory& sender, void* into, size_t nbytes) {
+  const auto to = reinterpret_cast<uint64_t>(into);
+  return work(*this, to, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
+    const void* const there = seen(sender, from, n);
+    if (there == nullptr) return read_from(sender.who, to, from, n);
+    kernels().copy(reinterpret_cast<void*>(to), there, n);
+    return true;
+  });
+}
+
+bool ZeroCopyTransfer::put(const PeerMemory& receiver, size_t nbytes) {
+  const uint64_t into = target.load(std::memory_order_relaxed);
+  return work(*this, into, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
+    void* const there = seen(receiver, to, n);
+    if (there == nullptr) return write_to(receiver.who, from, to, n);
+    kernels().copy(there, reinterpret_cast<const void*>(from), n);
+    return true;
+  });
+}
+
+bool ZeroCopyTransfer::is_complete(size_t nbytes) const {
+  return completed.load(std::memory_order_seq_cst) == units(nbytes) && !failed();
+}
+
+bool ZeroCopyTransfer::cancel(const std::function<bool()>& dead) {
+  const uint32_t begun = claimed.fetch_or(kClosed) & ~kClosed;
+  const auto cancel = Clock::now() + kCompletionPatience;
+  while (completed.load(std::memory_order_acquire) < begun) {
+    if (dead()) return true;
+    if (Clock::now() > cancel) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+bool accessible(const void* data, size_t nbytes) {
+  char ends[2];
+  const auto* const from = static_cast<const char*>(data);
+  const iovec here{ends, sizeof ends};
+  const iovec there[2] = {{const_cast<char*>(from), 1}, {const_cast<char*>(from + nbytes - 1), 1}};
+  return process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof ends;
+}
+
+ProcessIdentity identity() {
+  ProcessToken& token = process_token();
+  return {getpid(), reinterpret_cast<uint64_t>(&token.number), token.number.load()};
+}
+
+uint64_t access_probe() { return reinterpret_cast<uint64_t>(&process_token().name); }
+
+bool reaches(pid_t pid, uint64_t access_probe) {
+  uint64_t word = 0;
+  const iovec mine{&word, sizeof word}, theirs = piece_at(access_probe, sizeof word);
+  return process_vm_readv(pid, &mine, 1, &theirs, 1, 0) == sizeof word && word == kAccessProbe;
+}
+
+}  // namespace unisono

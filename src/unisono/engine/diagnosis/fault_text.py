@@ -1,0 +1,281 @@
+"""Makes the text and the exception of a `FaultReport`, from the report alone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from unisono.engine.diagnosis.call_text import OWN, odd_ones
+from unisono.engine.diagnosis.report import FaultReport, RankSnapshot, SizeFault
+from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+
+__all__ = ["error", "signal_name", "text"]
+
+
+def error(report: FaultReport) -> GroupError:
+    """The exception for a fault; it carries the report."""
+    headline = text(report)
+    if report.kind in ("peer_lost", "peer_left", "host_silent"):
+        assert report.rank is not None
+        return PeerLost(
+            headline,
+            rank=report.rank,
+            pid=report.pid,
+            signal=report.signal,
+            exit_code=report.exit_code,
+            host=report.host,
+            report=report,
+        )
+    kinds: dict[str, type[GroupError]] = {
+        "mismatch": Mismatch,
+        "timeout": Timeout,
+        "late": Timeout,
+        "nothing_came": Timeout,
+    }
+    return kinds.get(report.kind, Aborted)(headline, report=report)
+
+
+def text(report: FaultReport, *, for_all: bool = False) -> str:
+    """A report as text.
+
+    Args:
+        for_all: the text is for all ranks that reported the same; it does not name the reporter.
+    """
+    return _WRITERS[report.kind](report, _where(report, for_all))
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGSEGV" for 11; real-time signals have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _where(report: FaultReport, for_all: bool) -> str:
+    rank = f"size={report.size}" if for_all else f"rank={report.reporter}/{report.size}"
+    return f"group={report.group} seq={report.status.started} {rank}"
+
+
+def _doing(report: FaultReport) -> str:
+    return report.operation or "an operation"
+
+
+def _process(report: FaultReport, rank: int) -> str:
+    """The process of a rank: its pid, and its host if there are several."""
+    state = report.ranks[rank]
+    pid = f"pid {state.pid}"
+    return f"host {state.host}, {pid}" if len({each.host for each in report.ranks}) > 1 else pid
+
+
+def _because(cause: str) -> str:
+    return f" because of {cause}" if cause else ""
+
+
+def _closed(report: FaultReport, where: str) -> str:
+    return message(f"{_doing(report)} failed: this rank closed the group during the call", where=where)
+
+
+def _interrupted(report: FaultReport, where: str) -> str:
+    cause = _because(report.cause)
+    by = f"{cause}, which a signal handler raised" if cause else " (Ctrl-C)"
+    return message(f"{_doing(report)} failed: rank {report.found_by} was interrupted{by}", where=where)
+
+
+def _no_memory(report: FaultReport, where: str) -> str:
+    headline = f"{_doing(report)} failed: rank {report.found_by} ran out of memory"
+    return message(headline, where=where, observed=report.detail)
+
+
+def _aborted(report: FaultReport, where: str) -> str:
+    headline = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
+    known = report.cause or report.found_by == report.reporter
+    return message(headline, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
+
+
+def _bad_frame(report: FaultReport, where: str) -> str:
+    sender = report.rank
+    assert sender is not None
+    found = f"rank {sender} ({_process(report, sender)}) sent rank {report.found_by} bytes that are no frame"
+    return message(
+        f"{_doing(report)} failed: {found} of Unisono: {report.detail}",
+        where=where,
+        remedy=f"See whether all ranks run the same build, and what else writes to rank {sender}'s "
+        "connections.",
+    )
+
+
+def _peer(report: FaultReport, where: str) -> str:
+    rank = report.rank
+    assert rank is not None
+    how, remedy = "died", f"Look at rank {rank}'s output."
+    if report.kind == "peer_left":
+        how = f"has closed the group{_because(report.cause)}"
+        if not report.cause:
+            remedy = f"Rank {rank} must make the same calls before it closes the group or ends."
+    elif report.kind == "host_silent":
+        how = "is lost: its host no longer answers"
+        remedy = "Look at that host, and at the network to it; UNISONO_PEER_TIMEOUT_S bounds such a silence."
+    elif report.signal is not None:
+        how = f"was ended by {signal_name(report.signal)}"
+    elif report.exit_code is not None:
+        how = f"ended with exit code {report.exit_code}"
+    seen = report.ranks[rank].last_seen
+    return message(
+        f"{_doing(report)} failed: rank {rank} ({_process(report, rank)}) {how}; it was last seen {seen}",
+        where=where,
+        remedy=remedy,
+    )
+
+
+def _timeout(report: FaultReport, where: str) -> str:
+    if report.sequence == 0:
+        return _message_timeout(report, where)
+    rank = report.rank
+    assert rank is not None
+    who = f"rank {rank} did not answer"
+    if report.missing:
+        who = f"rank {', '.join(map(str, report.missing))} never arrived"
+    found_here = report.found_by == report.reporter
+    after = f" after {_duration(report.timeout_s)}" if found_here else f" on rank {report.found_by}"
+    seen = report.ranks[rank].last_seen
+    return message(
+        f"{_doing(report)} timed out{after}: {who} ({_process(report, rank)}, last seen {seen})",
+        where=where,
+        remedy=f"Give it a longer timeout or look at rank {rank}'s output.",
+    )
+
+
+def _duration(seconds: float) -> str:
+    """0.001 -> "1 ms"; 2.0 -> "2.0 s"."""
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1000:.3g} ms"
+
+
+def _message_timeout(report: FaultReport, where: str) -> str:
+    what = f"{_doing(report)} failed: a send or receive of rank {report.found_by} timed out"
+    if report.found_by == report.reporter:
+        what = f"{_doing(report)} timed out after {_duration(report.timeout_s)}"
+    who = "no rank sent"
+    if report.rank is not None:
+        seen = report.ranks[report.rank].last_seen
+        who = f"rank {report.rank} did not answer ({_process(report, report.rank)}, last seen {seen})"
+    if report.rank == report.found_by:
+        who = f"rank {report.found_by} has not sent itself such a message"
+    remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
+    return message(f"{what}: {who}", where=where, observed=_unexpected(report), remedy=remedy)
+
+
+def _late(report: FaultReport, where: str) -> str:
+    who = _unexpected(report)
+    if report.missing:
+        seen = report.ranks[report.missing[0]].last_seen
+        who = f"rank {', '.join(map(str, report.missing))} has not arrived, last seen {seen}"
+    what = f"{report.operation} is not done after {report.timeout_s:.3f} s; it continues"
+    return message(what, where=where, observed=who)
+
+
+def _empty_probe(report: FaultReport, where: str) -> str:
+    what = f"{report.operation}: no such message arrived within {report.timeout_s:.3f} s; the group continues"
+    return message(what, where=where, observed=_unexpected(report))
+
+
+def _unexpected(report: FaultReport) -> str:
+    if not report.unexpected:
+        return ""
+    each = [
+        f"from rank {one.source} with tag {one.tag}, {one.content} ({one.nbytes} bytes)"
+        for one in report.unexpected
+    ]
+    more = f"; and {report.more_unexpected} more" if report.more_unexpected else ""
+    return f"unexpected messages: {'; '.join(each)}{more}"
+
+
+def _mismatch(report: FaultReport, where: str) -> str:
+    if report.message is not None:
+        return _message_mismatch(report, where)
+    calls = [state.call for state in report.ranks]
+    uneven = _uneven(report.sizes) if report.sizes is not None else ""
+    what = "sizes do not fit" if uneven else "ranks called different things"
+    odd = uneven or odd_ones(calls)
+    lines = [f"{what}{odd and f': {odd}'} [{where}]"]
+    lines += [_row(report, state) for state in report.ranks]
+    own = any(call is not None and f"algorithm={OWN}" in call.arguments for call in calls)
+    if not uneven and len(set(calls) - {None}) == 1 and (own or None not in calls):
+        of_lists = "Their lists of buffers differ in order, sizes or dtypes."
+        lines.append("The plans of their algorithms differ." if own else of_lists)
+    rule = "A rank must send as many elements as the receiver expects."
+    lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
+    return "\n".join(lines)
+
+
+def _row(report: FaultReport, state: RankSnapshot) -> str:
+    """A rank's line in the table of a mismatch."""
+    return (
+        f"  rank {state.rank}  #{report.sequence} {state.call or _unknown_call(report, state)}{_place(state)}"
+    )
+
+
+def _uneven(sizes: SizeFault) -> str:
+    """The sizes that do not fit: "rank 0 sent 5 elements to rank 1, which expected 4"."""
+    if sizes.sent is None or sizes.expected is None:
+        return f"rank {sizes.sender} sent more elements to rank {sizes.receiver} than that expected"
+    count = f"{sizes.sent}{' or more' if sizes.at_least else ''} elements{_block(sizes)}"
+    return f"rank {sizes.sender} sent {count} to rank {sizes.receiver}, which expected {sizes.expected}"
+
+
+def _block(sizes: SizeFault) -> str:
+    if sizes.block is None:
+        return ""
+    way = f", on its way to rank {sizes.destination}" if sizes.destination is not None else ""
+    way = f", on its way from rank {sizes.origin}" if sizes.origin is not None else way
+    return f" (the block of rank {sizes.block}{way})"
+
+
+def _unknown_call(report: FaultReport, state: RankSnapshot) -> str:
+    """Where a rank is whose call is not known: not made yet, made too late, or no longer remembered."""
+    if state.started < report.sequence and state.place and not state.place_is_later:
+        return "called when the group had already failed"
+    where = "not there yet" if state.started < report.sequence else "already further"
+    return f"{where}; last seen {state.last_seen}"
+
+
+def _place(state: RankSnapshot) -> str:
+    """The source line of a rank's call, or where it was when it received the report."""
+    if state.cause:
+        return f"  (left{_because(state.cause)})"
+    if not state.place:
+        return ""
+    return f"  (by now at {state.place})" if state.place_is_later else f"  at {state.place}"
+
+
+def _message_mismatch(report: FaultReport, where: str) -> str:
+    found = report.message
+    assert found is not None
+    difference = "was of another kind" if found.other_kind else "had another size or dtype"
+    remedy = "Send an array that has the dtype of the receiving array and fits into it."
+    if " bytes of " in found.sent + found.expected and not found.other_kind:
+        remedy = "Send and receive as many values with the same codec."
+    return message(
+        f"a message from rank {found.sender} with tag {found.tag} {difference} than "
+        f"rank {found.receiver} expected{f' in {found.place}' if found.place else ''}",
+        where=where,
+        observed=found.sent,
+        expected=found.expected,
+        remedy="Only recv_object takes what send_object sends." if found.other_kind else remedy,
+    )
+
+
+_WRITERS: dict[str, Callable[[FaultReport, str], str]] = {
+    "aborted": _aborted,
+    "bad_frame": _bad_frame,
+    "closed": _closed,
+    "host_silent": _peer,
+    "interrupted": _interrupted,
+    "late": _late,
+    "mismatch": _mismatch,
+    "no_memory": _no_memory,
+    "nothing_came": _empty_probe,
+    "peer_left": _peer,
+    "peer_lost": _peer,
+    "timeout": _timeout,
+}

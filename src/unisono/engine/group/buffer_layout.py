@@ -1,0 +1,250 @@
+"""The buffers of a call: argument checks of the collectives, most of all of those with an input and an
+output.
+
+A side is a list of (address, numel): of one buffer, or of one for each rank. `out` and `inputs` may be one
+array with a leading axis of p, which the engine cuts, or a list of p arrays.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, view, views
+
+__all__ = [
+    "SIDES",
+    "BufferLayout",
+    "CollectiveBuffers",
+    "Extents",
+    "blocks",
+    "both_buffers",
+    "check_alike",
+    "check_layout",
+    "spread",
+    "with_call_name",
+]
+
+Extents = list[tuple[int, int]]
+
+_LISTS = (list, tuple)  # a constant: the expression `list | tuple` would be evaluated in every call
+
+
+class CollectiveBuffers(NamedTuple):
+    """The two sides of a collective.
+
+    Attributes:
+        out, given: the names of its arguments.  out_blocks, given_blocks: whether that side has p blocks.
+        equal: all blocks have one size; otherwise only this rank's own block has to fit.
+        root: the argument that names the only rank with p blocks; "" where every rank has both sides.
+    """
+
+    out: str
+    given: str
+    out_blocks: bool
+    given_blocks: bool
+    equal: bool
+    root: str = ""
+
+
+SIDES: dict[str, CollectiveBuffers] = {
+    "all_gather": CollectiveBuffers("out", "x", True, False, True),
+    "all_gather_v": CollectiveBuffers("out", "x", True, False, False),
+    "gather": CollectiveBuffers("out", "x", True, False, False, "dst"),
+    "scatter": CollectiveBuffers("out", "inputs", False, True, False, "src"),
+    "reduce_scatter": CollectiveBuffers("out", "inputs", False, True, True),
+    "all_to_all": CollectiveBuffers("out", "inputs", True, True, False),
+}
+
+_BARRIER = "barrier"
+_U8 = DTYPES.index("uint8")
+
+
+class BufferLayout(NamedTuple):
+    """The buffers of a call, checked.
+
+    Attributes:
+        dtype: its code.  target: what is written, or used in place.  source: what is read.
+        numel: elements, which must be equal on all ranks; 0 where they may differ.
+        typical: elements by which an algorithm is chosen, the same on every rank.
+        blocks: the blocks that may differ in size.  writes: this rank's first side is written.
+    """
+
+    dtype: int
+    target: Extents
+    source: Extents
+    numel: int
+    typical: int
+    blocks: Extents
+    writes: bool = True
+
+
+def check_layout(collective: str, out: Any, given: Any, size: int, rank: int, root: int) -> BufferLayout:
+    """Check the buffers of a collective. One that works in place has `out` only, a barrier none.
+
+    Raises:
+        ValueError, TypeError: an array, its size, dtype or place in memory is wrong.
+    """
+    sides = SIDES.get(collective)
+    if sides is not None:
+        dtype, target, source = both_buffers(sides, out, given, size, rank, root)
+        several, single = (target, source) if sides.out_blocks else (source, target)
+        numel = single[0][1] if sides.equal else 0
+        typical = numel
+        if collective == "all_gather_v":  # every rank knows all sizes
+            typical = sum(length for _, length in target) // size
+        return BufferLayout(dtype, target, source, numel, typical, several if sides.root else [])
+    if collective == _BARRIER:
+        return BufferLayout(_U8, [], [], 0, 0, [])
+    writes = {"broadcast": rank != root, "reduce": rank == root}.get(collective, True)
+    address, numel, dtype = view(out, writes, "x")
+    return BufferLayout(dtype, [(address, numel)], [], numel, numel, [], writes)
+
+
+def both_buffers(
+    sides: CollectiveBuffers, out: Any, given: Any, size: int, rank: int, root: int
+) -> tuple[int, Extents, Extents]:
+    """(dtype, output, input) of a call that has both, all checked.
+
+    Raises:
+        ValueError, TypeError: an array, its size, dtype or place in memory is wrong.
+    """
+    if sides.root and rank != root:
+        return _away_from_root(sides, out, given, rank, root)
+    if sides.out_blocks:
+        dtype, target = blocks(_present(sides, out, sides.out, rank), size, True, sides.out)
+    else:
+        address, numel, dtype = view(out, True, sides.out)
+        target = [(address, numel)]
+    if sides.given_blocks:
+        other, source = blocks(_present(sides, given, sides.given, rank), size, False, sides.given)
+    else:
+        address, numel, other = view(given, False, sides.given)
+        source = [(address, numel)]
+    if dtype != other:
+        raise ValueError(f"{sides.out} is {DTYPES[dtype]}, {sides.given} is {DTYPES[other]}; they must agree")
+    if sides.out_blocks and sides.given_blocks:
+        _check_exchange(sides, target, source, dtype, size, rank)
+    elif sides.out_blocks:
+        _check_blocks(target, source[0], dtype, size, rank, sides.equal, (sides.out, sides.given))
+    else:
+        _check_blocks(source, target[0], dtype, size, rank, sides.equal, (sides.given, sides.out))
+    return dtype, target, source
+
+
+def blocks(arrays: Any, size: int, writable: bool, name: str) -> tuple[int, Extents]:
+    """Dtype and extents of p blocks: a list or tuple of p arrays, or one array of p equal blocks."""
+    if isinstance(arrays, _LISTS):
+        if len(arrays) != size:
+            raise ValueError(f"{name} has {len(arrays)} arrays, expected {size}: one for every rank")
+        dtype, extents = views(arrays, writable=writable, name=name)
+        if writable:
+            _check_disjoint(extents, dtype, name)
+        return dtype, extents
+    address, numel, dtype = view(arrays, writable, name)
+    if numel % size:
+        raise ValueError(f"{name} has {numel} elements, which cannot be cut into {size} equal blocks")
+    return dtype, [(address, numel)]
+
+
+def check_alike(collective: str, blocks: Extents) -> None:
+    """Check that only a direct algorithm has blocks of different sizes: others do not know the sizes."""
+    sizes = {numel for _, numel in blocks}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
+            "algorithm='direct' only"
+        )
+
+
+def spread(extents: Extents, count: int, item: int) -> Extents:
+    """The blocks of a side one by one."""
+    if len(extents) == count:
+        return extents
+    address, numel = extents[0][0], extents[0][1] // count
+    return [(address + number * numel * item, numel) for number in range(count)]
+
+
+def with_call_name(collective: str, error: Exception) -> Exception:
+    """The same error, beginning with the name of the call."""
+    return type(error)(f"{collective}: {error}")
+
+
+def _away_from_root(
+    sides: CollectiveBuffers, out: Any, given: Any, rank: int, root: int
+) -> tuple[int, Extents, Extents]:
+    """The sides of a rank that is not the root: only the root has the side of p blocks."""
+    name, surplus = (sides.out, out) if sides.out_blocks else (sides.given, given)
+    if surplus is not None:
+        raise ValueError(f"{name}= is given on rank {rank}, which is not {sides.root}={root}")
+    if sides.out_blocks:
+        address, numel, dtype = view(given, False, sides.given)
+        return dtype, [], [(address, numel)]
+    address, numel, dtype = view(out, True, sides.out)
+    return dtype, [(address, numel)], []
+
+
+def _present(sides: CollectiveBuffers, arrays: Any, name: str, rank: int) -> Any:
+    if arrays is None and sides.root:
+        raise ValueError(f"rank {rank} is {sides.root} and needs {name}=")
+    return arrays
+
+
+def _check_blocks(
+    several: Extents,
+    single: tuple[int, int],
+    dtype: int,
+    size: int,
+    rank: int,
+    equal: bool,
+    names: tuple[str, str],
+) -> None:
+    """Check that the blocks of one side fit the other side, and that only this rank's block shares memory."""
+    address, numel = single
+    if len(several) == 1:
+        if several[0][1] != numel * size:
+            raise ValueError(_misfit(names, several[0][1] // size, 0 if equal else rank, numel))
+    else:
+        for peer in range(size) if equal else (rank,):
+            if several[peer][1] != numel:
+                raise ValueError(_misfit(names, several[peer][1], peer, numel))
+    item = ITEMSIZES[dtype]
+    end = address + numel * item
+    for start, count in several:
+        apart = not (numel and start < end and address < start + count * item)
+        if not apart and single != _block(several, size, rank, item):
+            raise ValueError(f"{names[0]} and {names[1]} overlap in memory; only block {rank} may be shared")
+
+
+def _check_exchange(
+    sides: CollectiveBuffers, out: Extents, given: Extents, dtype: int, size: int, rank: int
+) -> None:
+    """Check that a rank's block for itself fits, and that the two sides share no memory."""
+    item = ITEMSIZES[dtype]
+    got, gave = _block(out, size, rank, item)[1], _block(given, size, rank, item)[1]
+    if got != gave:
+        raise ValueError(_misfit((sides.out, sides.given), got, rank, gave))
+    for start, count in out:
+        for other, length in given:
+            if start < other + length * item and other < start + count * item and count and length:
+                raise ValueError(f"{sides.out} and {sides.given} overlap in memory")
+
+
+def _misfit(names: tuple[str, str], found: int, rank: int, numel: int) -> str:
+    return f"{names[0]} has {found} elements for rank {rank}, {names[1]} has {numel}"
+
+
+def _check_disjoint(extents: Extents, dtype: int, name: str) -> None:
+    """Check that no two written arrays share memory."""
+    item = ITEMSIZES[dtype]
+    for (low, numel), (high, _) in pairwise(sorted(extent for extent in extents if extent[1])):
+        if low + numel * item > high:
+            raise ValueError(f"two arrays of {name} overlap in memory")
+
+
+def _block(extents: Extents, size: int, rank: int, item: int) -> tuple[int, int]:
+    """Block `rank` of a side."""
+    if len(extents) == size:
+        return extents[rank]
+    address, numel = extents[0][0], extents[0][1] // size
+    return address + rank * numel * item, numel

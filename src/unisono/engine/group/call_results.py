@@ -1,0 +1,69 @@
+"""Results that a call allocates: for an input without an output, or for a number."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from unisono import _native
+from unisono._native import ResultKind
+from unisono.engine.base.validation import listed
+from unisono.engine.memory.buffers import view
+
+__all__ = ["NOTHING", "CallResult", "allocate"]
+
+_NUMBERS = (bool, int, float, complex)
+_IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan")
+_SHAPES = {
+    "all_gather": ResultKind.GATHERED,
+    "all_to_all": ResultKind.SAME,
+    "reduce_scatter": ResultKind.BLOCK,
+    "gather": ResultKind.GATHERED,
+}
+
+
+class CallResult(NamedTuple):
+    """What a call returns: an array that it has allocated, or the number in an array of one element."""
+
+    array: Any
+    kind: ResultKind
+
+    def value(self) -> Any:
+        """The caller's result, after the call has run."""
+        return self.array.item() if self.kind is ResultKind.NUMBER else self.array
+
+
+NOTHING = CallResult(None, ResultKind.NOTHING)
+
+
+def allocate(kind: str, out: Any, given: Any, size: int, rank: int, root: int) -> tuple[Any, Any, CallResult]:
+    """(output, input, result) of a call; NOTHING: the caller gave the output.
+
+    Example: ("all_gather", x, None) with x of shape [3] and 2 ranks -> an array of shape [2, 3], x
+    """
+    if kind in _IN_PLACE:
+        if not isinstance(out, _NUMBERS):
+            return out, given, NOTHING
+        import numpy as np
+
+        number = np.array([out])
+        return number, None, CallResult(number, ResultKind.NUMBER)
+    if kind == "all_gather_v" and not isinstance(out, (list, tuple)):
+        return listed(out, "out", size), given, NOTHING
+    if kind not in _SHAPES or (out is not None and given is not None):
+        return out, given, NOTHING
+    if kind == "gather" and (out is not None or given is None or rank != root):
+        return out, given, NOTHING
+    given = out if given is None else given
+    _check(given, _SHAPES[kind], size)
+    made = _native.allocated(given, _SHAPES[kind], size)
+    return made, given, CallResult(made, _SHAPES[kind])
+
+
+def _check(x: Any, shape: ResultKind, size: int) -> None:
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise TypeError(
+            f"got {type(x).__name__} and no output; an array's result can be allocated, not this one's"
+        )
+    view(x, False)  # refuses broadcast arrays, whose shape may have more elements than memory holds
+    if shape is ResultKind.BLOCK and (not x.shape or x.shape[0] % size):
+        raise ValueError(f"inputs has shape {list(x.shape)}, expected a first axis that {size} ranks divide")

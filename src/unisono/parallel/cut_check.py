@@ -1,0 +1,278 @@
+"""Tries a cut on the tensor axis: one micro-batch through the whole model and through the cut one.
+
+A rule cuts modules by their names, which say nothing of the code between them. So both ways train copies of
+the model with the same random values, and loss, gradients and buffers must be equal. Where they are not, the
+error names the first module with another output, or the last one whose parameters get another gradient.
+
+Random values, because those of a new model hide mistakes: a norm's weights are all one, a last layer is zero.
+Dropout is off at first. Then the cut copy runs again with dropout: whole parameters must get the same
+gradients on all ranks of the tensor axis.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from .batches import cut_rows, rows_of, tensors_of
+from .divergence import ModelOutputs, difference, differing_gradients, text
+from .families import ModelFamily, family_of
+from .generators import drawing, seed_of
+from .sharded_parameters import own_memory
+from .tensor_parallel import cut_modules
+
+if TYPE_CHECKING:
+    from .mesh import PlanMesh
+
+__all__ = ["LIMIT_BYTES", "CutCheck", "should_check"]
+
+LIMIT_BYTES = 100 << 20  # of parameters: a larger model is tried where check=True asks for it
+ROWS = 4  # of a micro-batch; more show no more
+SEED = 0x5EED
+DROPOUT_P = 10  # its place among the arguments of multi_head_attention_forward
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class _CutModelError(Exception):
+    """The cut copy raised."""
+
+
+def should_check(model: nn.Module, family: ModelFamily, check: bool | None) -> bool:
+    """Whether to try the cut.
+
+    Raises:
+        ValueError: nothing proves this cut, and the model is too large to be copied unasked.
+    """
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    if check is not None or nbytes < LIMIT_BYTES:
+        return check is not False
+    if family.proved:
+        return False
+    raise ValueError(
+        f"nothing proves that {type(model).__name__} can be cut so: its modules are cut by name, and its "
+        f"{nbytes / 1e6:.0f} MB of parameters are too many to copy unasked. Write parallelize(..., "
+        f"check=True): the first step then trains two copies on {ROWS} rows, both ways. Or check=False, if "
+        "you have compared losses and gradients"
+    )
+
+
+class CutCheck:
+    """A copy of a model before it was cut, and how it is to be cut. It is used once.
+
+    Args:
+        model: with its values, or on the meta device.
+        fill: gives a copy on the meta device its values.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pieces: Sequence[nn.Module] | None,
+        cuts: dict[str, str] | None,
+        fill: Callable[[nn.Module], object],
+    ) -> None:
+        try:
+            self._model, self._pieces = copy.deepcopy((model, pieces))
+        except Exception as error:
+            raise ValueError(
+                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so its cut "
+                "cannot be tried. If you have compared losses and gradients, write check=False"
+            ) from error
+        self._model.zero_grad()
+        fill(self._model)
+        self._cuts = cuts
+
+    def run(self, batch: tuple[Any, Any], loss: Loss, mesh: PlanMesh) -> None:
+        """Try the cut on some rows of `batch`. All ranks call this.
+
+        Raises:
+            ValueError: it trains another model; the text names a module, and what to write.
+        """
+        _same_rows(batch, mesh)
+        device = mesh.axes.device_type
+        if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
+            self._model.float()
+            batch = _as_f32(batch)
+        _scatter(self._model)
+        whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
+        with torch.enable_grad():
+            forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh)
+            with drawing(SEED, device), NoDropout():
+                alone, batch = _alone(whole, forward, batch, loss)
+            family = family_of(model, pieces, self._cuts)
+            region = cut_modules(model, family.cuts, mesh.part("tensor"))
+            family.localize(mesh.plan.tensor)
+            for module in [*family.units, model]:
+                module.register_forward_hook(own_memory)
+            forward = _forward(model, family, mesh)
+
+            def still() -> tuple[str, str] | None:
+                with drawing(SEED, device), NoDropout():
+                    return difference(alone, _train(model, forward, batch, loss))
+
+            def drawn() -> tuple[str, str] | None:
+                model.zero_grad()
+                region.forget()
+                with drawing(seed_of(SEED, mesh.row), device):
+                    return differing_gradients(_train(model, forward, batch, loss).parameters, mesh)
+
+            for attempt in (still, drawn):
+                _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, family))
+
+
+def _agree(
+    attempt: Callable[[], tuple[str, str] | None], mesh: PlanMesh, text: Callable[[str, str], str]
+) -> None:
+    """Raise the error of one rank on all ranks."""
+    try:
+        found = attempt()
+    except _CutModelError as failed:
+        error = failed.__cause__
+        found = str(failed), f"it raises {type(error).__name__}: {error}"
+    told: list[Any] = [None] * mesh.plan.ranks
+    dist.all_gather_object(told, None if found is None else text(*found), group=mesh.world)
+    for says in told:
+        if says is not None:
+            raise ValueError(says)
+
+
+# ---- both ways ----
+
+
+def _same_rows(batch: Any, mesh: PlanMesh) -> None:
+    """Refuse ranks of a tensor group that give different rows."""
+    group = mesh.group("tensor")
+    sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_of(list(batch))]
+    told: list[Any] = [None] * mesh.plan.tensor
+    dist.all_gather_object(told, sums, group=group)
+    if any(other != told[0] for other in told):
+        raise ValueError(
+            "ranks of one tensor group give different rows. Give them the same part of each batch; "
+            "run.shard(loader) does"
+        )
+
+
+def _as_f32(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.float() if batch.is_floating_point() else batch
+    if isinstance(batch, dict):
+        return {key: _as_f32(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_as_f32(value) for value in batch)
+    return batch
+
+
+@torch.no_grad()
+def _scatter(model: nn.Module) -> None:
+    """Move every parameter by a random number, the same on all ranks."""
+    generator = torch.Generator().manual_seed(SEED)
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(noise * (0.02 + 0.1 * parameter.abs().mean()))
+
+
+class NoDropout(TorchFunctionMode):
+    """Dropout drops nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            kwargs = {key: value for key, value in kwargs.items() if key not in ("p", "training", "train")}
+            inplace = {"inplace": kwargs["inplace"]} if "inplace" in kwargs else {}
+            return functional.dropout(args[0] if args else kwargs["input"], p=0.0, training=False, **inplace)
+        if func is functional.multi_head_attention_forward:
+            args = (*args[:DROPOUT_P], 0.0, *args[DROPOUT_P + 1 :])
+        if func is functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if len(args) <= 4 else {}
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = {
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+    functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout, torch.alpha_dropout,
+    torch.feature_dropout, torch.feature_alpha_dropout, torch.native_dropout,
+}  # fmt: skip
+
+
+def _forward(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> Callable[[Any], Any]:
+    """What the plan computes: the model, or its pieces one after the other."""
+
+    def call(module: Any, inputs: Any) -> Any:
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
+
+    def forward(inputs: Any) -> Any:
+        if mesh.plan.pipeline == 1:
+            return family.output(call(model, inputs))
+        for piece in family.pieces:
+            inputs = call(piece, inputs)
+        return inputs
+
+    return forward
+
+
+def _alone(
+    model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss
+) -> tuple[ModelOutputs, tuple[Any, Any]]:
+    """Train on a few rows, or on all where the loss of a few is not finite; return the rows, too."""
+    rows = rows_of(list(batch))
+    for taken in (min(ROWS, rows), rows):
+        few = cut_rows(batch, 0, taken)
+        model.zero_grad()
+        seen = _train(model, forward, few, loss)
+        if bool(seen.loss.isfinite()):
+            return seen, few
+    raise ValueError(
+        f"the loss of the first batch is {float(seen.loss)}, so the cut cannot be tried on it. Begin with a "
+        "batch whose loss is finite, or write parallelize(..., check=False)"
+    )
+
+
+def _train(model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss) -> ModelOutputs:
+    """Forward and backward of one micro-batch.
+
+    Raises:
+        _Failed: the model is cut and raised; the text is the path of the innermost module.
+    """
+    outputs: list[tuple[str, list[Tensor]]] = []
+    active: list[str] = []
+    handles: list[Any] = []
+    for path, module in model.named_modules():
+
+        def begin(_module: nn.Module, _args: Any, path: str = path) -> None:
+            active.append(path)
+
+        def end(_module: nn.Module, _args: Any, output: Any, path: str = path) -> None:
+            del active[active.index(path) :]
+            outputs.append((path, [tensor.detach().clone() for tensor in _tensors(output)]))
+
+        handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    try:
+        value = loss(forward(batch[0]), batch[1])
+        value.backward()
+    except Exception as error:
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise _CutModelError(active[-1] if active else "") from error
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    return ModelOutputs(outputs, value.detach(), dict(model.named_parameters()), buffers)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    return (tensor for tensor in tensors_of(output) if not isinstance(tensor, DTensor))

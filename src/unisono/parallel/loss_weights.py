@@ -1,0 +1,142 @@
+"""What each micro-batch counts in the loss: its rows, or what `weigh` says of its targets.
+
+The loss of a step is the mean over all micro-batches of all data ranks, each weighed by its count. A loss
+that is a mean over labels, some of which are ignored, needs the number of those that count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from unisono.torch_internals import version_names
+
+from .batches import micro_batches, rows_of, tensors_of
+
+if TYPE_CHECKING:
+    from .mesh import PlanMesh
+
+__all__ = ["Weigh", "check_weigh", "cut_batch", "ignored_by"]
+
+Weigh = Callable[[Any], "float | Tensor"] | str | None
+EVEN = 1e-9
+IGNORED = -100  # what PyTorch's losses and Hugging Face's models ignore
+
+
+def check_weigh(weigh: object) -> None:
+    """Raise TypeError if `weigh` is neither a function, "rows" nor None."""
+    if weigh is not None and weigh != "rows" and not callable(weigh):
+        raise TypeError(
+            f"parallelize: weigh is a {type(weigh).__name__}, expected a function of the targets, "
+            '"rows" or None'
+        )
+
+
+def ignored_by(loss: object) -> int:
+    """Return the label that `loss` ignores, as far as it says so."""
+    keywords = getattr(loss, "keywords", {})  # of a functools.partial
+    found = getattr(loss, "ignore_index", keywords.get("ignore_index", IGNORED))
+    return found if isinstance(found, int) else IGNORED
+
+
+def cut_batch(
+    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh
+) -> tuple[list[tuple[Any, Any]], list[float]]:
+    """Cut this rank's batch into micro-batches; return them, and the share of each in the loss of all ranks.
+
+    All shares add up to 1. One message tells all ranks the rows and labels of each; a second one is needed
+    where ranks have too few rows, so that all have fewer parts.
+
+    Raises:
+        ValueError: ranks that share rows have different numbers of them; or, without `weigh`, parts of the
+            batch have different shares of ignored labels.
+    """
+    mine, most = rows_of(list(batch)), mesh.plan.micro_batches
+    micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
+    noted = _batch_weights(micros, weigh, ignored, mesh)
+    table = _gather([mine, *noted.told], mesh)
+    rows = _checked(table[..., 0].long(), mesh)
+    parts = min(most, *rows)
+    if any(min(most, one) != parts for one in rows):
+        micros = micro_batches(batch, parts)
+        noted = _batch_weights(micros, weigh, ignored, mesh)
+        table = _gather([mine, *noted.told], mesh)
+    least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
+    if callable(weigh):
+        total = float(largest.sum())
+        if total == 0:
+            raise ValueError("no label of this batch counts: weigh returned 0 for all of it")
+        return micros, [count / total for count in noted.counts]
+    if float(largest.max() - least.min()) > EVEN:
+        raise ValueError(
+            f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
+            "parts' means is not the mean over labels. Write parallelize(..., weigh=lambda targets: "
+            f'(targets != {ignored}).sum()), or weigh="rows" if the loss is a mean over rows'
+        )
+    return micros, [rows_of([x, y]) / sum(rows) for x, y in micros]
+
+
+class _BatchWeights(NamedTuple):
+    counts: list[float]  # of each micro-batch, by `weigh`
+    told: tuple[float, float]  # (0, their sum), or the least and largest share of labels that are not ignored
+
+
+def _batch_weights(
+    micros: Sequence[tuple[Any, Any]], weigh: Weigh, ignored: int, mesh: PlanMesh
+) -> _BatchWeights:
+    if callable(weigh):
+        counts = [_count(weigh(targets)) for _, targets in micros]
+        return _BatchWeights(counts, (0.0, sum(counts)))
+    if weigh == "rows" or not micros or (len(micros) == 1 and mesh.plan.data == 1):
+        return _BatchWeights([], (1.0, 1.0))
+    shares = [_kept(targets, ignored) for _, targets in micros]
+    return _BatchWeights([], (min(shares), max(shares)))
+
+
+def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
+    """The numbers of every rank, f64 [pipeline, data, tensor, numbers]."""
+    device, plan = mesh.axes.device_type, mesh.plan
+    mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
+    everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
+    with record_function("up::rows|batch"):
+        version_names.all_gather_single(everyone, mine, group=mesh.world)
+    return everyone.cpu().view(plan.pipeline, plan.data, plan.tensor, len(mine))
+
+
+def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
+    """The rows of each data rank; ranks that share rows must agree on them."""
+    everyone = table.flatten()
+    if bool((table != table[:1, :, :1]).any()):
+        raise ValueError(
+            f"ranks of one pipeline or tensor group have different numbers of rows: "
+            f"{everyone.tolist()} on ranks 0 to "
+            f"{mesh.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
+        )
+    empty = (everyone == 0).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
+    return [int(rows) for rows in table[0, :, 0].tolist()]
+
+
+def _count(given: object) -> float:
+    if isinstance(given, Tensor):
+        if given.numel() != 1:
+            raise ValueError(f"weigh returned a tensor of shape {list(given.shape)}, expected one number")
+        given = given.item()
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"weigh returned {given!r}, expected a number")
+    if not 0 <= given < math.inf:
+        raise ValueError(f"weigh returned {given}, expected a number of labels, 0 or more")
+    return float(given)
+
+
+def _kept(targets: Any, ignored: int) -> float:
+    """The share of labels that are not ignored; 1.0 where targets have no labels."""
+    labels = [t for t in tensors_of(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+    total = sum(label.numel() for label in labels)
+    return sum(int((label != ignored).sum()) for label in labels) / total if total else 1.0

@@ -1,0 +1,157 @@
+"""Buffers that a forward changes, such as BatchNorm's statistics: equal on all data ranks after each step.
+
+| buffer that changed | its value after a step, and in a checkpoint |
+|---|---|
+| floating | the average over the data ranks |
+| others | the values of the first data rank |
+| not persistent, of different sizes on different ranks | each rank's own: a cache |
+
+Each stage and each place on the tensor axis has buffers of its own. Ranks of the tensor axis compute the same
+ones: the trial of a cut compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+
+from unisono.torch_internals.training import persistent
+
+if TYPE_CHECKING:
+    from .mesh import PlanMesh
+
+__all__ = ["ModelBuffers"]
+
+# PyTorch writes their statistics without a new version of the tensor
+NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+
+
+class _BufferSlot(NamedTuple):
+    """Where a buffer is. The tensor there may be replaced."""
+
+    name: str  # in the user's model
+    module: nn.Module
+    leaf: str
+
+    @property
+    def value(self) -> Tensor | None:
+        return self.module._buffers.get(self.leaf)
+
+    @property
+    def mark(self) -> tuple[Tensor | None, int]:
+        """The tensor and its version. The reference prevents a later tensor from having the same id."""
+        value = self.value
+        return value, 0 if value is None or value.is_inference() else value._version
+
+
+class ModelBuffers:
+    """The buffers of one rank.
+
+    Args:
+        modules: those that compute on this rank, by their paths in the user's model.
+        again: modules whose forward runs twice (recompute=True).
+    """
+
+    def __init__(
+        self, modules: Iterable[tuple[str, nn.Module]], again: Iterable[nn.Module], mesh: PlanMesh
+    ) -> None:
+        self._places = [
+            _BufferSlot(f"{path}.{leaf}".lstrip("."), module, leaf)
+            for path, module in modules
+            for leaf in module._buffers
+        ]
+        self._again = {inner for module in again for inner in module.modules()}
+        self._groups = [mesh.group(axis) for axis in ("replica", "shard")] if mesh.plan.data > 1 else []
+        self._first = mesh.row == 0
+        self._device = mesh.axes.device_type
+        self._marks = [place.mark for place in self._places]
+
+    def changed(self) -> list[bool]:
+        """Which buffers changed since `note`: with one of a module all of it."""
+        moved = set[nn.Module]()
+        for place, (value, version) in zip(self._places, self._marks, strict=True):
+            now, count = place.mark
+            unseen = isinstance(place.module, NORMS) and place.module.training
+            if unseen or now is not value or count != version:
+                moved.add(place.module)
+        return [place.module in moved for place in self._places]
+
+    def note(self) -> None:
+        """Take the buffers as they are for unchanged."""
+        self._marks = [place.mark for place in self._places]
+
+    def lasting(self, changed: list[bool], *, twice: bool = False) -> str | None:
+        """The name of a persistent buffer that changed; `twice`: in a module whose forward runs twice."""
+        for place, moved in zip(self._places, changed, strict=True):
+            kept = moved and place.value is not None and persistent(place.module, place.leaf)
+            if kept and (not twice or place.module in self._again):
+                return place.name
+        return None
+
+    @torch.no_grad()
+    def synchronize(self, changed: list[bool]) -> None:
+        """Make equal what changed on some data rank. All ranks call this.
+
+        Raises:
+            RuntimeError: a buffer of a checkpoint has different sizes on different ranks.
+        """
+        if self._groups and self._places:
+            with record_function("up::buffers|statistics"):
+                self._synchronize([place for place in self._agree(changed) if place.value is not None])
+        self.note()
+
+    def _agree(self, changed: list[bool]) -> list[_BufferSlot]:
+        """What changed somewhere, but for caches whose sizes differ."""
+        sizes = [-1 if place.value is None else place.value.numel() for place in self._places]
+        told = torch.tensor(
+            [[int(one), size, -size] for one, size in zip(changed, sizes, strict=True)], device=self._device
+        )
+        for group in self._groups:
+            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
+        found = []
+        for place, (moved, most, least) in zip(self._places, told.tolist(), strict=True):
+            if moved and most == -least:
+                found.append(place)
+            elif moved and persistent(place.module, place.leaf):
+                raise RuntimeError(
+                    f"buffer {place.name!r} has {-least} values on one rank and {most} on another, and "
+                    "no average. Register it with persistent=False, if it is a cache"
+                )
+        return found
+
+    def _synchronize(self, places: list[_BufferSlot]) -> None:
+        values: list[Any] = [place.value for place in places]
+        floats = [_real(value) for value in values if _is_float(value)]
+        others = [value for value in values if not _is_float(value)]
+        if floats:
+            flat = torch.cat([value.flatten().double() for value in floats])
+            for group in self._groups:
+                dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)
+            _unpack(flat, floats)
+        if others:
+            whole = torch.cat([value.flatten().long() for value in others])
+            flat = whole if self._first else torch.zeros_like(whole)
+            for group in self._groups:
+                dist.all_reduce(flat, group=group)
+            _unpack(flat, others)
+
+
+def _is_float(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
+def _unpack(flat: Tensor, values: list[Tensor]) -> None:
+    for value, part in zip(values, flat.split([value.numel() for value in values]), strict=True):
+        value.copy_(part.view(value.shape))

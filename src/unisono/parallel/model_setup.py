@@ -1,0 +1,299 @@
+"""Builds what trains from a model and a plan: cut on the tensor axis, staged, wrapped on the data axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unisono.torch_internals.training import persistent
+
+from .cut_check import CutCheck, should_check
+from .families import ModelFamily, family_of
+from .gradients import TiedParameter
+from .materialize import Init, Initializer
+from .mesh import PlanMesh
+from .model_buffers import ModelBuffers
+from .pipeline.runtime import PipelineRuntime
+from .pipeline.schedule import schedule
+from .pipeline.stages import PipelineStages, balance, forget, measure_costs
+from .replicated_parameters import ReplicatedParameters
+from .sharded_parameters import shard_units
+from .tensor_parallel import cut_modules
+
+if TYPE_CHECKING:
+    from .generators import RngRegion
+    from .plan import Plan
+    from .sharded_parameters import DataAxis
+
+__all__ = ["ModelSetup", "Optimizer", "Parameters", "set_up"]
+
+
+class Parameters(list[nn.Parameter]):
+    """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.
+
+    Example of groups: lambda p: AdamW([{"params": [v for k, v in p.named.items() if "bias" in k]}, ...])
+    """
+
+    def __init__(self, named: dict[str, nn.Parameter]) -> None:
+        super().__init__(named.values())
+        self.named = named
+
+
+Optimizer = Callable[[Parameters], torch.optim.Optimizer]
+
+
+@dataclass
+class ModelSetup:
+    """A model ready to train, and its properties."""
+
+    model: nn.Module
+    units: DataAxis
+    mesh: PlanMesh
+    family: ModelFamily
+    runtime: PipelineRuntime
+    ties: list[TiedParameter]
+    cuts: tuple[int, ...]  # the first piece of each stage but the first
+    names: dict[str, str]  # every path of a parameter -> its first path, which is its name
+    seed: int = 0  # of what the model draws in steps, the same on all ranks
+    trial: CutCheck | None = None  # of the cut on the tensor axis, before the first step
+    region: RngRegion | None = None  # where the tensor axis cuts
+
+    @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """Every parameter of this rank by its name in the user's model."""
+        return {self.names[path]: value for path, value in self.model.named_parameters() if not value.is_meta}
+
+    def statistics(self) -> ModelBuffers:
+        """Every buffer of this rank's stages, to be kept equal."""
+        here = set(self.units.root.modules())
+        inside = [(path, module) for path, module in self.model.named_modules() if module in here]
+        return ModelBuffers(inside, self.family.units if self.mesh.plan.recompute else (), self.mesh)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Every persistent buffer of this rank's stages by its name in the user's model."""
+        here = set(self.units.root.modules())
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, module in self.model.named_modules()
+            if module in here
+            for name, buffer in module.named_buffers(recurse=False)
+            if persistent(module, name)
+        }
+
+
+def set_up(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    pieces: Sequence[nn.Module] | None = None,
+    cuts: dict[str, str] | None = None,
+    sample: Any = None,
+    seed: int | None = None,
+    init: Init | None = None,
+    check: bool | None = None,
+) -> ModelSetup:
+    """See `parallelize`."""
+    initial = Initializer(model, seed=seed, init=init)
+    if initial and sample is not None:
+        raise ValueError(
+            "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
+            "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
+        )
+    drawn = 0
+    if dist.is_initialized():  # otherwise the mesh says so
+        initial.seed, drawn = _agree(model, plan, initial.seed)
+    mesh = PlanMesh.of(plan, initial.device)
+    family = family_of(model, pieces, cuts)
+    _same_everywhere(model)
+    names = _names(model)
+    trial, region = None, None
+    if plan.tensor > 1:
+        _check_cuts(model, family, plan)
+        if should_check(model, family, check):
+            fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
+            trial = CutCheck(model, pieces, cuts, fill)
+        region = cut_modules(model, family.cuts, mesh.part("tensor"))
+        family.localize(plan.tensor)
+    if plan.pipeline == 1:
+        units = shard_units(model, family.units, mesh, last=True, initial=initial)
+        built = ModelSetup(
+            model,
+            units,
+            mesh,
+            family,
+            PipelineRuntime(units, mesh, family.output, single=True),
+            [],
+            (),
+            names,
+        )
+    else:
+        built = _staged(model, family, mesh, sample, names, initial)
+    if isinstance(built.units, ReplicatedParameters):
+        built.units.compress(built.named)
+    if region is not None and plan.recompute:
+        for unit in family.units:  # the last recomputation may have ended within a region
+            unit.register_forward_pre_hook(lambda *_: region.forget())
+    built.seed, built.trial, built.region = drawn, trial, region
+    return built
+
+
+def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:
+    Initializer(model, seed=seed, init=init).fill(model)
+
+
+def nothing(_model: nn.Module) -> None:
+    """Do nothing: the model has its values."""
+
+
+def _agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
+    """Refuse ranks with different plans or models, which would wait for each other in different calls; return
+    rank 0's seed, and that of its generator.
+    """
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (str(plan), _description(model), (seed, torch.initial_seed())))
+    for rank, (other, tensors, _) in enumerate(told):
+        if other != told[0][0]:
+            raise ValueError(
+                f"ranks have different plans: rank 0 {told[0][0]}, rank {rank} {other}; give all the same"
+            )
+        for name in {**told[0][1], **tensors}:
+            if tensors.get(name) != told[0][1].get(name):
+                raise ValueError(
+                    f"ranks have different models: {name!r} is {told[0][1].get(name, 'missing')} on rank 0, "
+                    f"{tensors.get(name, 'missing')} on rank {rank}"
+                )
+    return int(told[0][2][0]), int(told[0][2][1])
+
+
+def _description(model: nn.Module) -> dict[str, str]:
+    """What every rank must have alike, by name."""
+    found: dict[str, str] = {}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        frozen = isinstance(value, nn.Parameter) and not value.requires_grad
+        found[name] = f"{list(value.shape)}, {value.dtype}" + ", frozen" * frozen + ", meta" * value.is_meta
+    return found
+
+
+def _same_everywhere(model: nn.Module) -> None:
+    """Broadcast rank 0's parameters and buffers, but for those on the meta device."""
+    with torch.no_grad():
+        for value in [v for v in [*model.parameters(), *model.buffers()] if not v.is_meta]:
+            dist.broadcast(value.data, src=0)
+
+
+def _names(model: nn.Module) -> dict[str, str]:
+    first: dict[nn.Parameter, str] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        first.setdefault(parameter, path)
+    return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
+
+
+def _check_cuts(model: nn.Module, family: ModelFamily, plan: Plan) -> None:
+    if not any(kind != "whole" for kind in family.cuts.values()):
+        kinds = sorted(
+            {
+                type(module).__name__
+                for module in model.modules()
+                if next(module.parameters(False), None) is not None
+            }
+        )
+        raise ValueError(
+            f"tensor={plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
+            f"are in {', '.join(kinds)}. Write parallelize(..., "
+            'cuts={"path.of.module": "column", "path.of.next": "row"})'
+        )
+
+
+def _staged(
+    model: nn.Module,
+    family: ModelFamily,
+    mesh: PlanMesh,
+    sample: Any,
+    names: dict[str, str],
+    initial: Initializer,
+) -> ModelSetup:
+    plan = mesh.plan
+    if not family.pieces:
+        raise ValueError(
+            f"pipeline={plan.pipeline}: no rule says in which order {type(model).__name__} runs its "
+            f"modules. Make it an "
+            "nn.Sequential, or write parallelize(..., pieces=[first, second, ...])"
+        )
+    starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
+    if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
+        raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
+    bounds = [0, *starts, len(family.pieces)]
+    rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
+    stages: list[Sequence[nn.Module]] = [
+        family.pieces[first:stop] for first, stop in itertools.pairwise(bounds)
+    ]
+    here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
+    ties = _ties(model, stages, rank_of, mesh)
+    kept = [piece for pieces in here.values() for piece in pieces]
+    forget(model, kept)
+    inside = {module for piece in kept for module in piece.modules()}
+    container = PipelineStages(here)
+    units = shard_units(
+        container,
+        [unit for unit in family.units if unit in inside],
+        mesh,
+        last=plan.stages - 1 in here,
+        initial=initial,
+    )
+    return ModelSetup(
+        model,
+        units,
+        mesh,
+        family,
+        PipelineRuntime(units, mesh, family.output, single=False),
+        ties,
+        tuple(starts),
+        names,
+    )
+
+
+def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
+    """The first piece of each stage: rank 0 measures, or counts parameters, and broadcasts the result."""
+    costs: list[Any] = [None]
+    if dist.get_rank() == 0:
+        counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
+        costs = [counted if sample is None else measure_costs(pieces, sample)]
+    dist.broadcast_object_list(costs, src=0)
+    return balance(costs[0], stages)
+
+
+def _ties(
+    model: nn.Module, stages: Sequence[Sequence[nn.Module]], rank_of: Sequence[int], mesh: PlanMesh
+) -> list[TiedParameter]:
+    """Parameters that stages on several ranks have. All ranks make the groups, in one order."""
+    owners: dict[nn.Parameter, set[int]] = {}
+    for stage, pieces in enumerate(stages):
+        for parameter in {p for piece in pieces for p in piece.parameters()}:
+            owners.setdefault(parameter, set()).add(rank_of[stage])
+    ties = []
+    for name, parameter in model.named_parameters():
+        ranks = sorted(owners.get(parameter, ()))
+        if len(ranks) > 1:
+            group = _group(mesh, ranks)
+            if mesh.stage in ranks:
+                ties.append(TiedParameter(name, group, len(ranks)))
+    return ties
+
+
+def _group(mesh: PlanMesh, ranks: list[int]) -> Any:
+    """Make one group of these pipeline ranks for each place on the other axes; return this rank's."""
+    columns = mesh.axes.mesh[ranks].flatten(1).t()
+    mine = None
+    for column in columns.tolist():
+        group = dist.new_group(column)
+        if dist.get_rank() in column:
+            mine = group
+    return mine

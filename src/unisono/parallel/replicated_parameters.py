@@ -1,0 +1,227 @@
+"""Parameters that every data rank holds whole (ZeRO 0): gradients are averaged bucket by bucket.
+
+A bucket is one flat buffer. It is reduced in the background as soon as backward has filled it, in the order
+of buckets, which is the same on all ranks. Source: Li et al., PyTorch Distributed, VLDB 2020.
+
+    bucket | gradient of the last parameter | ... | of the first one | used: a number for each of them |
+
+`used` says on which share of the ranks backward came to the parameter. A gradient that only some ranks have
+is an error: otherwise their parameters would silently drift apart.
+
+Under `Plan(compression=...)` compression/ averages a bucket's gradients in fewer bytes, and `used` exactly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.distributed.tensor import DTensor
+
+from unisono.torch_internals.training import copy_each_
+
+from .compression.reducer import Compression
+from .gradients import gradient, local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .mesh import PlanMesh
+
+__all__ = ["BUCKET_BYTES", "ReplicatedParameters"]
+
+BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be smaller
+
+
+class GradientBucket:
+    """Some parameters of one dtype, and one buffer for all their gradients."""
+
+    def __init__(self, named: list[tuple[str, nn.Parameter]], number: int) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.number = number
+        self.missing = set(self.parameters)  # not reached by backward yet; it may reach one twice
+        self.reducing = False
+        self.work: Any = None  # of the all-reduce; none under compression
+        locals_ = [local(parameter) for parameter in self.parameters]
+        sizes = [part.numel() for part in locals_]
+        like = locals_[0]
+        self._flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        *parts, self._used = self._flat.split([*sizes, len(sizes)])
+        self._parts = [part.view(one.shape) for part, one in zip(parts, locals_, strict=True)]
+
+    def reduce(self, group: dist.ProcessGroup, compression: Compression | None = None) -> None:
+        """Begin to average over the ranks of `group`. A parameter without a gradient counts as zero."""
+        self.reducing = True
+        pairs = [(part, gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
+        with_gradient = [(part, grad) for part, grad in pairs if grad is not None]
+        for part, grad in pairs:
+            if grad is None:
+                part.zero_()
+        self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
+        if with_gradient:
+            copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
+        label = f"bucket {self.number}"
+        if compression is not None:
+            compression.begin(
+                list(zip(self.parameters, self._parts, strict=True)),
+                self._flat,
+                label=label,
+                exact=[self._used],
+            )
+            return
+        with record_function(f"up::gradients|{label}"):
+            self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """Wait for the averages, if they are being made; be ready for the next ones."""
+        work, self.work, self.reducing = self.work, None, False
+        self.missing = set(self.parameters)
+        if work is not None:
+            work.wait()
+
+    def mark_ready(self, parameter: nn.Parameter) -> None:
+        """Record that backward has added to the gradient of `parameter`.
+
+        Raises:
+            RuntimeError: the bucket is being reduced, without what was added now.
+        """
+        if self.reducing:
+            name = next(n for n, one in zip(self.names, self.parameters, strict=True) if one is parameter)
+            raise RuntimeError(
+                f"backward came to {name!r} again after its gradient went to the other ranks. A layer that "
+                "is used more than once under torch.utils.checkpoint does so: write "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        self.missing.discard(parameter)
+
+    def finish_step(self, *, uneven_use: bool) -> None:
+        """Store the averages in the parameters' gradients.
+
+        Raises:
+            RuntimeError: only some ranks have used a parameter.
+        """
+        for name, parameter, part, used in zip(
+            self.names, self.parameters, self._parts, self._used.tolist(), strict=True
+        ):
+            if 0 < used < 1 and not uneven_use:
+                raise RuntimeError(
+                    f"{name!r} has a gradient on {used:.0%} of the data ranks only. If ranks may leave "
+                    "different parameters unused, write Plan(uneven_use=True)"
+                )
+            wanted = used or (uneven_use and parameter.requires_grad)
+            parameter.grad = _like(part, parameter) if wanted else None
+
+
+class ReplicatedParameters:
+    """The data axis under ZeRO 0, for parameters whose type is that of the computation.
+
+    Attributes:
+        root: the module whose parameters these are.
+        compression: how gradients are compressed; None: not.
+    """
+
+    def __init__(self, root: nn.Module, mesh: PlanMesh) -> None:
+        self.root = root
+        self._group = mesh.group("replica")
+        self.compression: Compression | None = None
+        self._plan = mesh.plan
+        self._uneven_use = mesh.plan.uneven_use
+        self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
+        self._next = 0  # the first bucket that is not being reduced
+        self._reducing = False
+        counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
+
+    def compress(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
+        settings = self._plan.compression
+        if settings is not None and self._buckets:
+            self.compression = Compression(settings, named, self._group)
+
+    def reset(self) -> None:
+        """Clean up after a step that ended with an error: wait for its operations under way."""
+        self._reducing = False
+        self._next = 0
+        if self.compression is not None:
+            self.compression.reset()
+        for bucket in self._buckets:
+            bucket.wait()
+
+    def before_backward(self, *, last: bool) -> None:
+        """Say whether the next backward is the last one of this step."""
+        self._reducing = last
+
+    def after_weights(self) -> None:
+        """Nothing: gradients of f32 parameters add up in f32."""
+
+    def reduce_now(self) -> None:
+        """`finish` does it."""
+
+    def finish(self) -> None:
+        """Reduce what no backward has filled, and wait for all."""
+        self._reducing = False
+        for bucket in self._buckets[self._next :]:
+            bucket.reduce(self._group, self.compression)
+        self._next = 0
+        if self.compression is not None:
+            self.compression.finish()
+        for bucket in self._buckets:
+            bucket.wait()
+        for bucket in self._buckets:
+            bucket.finish_step(uneven_use=self._uneven_use)
+
+    def _count(self, number: int, parameter: nn.Parameter) -> None:
+        """The gradient of `parameter`, one of a bucket's, is complete."""
+        if not self._reducing:
+            return
+        self._buckets[number].mark_ready(parameter)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._buckets[self._next].reduce(self._group, self.compression)
+            self._next += 1
+
+
+def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
+    alive = method()
+    if alive is not None:
+        alive(*args)
+
+
+def _buckets(root: nn.Module) -> Iterator[GradientBucket]:
+    """Cut what is trained into buckets, in the order in which backward comes to it: the last one first."""
+    number = 0
+    named = [(name, value) for name, value in root.named_parameters() if value.requires_grad]
+    for dtype in dict.fromkeys(value.dtype for _, value in named):
+        held: list[tuple[str, nn.Parameter]] = []
+        nbytes = 0
+        for name, value in reversed(named):
+            if value.dtype != dtype:
+                continue
+            held.append((name, value))
+            nbytes += local(value).nbytes
+            if nbytes >= BUCKET_BYTES:
+                yield GradientBucket(held, number)
+                held, nbytes, number = [], 0, number + 1
+        if held:
+            yield GradientBucket(held, number)
+            number += 1
+
+
+def _like(part: Tensor, parameter: nn.Parameter) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

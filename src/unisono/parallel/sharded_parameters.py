@@ -1,0 +1,172 @@
+"""Parameters on the data axis: `ReplicatedParameters` for ZeRO 0, `fully_shard` unit by unit for ZeRO 1 to 3.
+
+The masters are f32 and belong to the optimizer. What computes is gathered and cast when a unit runs. ZeRO 0
+in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
+
+| zero | gathered | gradients are reduced | kept on a rank between micro-batches |
+|---|---|---|---|
+| 0 | never | once a step | parameters, gradients |
+| 1 | once a step | once a step | parameters, gradients |
+| 2 | once a step | after each micro-batch | parameters, its part of gradients |
+| 3 | before each use | after each micro-batch | its part of both |
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from unisono.torch_internals import fsdp, training
+
+from .replicated_parameters import ReplicatedParameters
+from .swap import ParameterSwap, spill_parameters, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from .materialize import Initializer
+    from .mesh import PlanMesh
+    from .plan import Plan
+
+__all__ = ["TYPES", "DataAxis", "ShardedParameters", "own_memory", "shard_units"]
+
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def shard_units(
+    root: nn.Module, units: Sequence[nn.Module], mesh: PlanMesh, *, last: bool, initial: Initializer
+) -> DataAxis:
+    """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
+
+    Args:
+        last: `root` returns what the loss takes, so floating outputs are cast to f32.
+        initial: gives parameters on the meta device their values, unit by unit.
+    """
+    plan = mesh.plan
+    own = [unit for unit in units if unit is not root and not _shares(unit, root)]
+    replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
+    for module in [*own, root] if plan.tensor > 1 or not replicas else ():
+        module.register_forward_hook(own_memory)
+    for unit in own if plan.recompute else ():
+        training.recompute(unit)
+    if plan.swap is not None:
+        group = mesh.group("replica") if plan.data > 1 else None
+        store = store_of(plan.swap)
+        initial.fill(root, spill_parameters(root, store))
+        return ParameterSwap(root, units, store, group=group, uneven_use=plan.uneven_use)
+    if replicas:
+        initial.fill(root)
+        return ReplicatedParameters(root, mesh)
+    _check_dimensions(root, plan)
+    wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
+    for unit in wrapped:
+        initial.fill(unit)
+        _wrap(unit, mesh, _policy(plan))
+    initial.fill(root)
+    _wrap(root, mesh, _policy(plan, torch.float32 if last else None))
+    assert isinstance(root, FSDPModule)
+    if plan.uneven_use:
+        fsdp.reduce_unused(root)
+    if plan.shards > 1:
+        _gather_ahead(root, wrapped)
+    return ShardedParameters(root, plan)
+
+
+def _check_dimensions(root: nn.Module, plan: Plan) -> None:
+    """Refuse what `fully_shard` cannot cut."""
+    for name, parameter in root.named_parameters():
+        if parameter.dim() == 0:
+            raise ValueError(
+                f'"{name}" is a parameter that has no dimension, which zero={plan.zero} with precision='
+                f"{plan.precision!r} cannot take. Write nn.Parameter(torch.ones(1)), or use zero=0 with f32"
+            )
+
+
+def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
+    the tensor axis forbids it.
+    """
+    if isinstance(output, torch.Tensor):
+        return output.clone() if training.is_view(output) else output
+    if type(output) is tuple:
+        return tuple(own_memory(_module, _args, part) for part in output)
+    return output
+
+
+def _shares(unit: nn.Module, root: nn.Module) -> bool:
+    """Whether a parameter of `unit` is one of a module outside it, too."""
+    inside = set(unit.modules())
+    mine = set(unit.parameters())
+    outside = (module for module in root.modules() if module not in inside)
+    return any(parameter in mine for module in outside for parameter in module.parameters(recurse=False))
+
+
+def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPolicy:
+    if plan.precision == "f32":
+        return MixedPrecisionPolicy()
+    reduce = torch.float32 if plan.reduce == "f32" else None
+    return MixedPrecisionPolicy(param_dtype=TYPES[plan.precision], reduce_dtype=reduce, output_dtype=output)
+
+
+def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy) -> None:
+    if mesh.plan.zero == 0:
+        fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
+    else:
+        fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3)
+
+
+def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
+    """Gather the next unit's parameters while one computes."""
+    fsdp.gather_ahead(root)
+    for unit, following in itertools.pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+
+
+class ShardedParameters:
+    """The data axis where `fully_shard` (or `replicate`) reduces the gradients.
+
+    Attributes:
+        root: the module whose parameters these are.
+    """
+
+    def __init__(self, root: FSDPModule, plan: Plan) -> None:
+        self.root: Any = root
+        self._plan = plan
+
+    def reset(self) -> None:
+        """Drop the state of a step that raised, and wait for its collectives in flight."""
+        fsdp.reset(self.root)
+
+    def before_backward(self, *, last: bool) -> None:
+        """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
+        self.root.set_is_last_backward(last)
+        self.root.set_requires_gradient_sync(last or self._plan.zero >= 2)
+        self.root.set_requires_all_reduce(last)
+        self.root.set_reshard_after_backward(last or self._plan.zero == 3)
+
+    def after_weights(self) -> None:
+        """Add the gradients of weights to the accumulated ones, in the type of the reduction.
+
+        The hooks of backward, which do so otherwise, do not run in a separate pass for weights.
+        """
+        fsdp.accumulate(self.root)
+
+    def reduce_now(self) -> None:
+        """Reduce the accumulated gradients, for schedules with a separate pass for weights."""
+        self.root.set_is_last_backward(True)
+        self.root.set_requires_gradient_sync(True)
+        self.root.set_requires_all_reduce(True)
+        self.root.set_reshard_after_backward(True)
+        fsdp.reduce_now(self.root)
+
+    def finish(self) -> None:
+        """The end of the last backward has waited for all."""
+
+
+# What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.
+DataAxis = ReplicatedParameters | ParameterSwap | ShardedParameters

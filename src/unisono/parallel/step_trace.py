@@ -1,0 +1,229 @@
+"""One step under PyTorch's profiler: every collective with its place and reason, and a trace of all ranks
+for Perfetto.
+
+What a collective is for follows from the labelled ranges it began in: `fully_shard` labels its own
+(`FSDP::...`), the room labels the rest (`up::...`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from .layouts.cost import Link
+
+if TYPE_CHECKING:
+    from .mesh import PlanMesh
+
+__all__ = ["CollectiveRecord", "CommunicationReport", "StepTrace", "trace_step", "write_trace"]
+
+Result = TypeVar("Result")
+SIZES = {
+    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "short": 2, "bool":
+    1,
+    "unsigned char": 1, "signed char": 1,
+}  # fmt: skip
+COLLECTIVE = re.compile(r"(?:unisono|nccl|gloo):(_?\w+)")
+REASONS = (  # range -> axis of the mesh, why
+    ("FSDP::all_gather", "shard", "parameters are gathered before use"),
+    ("FSDP::forward_prefetch", "shard", "parameters are gathered ahead of use"),
+    ("FSDP::backward_prefetch", "shard", "parameters are gathered ahead of use"),
+    ("FSDP::post_backward_reduce", "data", "gradients are reduced to their owners"),
+    ("up::gradients", "replica", "gradients are averaged over replicas"),
+    ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
+    ("up::tensor", "tensor", "activations of a cut module"),
+    ("up::rows", "world", "how many rows each rank has"),
+    ("up::buffers", "data", "buffers are averaged"),
+    ("up::agree", "world", "loss, norm and overflow verdict of all ranks"),
+    ("up::tied", "pipeline", "gradients of a tied parameter"),
+)
+
+
+class CollectiveRecord(NamedTuple):
+    """One collective or message of this rank. `nbytes`: received (a message: sent)."""
+
+    operation: str
+    axis: str
+    ranks: int
+    where: str
+    why: str
+    nbytes: float
+    predicted_s: float
+    measured_s: float
+
+
+class StepTrace:
+    """The events of one step on one rank."""
+
+    def __init__(self, events: list[dict[str, Any]], base_ns: int) -> None:
+        self.events = [event for event in events if event.get("ph") == "X"]
+        self.base_ns = base_ns
+
+    def calls(self, mesh: PlanMesh, link: Link) -> list[CollectiveRecord]:
+        """Every collective and message, in the order in which they began."""
+        ranges = [e for e in self.events if e["name"].startswith(("FSDP::", "up::"))]
+        found = [event for event in self.events if COLLECTIVE.match(event["name"])]
+        return [
+            _call(event, _around(event, ranges), mesh, link) for event in sorted(found, key=lambda e: e["ts"])
+        ]
+
+    def share(self) -> float:
+        """The share of the step in which at least one collective or message was under way."""
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in self.events if COLLECTIVE.match(e["name"]))
+        covered: float = 0.0
+        end: float = 0.0
+        for start, stop in spans:
+            covered += max(0.0, stop - max(start, end))
+            end = max(end, stop)
+        times = [(e["ts"], e["ts"] + e["dur"]) for e in self.events if e.get("cat") != "Trace"]
+        whole: float = max(stop for _, stop in times) - min(start for start, _ in times)
+        return covered / whole
+
+
+def trace_step(work: Callable[[], Result]) -> tuple[Result, StepTrace]:
+    """Run `work` under the profiler."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        result = work()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        seen.export_chrome_trace(str(path))
+        written = json.loads(path.read_text())
+    return result, StepTrace(written["traceEvents"], int(written.get("baseTimeNanoseconds", 0)))
+
+
+def _around(event: dict[str, Any], ranges: list[dict[str, Any]]) -> list[str]:
+    """Names of the ranges in which `event` began, the innermost first."""
+    at = event["ts"]
+    inside = [r for r in ranges if r["tid"] == event["tid"] and r["ts"] <= at <= r["ts"] + r["dur"]]
+    return [r["name"] for r in sorted(inside, key=lambda r: r["dur"])]
+
+
+def _call(event: dict[str, Any], around: list[str], mesh: PlanMesh, link: Link) -> CollectiveRecord:
+    operation = COLLECTIVE.match(event["name"])[1]  # type: ignore[index]
+    axis, where, why = _reason(operation, around)
+    ranks = _ranks(axis, operation, mesh)
+    nbytes = _nbytes(event)
+    if operation in ("send", "recv"):
+        received, predicted = float(nbytes), link.latency_s + nbytes * link.byte_s
+    elif operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") and ranks > 1:
+        received, predicted = link.received(operation, ranks, nbytes), link.seconds(operation, ranks, nbytes)
+    else:
+        received, predicted = (
+            nbytes,
+            link.latency_s * math.ceil(math.log2(max(ranks, 2))) + nbytes * link.byte_s,
+        )
+    return CollectiveRecord(operation, axis, ranks, where, why, received, predicted, event["dur"] * 1e-6)
+
+
+def _reason(operation: str, around: list[str]) -> tuple[str, str, str]:
+    slot = next((name.partition("|")[2] for name in around if name.startswith("up::pipeline")), "")
+    if operation in ("send", "recv"):
+        return "pipeline", slot or "between stages", "activations or gradients go to the next stage"
+    for name in around:
+        for start, axis, why in REASONS:
+            if name.startswith(start):
+                if axis == "data" and operation == "all_reduce":
+                    return "replica", _place(name), "gradients are summed over replicas"
+                return "shard" if axis == "data" else axis, _place(name), why
+    return "tensor", f"backward, {slot}", "gradients of the inputs of a cut module"
+
+
+def _place(name: str) -> str:
+    """Example: "FSDP::all_gather (blocks.1)" -> "blocks.1"; "up::tensor|blocks.1.fc2" -> "blocks.1.fc2"."""
+    inner = re.search(r"\(([^()]*)\)", name)
+    return (inner[1] if inner else name.partition("|")[2]) or "root"
+
+
+def _ranks(axis: str, operation: str, mesh: PlanMesh) -> int:
+    if axis == "world":
+        return mesh.plan.ranks
+    return 2 if operation in ("send", "recv") else int(mesh.part(axis).size())
+
+
+def _nbytes(event: dict[str, Any]) -> int:
+    shapes, types = event.get("args", {}).get("Input Dims", []), event.get("args", {}).get("Input type", [])
+    return sum(
+        math.prod(shape) * SIZES.get(kind, 4)
+        for shape, kind in zip(shapes, types, strict=False)
+        if not shape or isinstance(shape[0], int)
+    )
+
+
+class CommunicationReport(list[CollectiveRecord]):
+    """Every collective of a step; as text one line for each kind of call, and the sum of each axis."""
+
+    def __str__(self) -> str:
+        head = (
+            f"{'operation':15}{'axis':9}{'ranks':>6}{'times':>6}{'bytes':>12}{'predicted':>12}{'measured':>12}"
+            "  where: why"
+        )
+        lines = [head]
+        for key, calls in _group_by(self, lambda c: (c.operation, c.axis, c.ranks, c.where, c.why)).items():
+            operation, axis, ranks, where, why = key
+            lines.append(f"{operation:15}{axis:9}{ranks:6}{_figures(calls)}  {where}: {why}")
+        for axis, calls in _group_by(self, lambda c: c.axis).items():
+            lines.append(f"{'in all':15}{axis:9}{'':6}{_figures(calls)}")
+        return "\n".join(lines)
+
+
+def _group_by(
+    calls: Iterable[CollectiveRecord], key: Callable[[CollectiveRecord], Any]
+) -> dict[Any, list[CollectiveRecord]]:
+    groups: dict[Any, list[CollectiveRecord]] = {}
+    for call in calls:
+        groups.setdefault(key(call), []).append(call)
+    return groups
+
+
+def _figures(calls: list[CollectiveRecord]) -> str:
+    nbytes, predicted, measured = (sum(call[at] for call in calls) for at in (5, 6, 7))  # type: ignore[misc]
+    return f"{len(calls):6}{nbytes:12.0f}{predicted * 1e3:10.3f}ms{measured * 1e3:10.3f}ms"
+
+
+def write_trace(watched: StepTrace, path: Path) -> None:
+    """Write the step of all ranks as one file for ui.perfetto.dev. All ranks call this; rank 0 writes."""
+    rows: list[dict[str, Any]] = []
+    for event in watched.events:
+        row = _row(event["name"])
+        if row is None and (event.get("cat") != "cpu_op" or event["dur"] < 20):
+            continue
+        kept = {
+            "ph": "X",
+            "name": event["name"].removeprefix("up::"),
+            "pid": dist.get_rank(),
+            "tid": row or "compute",
+        }
+        kept |= {"ts": watched.base_ns / 1e3 + event["ts"], "dur": event["dur"]}
+        rows.append(kept | {"args": {"bytes": _nbytes(event)} if row == "collectives" else {}})
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(rows, gathered if dist.get_rank() == 0 else None, dst=0)
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps(_merge_traces(gathered)))
+
+
+def _merge_traces(ranks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    names = ["pipeline slots", "compute", "parameters and gradients", "collectives"]
+    start = min((event["ts"] for events in ranks for event in events), default=0.0)
+    merged: list[dict[str, Any]] = []
+    for rank, events in enumerate(ranks):
+        merged.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for tid, name in enumerate(names):
+            merged.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}})
+        merged += [event | {"ts": event["ts"] - start, "tid": names.index(event["tid"])} for event in events]
+    return {"traceEvents": merged, "displayTimeUnit": "ms"}
+
+
+def _row(name: str) -> str | None:
+    if name.startswith("up::pipeline"):
+        return "pipeline slots"
+    if COLLECTIVE.match(name):
+        return "collectives"
+    return "parameters and gradients" if name.startswith(("FSDP::", "up::")) else None
