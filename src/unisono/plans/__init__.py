@@ -1,13 +1,13 @@
 """Collectives as plans: data that can be proved, priced and run. Standard library only.
 
-plan.py       the steps: Send, Recv, Reduce, Copy; Plan
-contracts.py  what each collective promises
-proof.py      shows that a plan keeps the promise, for a given number of ranks
-lowering.py   flattens a plan for the engine
-provenance.py    traces one rank's results back, to lower only its code
-zero_copy.py   which messages may be read in place
-custom.py     the caller's own algorithms
-catalog.py    all algorithms by name
+plan.py        the steps: Send, Recv, Reduce, Copy; Plan
+contracts.py   what each collective promises
+proof.py       shows that a plan keeps the promise, for a given number of ranks
+lowering.py    flattens a plan for the engine
+provenance.py  traces one rank's results back, to lower only its code
+zero_copy.py   which messages may be read in the sender's memory
+custom.py      the caller's own algorithms
+catalog.py     all algorithms by name
 all other modules   the algorithms
 """
 

@@ -42,7 +42,8 @@ KINDS = {
 }
 CALLS = (  # function that up.shard calls, kind, place of the argument that has this rank's part
     (dist, "all_reduce", "all_reduce", 0), (version_names, "all_gather_single", "all_gather", 1),
-    (version_names, "reduce_scatter_single", "reduce_scatter", 1), (dist, "all_to_all_single", "all_to_all", 1),
+    (version_names, "reduce_scatter_single", "reduce_scatter", 1),
+    (dist, "all_to_all_single", "all_to_all", 1),
 )  # fmt: skip
 WIDTHS = (24, 48)  # 6 and 8 parts divide them
 

@@ -1,4 +1,4 @@
-"""Modules that have moved: their old names still work, with a DeprecationWarning."""
+"""Modules that have another name now: their old names still work, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -14,15 +14,29 @@ __all__ = ["find_alias", "find_spec"]
 
 _ROOMS = {
     "engine": "backends bootstrap costs diagnosis encoding group store",
-    "engine.base": "authentication checking limits timeouts",
+    "engine.base": "authentication limits timeouts",
     "engine.environment": "env settings",
     "engine.memory": "arrays buffers",
     "engine.operations": "kinds reduction",
     "commands": "autoload bench calibrate cli demo doctor drawing launch",
 }
+_NAMES = {
+    "checking": "engine.base.validation",
+    "parallel.replicas": "parallel.replicated_parameters",
+    "parallel.swapped": "parallel.swapped_model",
+    "parallel.tensor": "parallel.tensor_parallel",
+    "parallel.units": "parallel.sharded_parameters",
+    "parallel.watch": "parallel.step_trace",
+    "parallel.compression.choices": "parallel.compression.comm_hooks",
+    "parallel.layouts.price": "parallel.layouts.cost",
+    "parallel.layouts.record": "parallel.layouts.transform_log",
+    "plans.coded": "plans.coded_edges",
+    "plans.exposure": "plans.zero_copy",
+    "plans.origins": "plans.provenance",
+}
 _ALIASES = {
     f"unisono.{old}": f"unisono.{room}.{old}" for room, names in _ROOMS.items() for old in names.split()
-}
+} | {f"unisono.{old}": f"unisono.{new}" for old, new in _NAMES.items()}
 
 
 def find_alias(name: str) -> ModuleSpec | None:

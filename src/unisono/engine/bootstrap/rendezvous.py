@@ -108,29 +108,16 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("init_method and store exclude each other: give one of them")
     target = init_method if isinstance(init_method, InitMethod) else _parse_init_method(init_method, store)
-    remedy = ""
-    if (
-        target.scheme == "env"
-        and settings.launcher
-        and not _has_master(settings)
-        and settings.master_port is None
-    ):
+    remedy, has_master = "", _has_master(settings)
+    if target.scheme == "env" and settings.launcher and not has_master and settings.master_port is None:
         led = launchers.rendezvous_address(settings)
         remedy = "" if led else launchers.remedy(settings)
         target = target if led is None else msgspec.structs.replace(led, query=target.query)
-    if (
-        store is None
-        and init_method is None
-        and world_size == 1
-        and rank in (-1, 0)
-        and not _has_master(settings)
-    ):
+    if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not has_master:
         from unisono.engine.store import HashStore
 
-        alone = HashStore(timeout_s)
-        return _assign_ranks(
-            RankAssignment(alone, RankAndSize(0, 1), deadline, timeout_s), alone, RankAndSize(0, 1), None
-        )
+        alone, place = HashStore(timeout_s), RankAndSize(0, 1)
+        return _assign_ranks(RankAssignment(alone, place, deadline, timeout_s), alone, place, None)
     place = find_rank_and_size(target, rank, world_size, settings, remedy)
     if store is not None:
         return _assign_ranks(RankAssignment(store, place, deadline, timeout_s), store, place, None)

@@ -1,22 +1,35 @@
 """Groups of ranks and their operations.
 
-group.py      Group: every operation, abstract         init.py      init_process_group
-planning.py   Planner: what all check before a call    signature.py what makes a method of Group a collective
-buffer_layout.py     a call's buffers, and their checks       arguments.py its other arguments, and their checks
-coalescing.py  many buffers in one call                 call_results.py   allocated results
-messages.py   between two ranks: checks                objects.py   Python objects
-work.py       operations under way                     completion.py   wait for several works
+group.py                Group: every operation, abstract
+init.py                 init_process_group
+signature.py            what makes a method of Group a collective
+planning.py             Planner: what every group checks before a call
+buffer_layout.py        the buffers of a call, and their checks
+arguments.py            its other arguments, and their checks
+coalescing.py           many buffers in one call
+call_results.py         the result that a call allocates
+messages.py             messages between two ranks: checks
+objects.py              Python objects
+work.py                 operations under way
+completion.py           wait for several works
 
 The engine's groups:
-native.py           NativeGroup, connect               native_planning.py   choose, lower and bind a call
-native_messages.py  messages under way                 reproducibility.py             reproducible order
-custom_algorithms.py           algorithms of the caller           parent_group.py            while a subgroup is made
-codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
-error_bound.py      the error of a plan                codec_messages.py    messages with encoded values
+native.py               NativeGroup, connect
+native_planning.py      choose, lower and bind a call
+native_messages.py      messages under way
+reproducibility.py      algorithms with the canonical order
+custom_algorithms.py    algorithms of the caller
+parent_group.py         the parent while a subgroup is made
+codec_arguments.py      the codec of a call
+codec_planning.py       proof, error bound, choice
+codec_messages.py       messages with encoded values
+error_bound.py          the error of a plan
 
 Groups over another library:
-external.py         ExternalGroup                      external_planning.py what a library refuses; its calls
-external_work.py    operations under way               external_init.py     init_process_group
+external.py             ExternalGroup
+external_planning.py    what a library refuses; its calls
+external_work.py        operations under way
+external_init.py        init_process_group
 """
 
 from __future__ import annotations
