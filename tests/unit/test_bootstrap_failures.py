@@ -90,7 +90,7 @@ def test_between_hosts_a_failure_is_told_to_all(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize(("where", "name"), [(engine, "Liveness"), (_native, "Region")])
+@pytest.mark.parametrize(("where", "name"), [(engine, "LivenessMonitor"), (_native, "Region")])
 def test_on_one_host_a_failure_is_told_to_all(
     rank: int, where: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
