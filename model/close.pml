@@ -1,14 +1,14 @@
 // Closing (csrc: engine.cpp, channels.cpp, waiter.cpp): rank 0 sends every other rank MESSAGES messages and
-// leaves. The last one is sent with zero copy: it lies in memory of rank 0, which it overwrites when all have returned it or when
-// it has left, whichever comes first. The others want these messages, or one more.
+// leaves. The last one is sent with zero copy: it lies in memory of rank 0, which it overwrites when all have
+// completed it or when it has left, whichever comes first. The others want these messages, or one more.
 //
-// Right: what was sent before arrives, who wants one more learns that rank 0 has left, and zero-copy memory that was
+// Right: what was sent before arrives, who wants one more learns that rank 0 has left, and memory that was
 // overwritten is never taken for the message.
 //
 // seed LEFT_READ_LAST: the receiver looks for the message first, and then whether its sender has left
 // seed LEFT_EARLY: rank 0 says that it has left before it has sent its last message
 // seed NOBODY_WOKEN: who leaves wakes nobody
-// seed LENDER_ASKED_FIRST: the receiver asks whether the sender has left before it has copied
+// seed SENDER_ASKED_FIRST: the receiver asks whether the sender has left before it has copied
 // seed NO_FENCE: memory that was published for zero copy may be seen overwritten before its sender has left
 
 #ifndef RANKS

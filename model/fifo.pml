@@ -1,13 +1,13 @@
 // A FIFO and the staging memory (csrc: region.hpp, shm.cpp): rank 0 sends MESSAGES messages, to rank 1 or, with
 // three ranks, to both others. The second and third lie in the staging memory, which has room for one, the
-// others travel in their entries. Each message is two words, so that half of one is seen. How a rank waits is the matter of wake.pml.
+// others travel in their slots. Each message is two words, so that half of one is seen. How a rank waits is the matter of wake.pml.
 //
 // Right: every receiver gets every message once, whole and in order, and nobody waits for ever.
 //
 // seed NUMBER_RELAXED: the entry's number may be seen before its bytes
 // seed NUMBER_READ_RELAXED: the receiver may read the bytes before the number
 // seed ACKED_RELAXED: the receiver may say that it is done before it has read
-// seed ROOM_UNCHECKED: the sender writes one entry more than the FIFO has
+// seed ROOM_UNCHECKED: the sender writes one slot more than the FIFO has
 // seed STAGING_FREED_BY_FIRST ranks 3: the staging memory is free when the first receiver is done
 
 #ifndef RANKS

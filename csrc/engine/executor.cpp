@@ -277,7 +277,7 @@ bool Executor::worth_mapping(size_t nbytes, const SegmentContext& context) const
   return limits_.zero_copy || nbytes >= segment_elements(context.task, context.item) * context.item / 2;
 }
 
-// Sends with zero copy the message if that is worth it; returns whether it did.
+// Sends the message with zero copy if that is worth it; returns whether it did.
 bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std::span<const int> peers,
                               BufferExtent piece, const SegmentContext& context) {
   const size_t nbytes = piece.numel * context.item;

@@ -166,7 +166,7 @@ class Executor {
   std::vector<std::vector<unsigned char>> copies_;  // sent in place of memory that other ranks cannot read
   std::atomic<bool> has_open_transfers_{false};     // read by other threads, like opened_
   std::atomic<uint64_t> opened_{0};
-  bool zero_copy_in_flight_ = false;  // this job has sent with zero copy a message
+  bool zero_copy_in_flight_ = false;  // this task has sent a message with zero copy
   bool open_ = false;                 // this step reads a message in place
   std::vector<std::vector<unsigned char>>
       fetched_;                         // copies of zero-copy messages that are inputs of a Reduce

@@ -1,4 +1,5 @@
-// Zero-copy messages between two ranks, which do not go through their stream: see zero-copy transfer.hpp.
+// Zero-copy messages between two ranks, which do not go through their stream: see
+// protocol/zero_copy.hpp.
 #include "p2p/channels.hpp"
 
 namespace unisono {
@@ -24,7 +25,7 @@ void Channels::offer(Request& request) {
   channel(rank_, request.peer).transfer.publish_source(request.data);
 }
 
-// Whether the receiver has returned the zero-copy transfer; helps it to copy.
+// Whether the transfer is complete; helps the receiver to copy.
 bool Channels::progress_zero_copy(Request& request) {
   Channel& shared = channel(rank_, request.peer);
   RankCell& receiver = state_.cell(request.peer);

@@ -99,7 +99,7 @@ constexpr uint32_t kFacts = digest(
 #undef WHOLE
 #undef VALUE
 
-// 24 bits: the number has to fit into a region's first word. It also stands in each rank's peer info in the
+// 24 bits: the number has to fit into a region's first word. It is also in each rank's peer info in the
 // store.
 constexpr uint32_t kLayout = kMeaning << 16 | (kFacts & 0xffff);
 constexpr uint64_t kMagic = 0x6f6e696e55 | uint64_t{kLayout} << 40;  // "Unino" and the number

@@ -1,6 +1,6 @@
-// A message that is not staged in shared memory: zero copy: the sender publishes its own memory, and the
-// bytes are copied from there straight to the receiver's buffer. Both ends copy in pieces: the receiver reads
-// the sender's memory, and a waiting sender writes into the receiver's.
+// Zero copy, as UCX's zcopy: a message is not staged in shared memory. The sender publishes its own memory,
+// and the bytes are copied from there straight to the receiver's buffer. Both ends copy in pieces: the
+// receiver reads the sender's memory, and a waiting sender writes into the receiver's.
 //
 // Linux allows this between processes of one user (process_vm_readv). Whether it does here is tested when a
 // group is made. This needs no further trust: such processes can harm each other anyway.
