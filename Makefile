@@ -157,7 +157,7 @@ sanitize-virtual: $(VENV)/.installed  ## 1,000 random programs on virtual GPUs u
 	$(call install_torch,--required)
 	tools/sanitize.sh virtual
 
-model:  ## check the models of the protocol with Spin, and that it finds seeded mistakes (ARGS="lane wake")
+model:  ## check the models of the protocol with Spin, and that it finds seeded mistakes (ARGS="fifo wake")
 	$(PYTHON) tools/check_models.py $(ARGS)
 
 fuzz: $(VENV)/.installed  ## fuzz frames with libFuzzer (needs clang) and the decoders of bytes (ARGS=-max_total_time=600)

@@ -215,11 +215,11 @@ void ControlPlane::send_due_frames() {
     ControlConnection& link = links_[static_cast<size_t>(peer)];
     if (!link.open()) continue;
     flush(link);
-    if (tell) send_to(peer, Kind::kAbort);
-    if (announce_) send_to(peer, Kind::kAnswer);
-    if (ask_ && link.asked) send_to(peer, Kind::kAsk);
+    if (tell) send_to(peer, ControlKind::kAbort);
+    if (announce_) send_to(peer, ControlKind::kAnswer);
+    if (ask_ && link.asked) send_to(peer, ControlKind::kAsk);
     if (!leaving_) continue;
-    send_to(peer, Kind::kLeft);
+    send_to(peer, ControlKind::kLeft);
     shutdown(link.fd, SHUT_WR);
   }
   ask_ = announce_ = false;
@@ -227,11 +227,11 @@ void ControlPlane::send_due_frames() {
 
 // ---- frames ----------------------------------------------------------------------------------------
 
-void ControlPlane::send_to(int peer, Kind kind) {
+void ControlPlane::send_to(int peer, ControlKind kind) {
   ControlConnection& link = links_[static_cast<size_t>(peer)];
-  if (kind == Kind::kAnswer && link.out.size() > kMostKept) return;
+  if (kind == ControlKind::kAnswer && link.out.size() > kMostKept) return;
   ControlFrame frame{kind, {}, read_status(world_.cell(rank_))};
-  if (kind == Kind::kAbort) frame.fault = world_.fault();
+  if (kind == ControlKind::kAbort) frame.fault = world_.fault();
   const ControlBytes bytes = encode(frame);
   link.out.insert(link.out.end(), bytes.begin(), bytes.end());
   flush(link);
@@ -277,7 +277,7 @@ void ControlPlane::refuse(int peer, const FrameError& bad) {
   fault.frame = bad;
   world_.abort_with(fault);
   ControlConnection& link = links_[static_cast<size_t>(peer)];
-  send_to(peer, Kind::kAbort);
+  send_to(peer, ControlKind::kAbort);
   shutdown(link.fd, SHUT_RDWR);
   link.ended = true;
   link.lost_at = INT64_MAX;
@@ -288,10 +288,10 @@ void ControlPlane::handle(int peer, const ControlFrame& frame) {
   RankCell& cell = world_.cell(peer);
   world_.take_status(peer, frame.status);
   ControlConnection& link = links_[static_cast<size_t>(peer)];
-  if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
-  if (frame.kind == Kind::kAnswer) answered(link);
-  if (frame.kind == Kind::kAbort) world_.abort_with(frame.fault);
-  if (frame.kind != Kind::kLeft) return;
+  if (frame.kind == ControlKind::kAsk) send_to(peer, ControlKind::kAnswer);
+  if (frame.kind == ControlKind::kAnswer) answered(link);
+  if (frame.kind == ControlKind::kAbort) world_.abort_with(frame.fault);
+  if (frame.kind != ControlKind::kLeft) return;
   answered(link);
   link.lost_at = INT64_MAX;  // what follows is the connection's end
   cell.left.store(1, std::memory_order_seq_cst);

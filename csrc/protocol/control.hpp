@@ -38,7 +38,7 @@ class ControlPlane {
   void close_copies();
 
  private:
-  using Kind = ControlFrame::Kind;
+  using ControlKind = ControlFrame::ControlKind;
   struct ControlConnection {
     FileDescriptor fd;
     bool ended = false;       // nothing more will come
@@ -60,7 +60,7 @@ class ControlPlane {
   void read_from(int peer);
   void handle(int peer, const ControlFrame& frame);
   void refuse(int peer, const FrameError& bad);
-  void send_to(int peer, Kind kind);
+  void send_to(int peer, ControlKind kind);
   void flush(ControlConnection& link);
   void lost(int peer, Nanoseconds grace);
   void report(int peer, Fault fault);

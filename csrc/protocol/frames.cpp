@@ -154,10 +154,10 @@ ControlBytes encode(const ControlFrame& frame) {
 FrameError parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
   FieldSerializer<false> mover(bytes.data());
   move_frame(mover, frame);
-  using Kind = ControlFrame::Kind;
-  if (frame.kind < Kind::kAsk || frame.kind > Kind::kLeft)
+  using ControlKind = ControlFrame::ControlKind;
+  if (frame.kind < ControlKind::kAsk || frame.kind > ControlKind::kLeft)
     return bad_control(FrameErrorKind::kKind, static_cast<int64_t>(frame.kind));
-  if (frame.kind == Kind::kAbort)
+  if (frame.kind == ControlKind::kAbort)
     if (const FrameError found = check(frame.fault, ranks); found.kind != FrameErrorKind::kNone) return found;
   return check(frame.status);
 }

@@ -80,8 +80,8 @@ FrameError check(const MessageHeader& header, bool zero_copy);
 
 // All frames have the same size, and each carries the status of its sender.
 struct ControlFrame {
-  enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft };
-  Kind kind;
+  enum class ControlKind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft };
+  ControlKind kind;
   Fault fault;  // kAbort
   RankStatus status;
 };

@@ -30,7 +30,7 @@ void report_cause(Engine& engine) {
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return;
   nb::python_error raised;
   try {
-    const nb::object why = nb::module_::import_("unisono.engine.diagnosis.close_reason").attr("why");
+    const nb::object why = nb::module_::import_("unisono.engine.diagnosis.close_reason").attr("close_reason");
     auto text = nb::cast<std::string>(why(raised.value()));
     if (text.empty()) text = nb::cast<std::string>(raised.type().attr("__name__"));  // such as SystemExit(0)
     engine.report(kLeaving, text);

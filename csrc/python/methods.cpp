@@ -188,7 +188,7 @@ void bind_methods(nb::module_& m, const nb::object& calls) {
       },
       nb::arg("function"), nb::arg("defaults"), nb::arg("parameters"), nb::arg("positional"),
       nb::arg("coalesced"),
-      "A method of `Calls` with the signature of `function`. defaults: all arguments of a call; "
+      "A method of `GroupBase` with the signature of `function`. defaults: all arguments of a call; "
       "parameters: (name, place among them, required) in order, the first `positional` also without a name; "
       "coalesced: its buffers are lists.");
 }

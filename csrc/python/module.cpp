@@ -129,7 +129,7 @@ void bind_tables(nb::module_& m) {
       .value("NO_MEMORY", FaultKind::kNoMemory)
       .value("BAD_FRAME", FaultKind::kBadFrame)
       .value("HOST_SILENT", FaultKind::kHostSilent);
-  m.attr("LANE_ENTRIES") = kFifoSlots;
+  m.attr("FIFO_SLOTS") = kFifoSlots;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;
 }

@@ -9,11 +9,11 @@ namespace unisono::virtual_gpu {
 
 // The checks of one operation. Made once, when its kernel is registered.
 struct ArgumentChecks {
-  enum Kind : uint8_t { kEach, kIterator, kIndex, kConvolution, kNone };
+  enum CheckKind : uint8_t { kEach, kIterator, kIndex, kConvolution, kNone };
   // Raises unless the argument tensors are on devices that the operation accepts.
   void operator()(const torch::jit::Stack& stack, size_t base, size_t count) const;
 
-  Kind kind = kIterator;
+  CheckKind kind = kIterator;
   std::string method;                  // such as "wrapper_CUDA_addmm"
   std::vector<std::string> arguments;  // their names
   std::vector<bool> written;

@@ -64,7 +64,7 @@ class CopyingWork(un.Work):
         self._copies.come_back()
 
     def let_go(self) -> None:
-        self._work.let_go()
+        self._work.retain_buffers()
 
     def _what(self) -> str:
         return self._work._what()

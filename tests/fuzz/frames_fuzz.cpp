@@ -48,7 +48,7 @@ void check_fault(const Fault& fault, int ranks) {
 void control(const ControlBytes& bytes, int ranks) {
   ControlFrame frame;
   if (refused(parse(bytes, ranks, frame))) return;
-  if (frame.kind == ControlFrame::Kind::kAbort) check_fault(frame.fault, ranks);
+  if (frame.kind == ControlFrame::ControlKind::kAbort) check_fault(frame.fault, ranks);
   require(frame.status.finished <= frame.status.started, "no call ends before it begins");
   for (const CallRecord& call : frame.status.history)
     if (call.seq != 0)

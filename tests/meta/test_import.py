@@ -71,5 +71,7 @@ def test_an_old_name_of_a_module_works_and_warns():
     assert Planner is new.Planner
     assert noted[0].filename == __file__
     assert new.__spec__.name == "unisono.engine.group.planning"
+    with pytest.warns(DeprecationWarning, match=r"unisono\.plans\.exposure is now unisono\.plans\.zero_copy"):
+        import unisono.plans.exposure
     with pytest.raises(ModuleNotFoundError):
         import unisono.nothing  # noqa: F401

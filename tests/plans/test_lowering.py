@@ -189,7 +189,7 @@ def test_a_wrong_plan_is_not_lowered() -> None:
 
 
 def test_an_edge_holds_what_the_prover_thinks() -> None:
-    assert _native.LANE_ENTRIES == EDGE_CAPACITY
+    assert _native.FIFO_SLOTS == EDGE_CAPACITY
 
 
 def test_reductions() -> None:

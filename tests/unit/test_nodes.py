@@ -35,8 +35,8 @@ class Together:
     def settled(self) -> int:
         return self.stores[0].add("unisono/launch/settled", 0)
 
-    def settle(self, *numbers: int) -> list[list[NodeExit]]:
-        return list(self.pool.map(lambda number: self.nodes[number].settle(None, 0), numbers))
+    def report_end(self, *numbers: int) -> list[list[NodeExit]]:
+        return list(self.pool.map(lambda number: self.nodes[number].report_end(None, 0), numbers))
 
     def close(self) -> None:
         for node, store in zip(self.nodes, self.stores, strict=True):
@@ -55,7 +55,7 @@ def three() -> Iterator[Together]:
 
 
 def test_all_learn_how_it_ended_everywhere(three: Together) -> None:
-    for finals in three.settle(0, 1, 2):
+    for finals in three.report_end(0, 1, 2):
         assert {final.node for final in finals} == {0, 1, 2}
         assert not any(final.given_up for final in finals)
     assert three.settled() == 3
@@ -73,7 +73,7 @@ def test_a_node_that_comes_back_is_not_counted_twice(
     assert all(event.wait(30) for event in told)
     assert "node 1" in three.nodes[2].end.text  # type: ignore[union-attr]
     assert three.settled() == 1
-    for number, finals in enumerate(three.settle(0, 1, 2)):
+    for number, finals in enumerate(three.report_end(0, 1, 2)):
         given_up = {final.node for final in finals if final.given_up}
         assert given_up == (set() if number == 1 else {1})
         assert {final.node for final in finals} == {0, 1, 2}
@@ -82,11 +82,11 @@ def test_a_node_that_comes_back_is_not_counted_twice(
 
 def test_who_did_well_and_is_given_up_afterwards_counts_once(three: Together) -> None:
     """Both words look alike but for one field."""
-    pending = three.pool.submit(three.nodes[1].settle, None, 0)
+    pending = three.pool.submit(three.nodes[1].report_end, None, 0)
     three.stores[0].wait(["unisono/launch/final/1"])
     inside.give_up(three.nodes[0], 1)
     assert three.settled() == 0
-    three.settle(0, 2)
+    three.report_end(0, 2)
     pending.result(30)
     assert three.settled() == 3
 
@@ -96,8 +96,8 @@ def test_a_word_that_breaks_off_is_a_failure_for_all(three: Together) -> None:
     news = SupervisorMessages(io.StringIO('{"failure": [2, "exit co'), three.nodes[1])
     news.thread.join(30)
     assert three.stores[0].check(["unisono/launch/end"])
-    pending = three.pool.submit(three.nodes[1].settle, news.failure, news.stopped)
-    for finals in three.settle(0, 2):
+    pending = three.pool.submit(three.nodes[1].report_end, news.failure, news.stopped)
+    for finals in three.report_end(0, 2):
         assert [final.node for final in finals if final.failure is not None] == [1]
     pending.result(30)
 
@@ -141,6 +141,6 @@ def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
         node.announce("nobody hears it", 1)
         node.watch(told.set)
         assert told.wait(30) and node.end is not None and "is gone" in node.end.text
-        assert [final.node for final in node.settle(None, 0)] == [0]
+        assert [final.node for final in node.report_end(None, 0)] == [0]
         two.close()
         other.close()

@@ -58,7 +58,7 @@ class _SwapUnit:
 class ParameterSwap:
     """The parameters of a model, out of memory but for the unit at work and the next one.
 
-    To a run it is what `Replicas` is: the data axis under ZeRO 0.
+    To a run it is what `ReplicatedParameters` is: the data axis under ZeRO 0.
 
     Args:
         modules: what to bring in one after the other; other parameters stay in memory during a step.

@@ -43,7 +43,7 @@ MOST_RANKS = 1 << 20
 """A plan holds steps for each of them."""
 
 EDGE_CAPACITY = 16
-"""Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
+"""Messages an edge of the engine holds (FIFO_SLOTS; a test compares the two)."""
 
 
 class Chunk(NamedTuple):

@@ -88,7 +88,7 @@ class GroupCalls:
     """The base class of the methods that move data."""
 
     _group: NativeGroup
-    _repeat: Callable[..., Any]  # these three: see `_native.Calls`
+    _repeat: Callable[..., Any]  # these three: see `_native.GroupBase`
     _send_now: Callable[..., object]
     _recv_now: Callable[..., object]
     _cuda: CudaGroup

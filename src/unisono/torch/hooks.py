@@ -215,7 +215,7 @@ class HookMethods:
 def dispatcher_class(direct: Any) -> type:
     """Return a subclass of a group's class whose collectives go through PyTorch's dispatcher."""
 
-    class Work(direct._work):  # type: ignore[misc, name-defined]
+    class AbortHookWork(direct._work):  # type: ignore[misc, name-defined]
         """A Work that reports a failure to the abort hooks."""
 
         __slots__ = ("hooks",)
@@ -228,7 +228,7 @@ def dispatcher_class(direct: Any) -> type:
                 raise
 
     def made(self: Any, *args: Any) -> UnisonoWork:
-        work = Work(*args)
+        work = AbortHookWork(*args)
         work.hooks = self._hooks
         return work
 

@@ -25,7 +25,7 @@ def barrier_memory(size: int) -> Iterator[str]:
     """Shared memory in which `size` processes of this machine line up: the path by which they open it."""
     fd = os.memfd_create("unisono-line-up")
     try:
-        os.ftruncate(fd, size * _native.LINE_UP_SLOT)
+        os.ftruncate(fd, size * _native.START_BARRIER_SLOT)
         yield f"/proc/{os.getpid()}/fd/{fd}"
     finally:
         os.close(fd)
@@ -37,7 +37,7 @@ class StartBarrier:
     def __init__(self, path: str, rank: int, size: int) -> None:
         fd = os.open(path, os.O_RDWR)
         try:
-            self._memory = mmap.mmap(fd, size * _native.LINE_UP_SLOT)
+            self._memory = mmap.mmap(fd, size * _native.START_BARRIER_SLOT)
         finally:
             os.close(fd)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data

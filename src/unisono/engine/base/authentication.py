@@ -31,8 +31,8 @@ from typing import NamedTuple
 from unisono.errors import AuthenticationError, message
 
 __all__ = [
-    "NONCE_BYTES", "PROOF_BYTES", "HandshakeResult", "JobToken", "channel_of", "check_for_tls",
-    "derive", "fresh_nonce", "handshake", "make_token", "parse_token", "proof", "read_token_file", "token_file",
+    "NONCE_BYTES", "PROOF_BYTES", "HandshakeResult", "JobToken", "channel_of", "check_for_tls", "derive",
+    "fresh_nonce", "handshake", "make_token", "parse_token", "proof", "read_token_file", "token_file",
     "verify",
 ]  # fmt: skip
 

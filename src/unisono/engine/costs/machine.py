@@ -129,7 +129,7 @@ _decode = msgspec.json.Decoder(_CalibrationFile).decode
 
 
 class LoadedCalibration(msgspec.Struct, frozen=True):
-    """A calibration, its origin, and remarks for the user."""
+    """A calibration, its origin, and a note for the user."""
 
     calibration: MachineCalibration
     source: str

@@ -469,7 +469,7 @@ class Group(_native.GroupBase):
         codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
         """
         if codec is not None:
-            _codec_messages().pass_coded(self._planner, "send", x, dst, tag, timeout, codec)
+            _codec_messages().transfer_encoded(self._planner, "send", x, dst, tag, timeout, codec)
         elif self._send(x, dst, tag, timeout) is None:
             work = checked(self._planner, "send", x, dst, tag, timeout, receiving=False)
             run(self._planner, timeout, work)
@@ -495,7 +495,7 @@ class Group(_native.GroupBase):
         Example: status = group.recv(x); group.send(reply, status.source, status.tag)
         """
         if codec is not None:
-            receive_status: Status = _codec_messages().pass_coded(
+            receive_status: Status = _codec_messages().transfer_encoded(
                 self._planner, "recv", x, src, tag, timeout, codec
             )
             return receive_status

@@ -40,8 +40,8 @@ Runner = TypeVar("Runner", "_native.Engine", "LibraryDriver")
 class Planner(ABC, Generic[Runner]):
     """Checks the calls and messages of one rank of one group. What runs them plans them in a subclass.
 
-    `_native.Calls`, the base class of `Group`, calls `plan` or `plan_coalesced` for every call that it does
-    not remember.
+    `_native.GroupBase`, the base class of `Group`, calls `plan` or `plan_coalesced` for every call that it
+    does not remember.
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation without its own.
@@ -95,7 +95,7 @@ class Planner(ABC, Generic[Runner]):
         feedback: Any = None,
         max_error: float | None = None,
     ) -> Any:
-        """Check a call and bind it to its buffers; returns what `Calls._execute` runs.
+        """Check a call and bind it to its buffers; returns what `GroupBase._execute` runs.
 
         Args:
             kind: of the call, see `kinds`.

@@ -61,7 +61,8 @@ class Authenticator:
     def answer(
         self, caller: ClientHandshake, head: bytearray, full: Callable[[str], bool]
     ) -> wire.ServerWelcome | wire.ServerChallenge | wire.Rejection:
-        """The answer to the next frame of an unauthenticated peer. Raises `wire.Unreadable` for other bytes.
+        """The answer to the next frame of an unauthenticated peer. Raises `wire.FrameFormatError` for other
+        bytes.
 
         Args:
             full: whether a client of that name is too late, because the job is ending.
@@ -121,7 +122,7 @@ class Authenticator:
         """The socket for an authenticated client: `sock`, or TLS over it."""
         if self._tls is None:
             return sock
-        tls: socket.socket = _tls().wrapped(sock, self._tls, server=True, channel=caller.channel)
+        tls: socket.socket = _tls().wrap_socket(sock, self._tls, server=True, channel=caller.channel)
         return tls
 
     def has_deciphered(self, sock: Any) -> bool:

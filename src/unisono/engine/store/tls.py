@@ -100,7 +100,7 @@ def _refuse_others(sock: Any, name: str | None, _made: ssl.SSLContext) -> int | 
 def wrap_socket(sock: socket.socket, made: ssl.SSLContext, *, server: bool, channel: str) -> TlsSocket:
     """`sock` as a TLS socket, which takes it over. The handshake happens with the first data.
 
-    `channel`: of `authentication.Met`. If it differs at the two ends, the TLS handshake fails.
+    `channel`: of `authentication.HandshakeResult`. If it differs at the two ends, the TLS handshake fails.
     """
     name = None if server else channel
     tls = made.wrap_socket(sock, server_side=server, do_handshake_on_connect=False, server_hostname=name)

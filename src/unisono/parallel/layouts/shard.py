@@ -260,7 +260,7 @@ def _out(local: Tensor, grid: RankGrid, layout: Layout) -> DTensor:
 
 
 class _MeshPosition:
-    """See `operators.Part`."""
+    """See `operators.IndexPosition`."""
 
     def __init__(self, grid: RankGrid, owners: Owners) -> None:
         self._grid, self._owners = grid, owners
