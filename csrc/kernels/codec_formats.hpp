@@ -14,14 +14,14 @@ constexpr uint32_t power_of_two(int exponent) { return static_cast<uint32_t>(127
 constexpr uint32_t kSign = 0x80000000u, kInfinite = 0x7f800000u;
 
 // What the codes above the largest number mean.
-enum class TopCode {
+enum class SpecialCodes {
   kInfinity,
   kOneNaN
 };  // infinity and NaNs as in IEEE 754; or only one NaN, the largest code
 
 // A sign (or none), `kExponent` bits of exponent, `kFraction` bits of fraction.
 template <class CodeType, int kExponent, int kFraction, int kBias, bool kSigned,
-          TopCode kTop = TopCode::kInfinity>
+          SpecialCodes kTop = SpecialCodes::kInfinity>
 struct FloatLayout {
   using Code = CodeType;
   static constexpr bool kHasSign = kSigned;
@@ -32,8 +32,9 @@ struct FloatLayout {
   static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << kFraction;
   // The first code beyond the largest number.
   static constexpr uint32_t kBeyond =
-      kTop == TopCode::kInfinity ? kMagnitude - ((1u << kFraction) - 1) : kMagnitude;
-  static constexpr uint32_t kNaN = kTop == TopCode::kInfinity ? kBeyond | 1u << (kFraction - 1) : kBeyond;
+      kTop == SpecialCodes::kInfinity ? kMagnitude - ((1u << kFraction) - 1) : kMagnitude;
+  static constexpr uint32_t kNaN =
+      kTop == SpecialCodes::kInfinity ? kBeyond | 1u << (kFraction - 1) : kBeyond;
   // Subnormal numbers are multiples of 2^kUnit. A format with f32's exponents needs no special case for them.
   static constexpr int kUnit = 1 - kBias - kFraction;
   static constexpr bool kAsF32 = kBias == 127;
@@ -84,7 +85,7 @@ struct FloatLayout {
       const uint32_t subnormal = float_to_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * unit);
       bits = magnitude < (1u << kFraction) ? subnormal : bits;
       constexpr uint32_t kFractionMask = (1u << kFraction) - 1;
-      if constexpr (kTop == TopCode::kInfinity)
+      if constexpr (kTop == SpecialCodes::kInfinity)
         bits = magnitude < kBeyond ? bits : kInfinite | (magnitude & kFractionMask) << kShift;
       else
         bits = magnitude < kBeyond ? bits : kInfinite | 0x400000u;
@@ -96,7 +97,7 @@ struct FloatLayout {
 
 using BFloat16 = FloatLayout<uint16_t, 8, 7, 127, true>;
 using Half = FloatLayout<uint16_t, 5, 10, 15, true>;
-using E4M3 = FloatLayout<uint8_t, 4, 3, 7, true, TopCode::kOneNaN>;
+using E4M3 = FloatLayout<uint8_t, 4, 3, 7, true, SpecialCodes::kOneNaN>;
 using E5M2 = FloatLayout<uint8_t, 5, 2, 15, true>;
 using F169 = FloatLayout<uint16_t, 6, 9, 31, true>;
 using U0610 = FloatLayout<uint16_t, 6, 10, 51, false>;

@@ -58,7 +58,8 @@ void bind_calibrate(nb::module_& m) {
         calibrate::start_barrier(reinterpret_cast<void*>(slots), count, mine, crowded);
       },
       nb::arg("slots"), nb::arg("count"), nb::arg("mine"), nb::arg("crowded"), Release(),
-      "Waits for `count` processes, each of which counts in its own START_BARRIER_SLOT bytes of shared memory.");
+      "Waits for `count` processes, each of which counts in its own START_BARRIER_SLOT bytes of shared "
+      "memory.");
   m.def("touch", &touch, nb::arg("kind"), nb::arg("out"), nb::arg("in_"), nb::arg("nbytes"),
         "Passes over the bytes once: 0 reads `in_`, 1 writes `out`, 2 updates `out` in place, 3 copies.");
 }

@@ -53,19 +53,19 @@ const std::set<std::string> kOwn{"aten::copy_",
 
 bool is_cuda(const IValue& value) { return value.isDevice() && value.toDevice().is_cuda(); }
 
-c10::List<Tensor> to_host(HostArguments& crossing, const c10::List<Tensor>& given) {
+c10::List<Tensor> to_host(HostArguments& arguments, const c10::List<Tensor>& given) {
   c10::List<Tensor> made;
   made.reserve(given.size());
-  for (const Tensor& x : given) made.push_back(crossing.to_host(x));
+  for (const Tensor& x : given) made.push_back(arguments.to_host(x));
   return made;
 }
 
-c10::List<std::optional<Tensor>> to_host(HostArguments& crossing,
+c10::List<std::optional<Tensor>> to_host(HostArguments& arguments,
                                          const c10::List<std::optional<Tensor>>& given) {
   c10::List<std::optional<Tensor>> made;
   made.reserve(given.size());
   for (const std::optional<Tensor>& x : given)
-    made.push_back(x ? std::optional<Tensor>(crossing.to_host(*x)) : std::nullopt);
+    made.push_back(x ? std::optional<Tensor>(arguments.to_host(*x)) : std::nullopt);
   return made;
 }
 
@@ -94,8 +94,8 @@ class CpuKernel final : public c10::OperatorKernel {
     checks_(*stack, base, arguments_);
     if (nondeterministic_) check_deterministic(*nondeterministic_, &(*stack)[base]);
     std::optional<Device> device;
-    HostArguments crossing;
-    for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], crossing, device);
+    HostArguments arguments;
+    for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], arguments, device);
     TORCH_CHECK(device || generator_ < 0 || !(*stack)[base + generator_].isGenerator(),
                 "Expected a 'cpu' device type for generator but found 'cuda'");
     const Device where = device ? *device : Device(c10::kCUDA, current_device());
@@ -105,37 +105,37 @@ class CpuKernel final : public c10::OperatorKernel {
       const at::AutoDispatchBelowADInplaceOrView below;
       op.redispatchBoxed(DispatchKeySet(key_), stack);
     }
-    if (writes_) crossing.resize_arguments();
-    for (size_t i = stack->size() - results_; i < stack->size(); ++i) bring((*stack)[i], crossing, where);
+    if (writes_) arguments.resize_arguments();
+    for (size_t i = stack->size() - results_; i < stack->size(); ++i) bring((*stack)[i], arguments, where);
   }
 
  private:
-  static void carry(IValue& value, HostArguments& crossing, std::optional<Device>& device) {
+  static void carry(IValue& value, HostArguments& arguments, std::optional<Device>& device) {
     if (value.isTensor()) {
       const Tensor& x = value.toTensor();
       if (!x.defined() || !x.is_cuda()) return;
       if (!device) device = x.device();
-      value = crossing.to_host(x);
+      value = arguments.to_host(x);
     } else if (value.isTensorList()) {
       auto list = value.toTensorList();
       for (const Tensor& x : list)
         if (!device && x.defined() && x.is_cuda()) device = x.device();
-      value = to_host(crossing, list);
+      value = to_host(arguments, list);
     } else if (value.isOptionalTensorList()) {
-      value = to_host(crossing, value.toOptionalTensorList());
+      value = to_host(arguments, value.toOptionalTensorList());
     } else if (is_cuda(value)) {
       device = resolved(value.toDevice());
       value = Device(c10::kCPU);
     }
   }
 
-  static void bring(IValue& value, HostArguments& crossing, Device where) {
+  static void bring(IValue& value, HostArguments& arguments, Device where) {
     if (value.isTensor()) {
-      value = crossing.to_device(std::move(value).toTensor(), where);
+      value = arguments.to_device(std::move(value).toTensor(), where);
     } else if (value.isTensorList()) {
       c10::List<Tensor> made;
       auto list = std::move(value).toTensorList().vec();
-      for (Tensor& x : list) made.push_back(crossing.to_device(std::move(x), where));
+      for (Tensor& x : list) made.push_back(arguments.to_device(std::move(x), where));
       value = made;
     }
   }

@@ -79,9 +79,9 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
 Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
   const at::AutoDispatchBelowADInplaceOrView below;
-  HostArguments crossing;
-  Tensor to = crossing.to_host(self);
-  at::_ops::copy_::redispatch(DispatchKeySet(DispatchKey::CPU), to, crossing.to_host(source), non_blocking);
+  HostArguments arguments;
+  Tensor to = arguments.to_host(self);
+  at::_ops::copy_::redispatch(DispatchKeySet(DispatchKey::CPU), to, arguments.to_host(source), non_blocking);
   return self;
 }
 
@@ -131,18 +131,18 @@ void resize_storage(const Tensor& x, int64_t nbytes) {
 template <typename Op>
 Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  HostArguments crossing;
-  Tensor host = crossing.to_host(x);
+  HostArguments arguments;
+  Tensor host = arguments.to_host(x);
   if (half_to_float) host = host.to(at::kFloat);
-  return crossing.to_device(Op::redispatch(DispatchKeySet(DispatchKey::CPU), host, dim, false), x.device());
+  return arguments.to_device(Op::redispatch(DispatchKeySet(DispatchKey::CPU), host, dim, false), x.device());
 }
 template <typename Op>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType type) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  HostArguments crossing;
-  Tensor host = Op::redispatch(DispatchKeySet(DispatchKey::CPU), crossing.to_host(grad),
-                               crossing.to_host(output), dim, grad.scalar_type());
-  return crossing.to_device(host.scalar_type() == type ? std::move(host) : host.to(type), grad.device());
+  HostArguments arguments;
+  Tensor host = Op::redispatch(DispatchKeySet(DispatchKey::CPU), arguments.to_host(grad),
+                               arguments.to_host(output), dim, grad.scalar_type());
+  return arguments.to_device(host.scalar_type() == type ? std::move(host) : host.to(type), grad.device());
 }
 
 Tensor host(const Tensor& x) { return host_view(x); }

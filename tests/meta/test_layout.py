@@ -27,7 +27,11 @@ CHANGES = {
         "std::atomic<uint32_t> epoch;\n  std::atomic<uint32_t> sleepers;",
         "std::atomic<uint32_t> sleepers;\n  std::atomic<uint32_t> epoch;",
     ),
-    "an enum has one more value": ("protocol/region.hpp", "{ kStaged, kLent", "{ kStaged, kNew, kLent"),
+    "an enum has one more value": (
+        "protocol/region.hpp",
+        "{ kStaged, kZeroCopy",
+        "{ kStaged, kNew, kZeroCopy",
+    ),
     "an element type is another one": ("kernels/dtype.hpp", '"int16", 2', '"uint16", 2'),
     "a zero-copy transfer is cut otherwise": ("protocol/zero_copy.hpp", "kMostUnits = 16", "kMostUnits = 32"),
 }

@@ -112,7 +112,7 @@ class CompressedAdam(torch.optim.Optimizer):
             _check(group)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    pieces.append(_ParameterStep(index, parameter, _gradient(parameter), group))
+                    pieces.append(_ParameterUpdate(index, parameter, _gradient(parameter), group))
                 index += 1
         for piece in pieces:
             self._check_state(piece)
@@ -126,7 +126,7 @@ class CompressedAdam(torch.optim.Optimizer):
             self._update(piece)
         return loss
 
-    def _check_state(self, piece: _ParameterStep) -> None:
+    def _check_state(self, piece: _ParameterUpdate) -> None:
         """Make the state of a new parameter; the kernel, which gets addresses, trusts that of an old one."""
         parameter, state = piece.parameter, self.state[piece.parameter]
         if not state:
@@ -144,7 +144,7 @@ class CompressedAdam(torch.optim.Optimizer):
                     f"{codes.device}, expected int16 {list(wanted)} on cpu: the state is of another model"
                 )
 
-    def _overflows(self, piece: _ParameterStep) -> bool:
+    def _overflows(self, piece: _ParameterUpdate) -> bool:
         """Whether a step would make a finite mean that its format does not hold."""
         group, grad = piece.group, piece.gradient
         if grad.numel() == 0:
@@ -166,7 +166,7 @@ class CompressedAdam(torch.optim.Optimizer):
             for found, largest in zip((mean, variance), _LARGEST, strict=True)
         )
 
-    def _update(self, piece: _ParameterStep) -> None:
+    def _update(self, piece: _ParameterUpdate) -> None:
         """One parameter's step."""
         parameter, group, state = piece.parameter, piece.group, self.state[piece.parameter]
         state["step"] += 1
@@ -195,7 +195,7 @@ class CompressedAdam(torch.optim.Optimizer):
         torch.autograd.graph.increment_version([parameter, held[0]])
 
 
-class _ParameterStep(NamedTuple):
+class _ParameterUpdate(NamedTuple):
     """What a step does to one parameter, checked."""
 
     place: int  # among all parameters of the optimizer

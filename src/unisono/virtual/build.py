@@ -27,8 +27,8 @@ from . import operations
 __all__ = ["build", "sources", "torch_folder"]
 
 UNITS = (
-    ("checks", "crossing", "determinism", "fallback", "kernels"),
-    ("accounting", "device", "memory", "generator", "interface"),
+    ("checks", "host_arguments", "determinism", "fallback", "kernels"),
+    ("memory_account", "device", "memory", "generator", "interface"),
 )
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility-inlines-hidden", "-w")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from unisono.codecs import Codec
 
-    from .parameter_state import ParameterState
+    from .compression_state import CompressionState
 
 __all__ = ["GradientMatrix", "low_rank", "orthonormal", "random_factor"]
 
@@ -49,7 +49,7 @@ _BLOCK = 1 << 18  # values that are worked on at a time: 1 MiB
 class GradientMatrix(NamedTuple):
     """A matrix in a bucket: its state, and its values [n, m], which become the result."""
 
-    held: ParameterState
+    held: CompressionState
     values: Tensor
 
 
@@ -92,7 +92,7 @@ def low_rank(
             held.factor = orthonormal(second, functools.partial(random_factor, *shape, seed, step))
 
 
-def _replace(values: Tensor, basis: Tensor, second: Tensor, held: ParameterState, step: int) -> None:
+def _replace(values: Tensor, basis: Tensor, second: Tensor, held: CompressionState, step: int) -> None:
     """Put P Q^T in the place of `values`, and keep the difference; some rows at a time, in the cache."""
     left, columns = held.room(values), basis.t()
     rows = max(1, _BLOCK // values.shape[1])

@@ -17,9 +17,9 @@ from torch import Tensor
 from unisono.codecs import Codec
 from unisono.parallel.gradients import local
 
+from .compression_state import CompressionState
 from .exchange_queue import ExchangeQueue, Steps, coded_mean, concurrently, exact_mean, finite, length
 from .low_rank import GradientMatrix, low_rank
-from .parameter_state import ParameterState
 
 if TYPE_CHECKING:
     from .settings import Choice, CompressionSettings
@@ -52,7 +52,7 @@ class Compression:
             _check(name, local(value))
         options: dict[str, Any] = {"feedback": settings.feedback, "errors": settings.errors}
         self._held = {
-            value: ParameterState(
+            value: CompressionState(
                 name, part.shape, settings.choice(name, part.shape), **options, seed=self._seed
             )
             for name, value in trained.items()
@@ -133,7 +133,7 @@ class Compression:
         as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
         as_is += exact
         ranked = [(held, gradient) for held, gradient in sent if held.rank]
-        coded: dict[Codec, list[tuple[ParameterState, Tensor]]] = {}
+        coded: dict[Codec, list[tuple[CompressionState, Tensor]]] = {}
         for held, gradient in sent:
             if isinstance(held.choice, Codec):
                 coded.setdefault(held.choice, []).append((held, gradient))
@@ -149,7 +149,7 @@ class Compression:
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view(gradient.shape))
 
-    def _coded(self, codec: Codec, sent: list[tuple[ParameterState, Tensor]]) -> Steps[None]:
+    def _coded(self, codec: Codec, sent: list[tuple[CompressionState, Tensor]]) -> Steps[None]:
         """One vector of all parameters with this codec; they do not share its blocks."""
         feedback = self.settings.feedback
         sizes = [length(gradient.numel(), codec, 1) for _, gradient in sent]
@@ -165,7 +165,7 @@ class Compression:
             if left is not None and keep:
                 held.keep(left[place], self.steps)
 
-    def _low_rank(self, sent: list[tuple[ParameterState, Tensor]]) -> Steps[None]:
+    def _low_rank(self, sent: list[tuple[CompressionState, Tensor]]) -> Steps[None]:
         """All matrices, in one vector of factors."""
         factors = self.settings.low_rank
         matrices = [GradientMatrix(held, gradient.reshape(held.shape[0], -1)) for held, gradient in sent]

@@ -14,13 +14,13 @@ from unisono import codecs
 if TYPE_CHECKING:
     from .settings import Choice
 
-__all__ = ["ParameterState"]
+__all__ = ["CompressionState"]
 
 _F169 = codecs.f169
 _LARGEST = 1023 * 2.0**22  # of 1-6-9: the value of a larger error, instead of infinity
 
 
-class ParameterState:
+class CompressionState:
     """The state of one parameter.
 
     Attributes:
