@@ -109,7 +109,7 @@ Tensor HostArguments::dense_over(const Tensor& x) {
   for (const StoragePair& each : storages_)
     if (each.device.is_alias_of(device)) return tensor_over(each.host, DispatchKey::CPU, x);
   storages_.push_back({device, host_storage(device)});
-  return tensor_over(storages_.to_device().host, DispatchKey::CPU, x);
+  return tensor_over(storages_.back().host, DispatchKey::CPU, x);
 }
 
 Tensor HostArguments::sparse_over(const Tensor& x) {
