@@ -68,9 +68,9 @@ struct SilentWarningHandler final : c10::WarningHandler {
 };
 
 // Work runs synchronously, so the host's clock gives its times.
-struct ReducerTimer final : c10d::ReducerTimer {
+struct ReducerTimer final : c10d::Timer {
   explicit ReducerTimer(Device) {}
-  std::optional<int64_t> measureDifference(VirtualEvent start, VirtualEvent end) override {
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
     const int64_t from = getTimeRef(start), to = getTimeRef(end);
     if (from == c10d::kUnsetTime || to == c10d::kUnsetTime || to < from) return std::nullopt;
     return to - from;
