@@ -3,7 +3,7 @@
 Every xpu is a rank (every cpu where there are no xpus); the components of an instance form a host. All other
 components are switches. YAML needs the package PyYAML.
 
-Source: Keysight's open schema, github.com/Keysight/infragraph (schema/*.yaml).
+Source: Keysight's open schema InfraGraph.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ runs its <step>s in order; it sends to one GPU and receives from one, over a cha
     rcs  receive, store, send      rrcs  receive, add, store, send
     cpy  copy within the GPU       re    add within the GPU       nop  wait only
 
-`translation` makes a plan of them.  Source: the MSCCL runtime's reader, github.com/microsoft/msccl.
+`translation` makes a plan of them.  Source: the reader of the MSCCL runtime.
 """
 
 from __future__ import annotations

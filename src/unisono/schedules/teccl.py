@@ -7,7 +7,7 @@ GPU wants every chunk the collective is all_gather, where one wants it all_to_al
 A rank sends in the order of the epochs. It receives a chunk when it has to pass it on, or at the end.
 
 Source: Liu et al., "Rethinking machine learning collective communication as a multi-commodity flow problem",
-SIGCOMM 2024; github.com/microsoft/TE-CCL.
+SIGCOMM 2024, and the files that its repository publishes.
 """
 
 from __future__ import annotations
