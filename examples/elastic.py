@@ -1,7 +1,10 @@
 """Power iteration that goes on when ranks die, and takes newcomers in.
 
-    unisono run -n 4 examples/elastic.py            (kill one: kill -9 PID)
-    UNISONO_JOIN=HOST:PORT python examples/elastic.py     (an address that it prints)
+    export WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29600 UNISONO_TOKEN=$(openssl rand -hex 32)
+    for r in 0 1 2 3; do RANK=$r PAUSE_S=0.1 python examples/elastic.py & done      (kill one: kill -9 PID)
+    UNISONO_JOIN=HOST:PORT python examples/elastic.py                  (an address that it prints)
+
+`unisono run` ends all ranks when one fails, so the shell starts them here.
 
 Each rank multiplies its rows of a matrix by the current vector. The vector is the state: all have it, and a
 newcomer gets it from one of them. After each change the rows are divided among the ranks that are there.

@@ -27,6 +27,7 @@ RUNS = [
     ("one_process.py", 1, [], "from one process's"),
     ("eigenvector.py", 3, [], "largest eigenvalue"),
     ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
+    ("elastic.py", 3, [], "largest eigenvalue"),
     ("heat.py", 3, [], "as one process computes them"),
 ]
 

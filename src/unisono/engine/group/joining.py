@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import text
+from unisono.engine.base.validation import listed, text
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.peer_info import local_peer_info
@@ -86,7 +86,7 @@ def join_group(address: str | Sequence[str], timeout: float | timedelta | None) 
 
 
 def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
-    given = [address] if isinstance(address, str) else list(address)
+    given = [address] if isinstance(address, str) else listed(address, "address")
     found = []
     for each in given:
         host, _, port = text(each, "address").rpartition(":")
