@@ -63,7 +63,7 @@ class CopyingWork(un.Work):
         self._work.wait(timeout)
         self._copies.come_back()
 
-    def let_go(self) -> None:
+    def retain_buffers(self) -> None:
         self._work.retain_buffers()
 
     def _what(self) -> str:

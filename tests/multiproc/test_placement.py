@@ -32,7 +32,7 @@ def info(rank: int, kernel: str, home: str, cores: int) -> PeerInfo:
 
 
 @each(
-    ("peer info", "cores"),
+    ("peers", "cores"),
     [
         ([info(rank, "k", "h", 0b1111) for rank in range(8)], [4] * 8),
         ([info(rank, "k", "h", 1 << rank) for rank in range(4)], [4] * 4),  # each is bound to its own

@@ -17,7 +17,7 @@ class Work:
         os.kill(os.getpid(), signal.SIGUSR1)
         return True
 
-    def let_go(self) -> None:
+    def retain_buffers(self) -> None:
         pass
 
 

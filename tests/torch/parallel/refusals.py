@@ -32,7 +32,8 @@ def check_mistakes_are_named(folder: Path) -> None:
         ValueError, match='"0" .Linear. cannot be cut by column: dimension 0 of its weight is 5'
     ):
         odd = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))
-        up.parallelize(odd, up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
+        cuts = {"0": "column", "2": "row"}
+        up.parallelize(odd, up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy, cuts=cuts)
     run = made("mlp", up.Plan(pipeline=2))
     x, y = models.vector_batches(1, 4)[0]
     with pytest.raises(ValueError, match="have different numbers of rows"):
