@@ -127,7 +127,7 @@ void GroupState::wake_all() {
 
 void GroupState::propose(int rank, std::span<const unsigned char> bytes) {
   if (bytes.size() > kProposalBytes) throw std::invalid_argument("a proposal has at most 896 bytes");
-  Proposal& proposal = cell(rank).proposal;
+  ProposalSlots& proposal = cell(rank).proposal;
   const uint64_t version = proposal.version.load(std::memory_order_relaxed) + 1;  // R4
   auto& words = proposal.words[version % 2];
   std::atomic_thread_fence(std::memory_order_release);  // R3: the proposal before the last becomes invalid
@@ -144,7 +144,7 @@ void GroupState::propose(int rank, std::span<const unsigned char> bytes) {
 }
 
 uint64_t GroupState::proposal_of(int rank, std::vector<unsigned char>& bytes) {
-  const Proposal& proposal = cell(rank).proposal;
+  const ProposalSlots& proposal = cell(rank).proposal;
   for (;;) {
     const uint64_t version = proposal.version.load(std::memory_order_seq_cst);
     const size_t nbytes =

@@ -105,7 +105,7 @@ struct alignas(kLineBytes) RankReport {
 
 // What a rank proposes as the next membership, for the other ranks. Two slots, used in turn, so that a rank
 // that dies while it writes leaves its newest proposal whole. The engine does not read the bytes.
-struct alignas(kLineBytes) Proposal {
+struct alignas(kLineBytes) ProposalSlots {
   std::atomic<uint64_t> version;  // counted from 1; it is in slot `version % 2`; 0: none
   std::atomic<uint64_t> nbytes[2];
   std::atomic<uint64_t> words[2][kProposalBytes / sizeof(uint64_t)];
@@ -132,7 +132,7 @@ struct alignas(kLineBytes) RankCell {
   RankReport report;
   alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank
   alignas(kLineBytes) std::atomic<uint32_t> fate;  // a Fate
-  Proposal proposal;
+  ProposalSlots proposal;
 
   ProcessIdentity process() const {
     return {pid.load(std::memory_order_relaxed), token_address.load(std::memory_order_relaxed),

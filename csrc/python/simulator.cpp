@@ -24,9 +24,10 @@ std::vector<int32_t> read_codes(const nb::bytes& block) {
   return codes;
 }
 
-class PythonWorld final : public simulator::GroupState {
+class PythonProgramSource final : public simulator::ProgramSource {
  public:
-  PythonWorld(nb::callable next, nb::callable route) : next_(std::move(next)), route_(std::move(route)) {}
+  PythonProgramSource(nb::callable next, nb::callable route)
+      : next_(std::move(next)), route_(std::move(route)) {}
 
   uint32_t next(uint32_t actor, std::vector<int32_t>& codes) override {
     const nb::object found = next_(actor);
@@ -36,7 +37,7 @@ class PythonWorld final : public simulator::GroupState {
     return codes.empty() ? 0 : runs;
   }
 
-  double route(uint32_t source, uint32_t target, std::vector<simulator::Crossing>& links) override {
+  double route(uint32_t source, uint32_t target, std::vector<simulator::RouteLink>& links) override {
     const auto [latency_s, crossed] =
         nb::cast<std::tuple<double, std::vector<std::tuple<simulator::LinkId, uint32_t>>>>(
             route_(source, target));
@@ -53,14 +54,14 @@ class PythonWorld final : public simulator::GroupState {
   nb::callable next_, route_;
 };
 
-simulator::Costs read_costs(const std::vector<double>& values) {
+simulator::MessageCosts read_costs(const std::vector<double>& values) {
   if (values.size() != 9) throw nb::value_error("costs are nine numbers");
   for (const double value : values)
     if (!(value >= 0) || std::isinf(value)) throw nb::value_error("a cost is negative or infinite");
   return {values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], values[8]};
 }
 
-nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::Outcome& outcome) {
+nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::SimulationOutcome& outcome) {
   nb::typed<nb::dict, nb::str, nb::any> found{nb::dict()};
   found["seconds"] = outcome.seconds;
   found["messages"] = outcome.messages;
@@ -77,7 +78,7 @@ nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::Outcome& outcome
     links.emplace_back(usage.busy_s, usage.limiting_s, usage.bytes);
   found["links"] = links;
   nb::list spans;
-  for (const simulator::Span& span : outcome.spans)
+  for (const simulator::ActorSpan& span : outcome.spans)
     spans.append(nb::make_tuple(span.actor, span.code, span.step, span.start, span.end));
   found["spans"] = spans;
   nb::list stuck;
@@ -116,8 +117,8 @@ Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
     throw nb::value_error("costs_index is not that of all ranks");
   for (const double rate : setup.rates)
     if (!(rate >= 0)) throw nb::value_error("a link's rate is not a number or negative");
-  PythonWorld world(std::move(next), std::move(route));
-  return describe(simulator::Simulation(std::move(setup), world).run());
+  PythonProgramSource source(std::move(next), std::move(route));
+  return describe(simulator::Simulation(std::move(setup), source).run());
 }
 
 using PortsTuple = std::tuple<double, int64_t, uint64_t,
@@ -156,7 +157,7 @@ std::tuple<std::vector<uint64_t>, uint64_t, std::vector<std::tuple<uint32_t, uin
     for (const auto& [kind, size, peer, tag, cpu, nic, done, started] : ranks[rank]) {
       if (kind < 1 || kind > 3) throw nb::value_error("an operation has an unknown kind");
       operations[rank].push_back(
-          {static_cast<simulator::GoalOperation::Kind>(kind), size, peer, tag, cpu, nic, done, started});
+          {static_cast<simulator::GoalOperation::GoalKind>(kind), size, peer, tag, cpu, nic, done, started});
     }
   const simulator::LogGops parameters{model[0], model[1], model[2], model[3], model[4], model[5]};
   const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run();

@@ -12,18 +12,18 @@ Flows::Flows(std::vector<double> rates) : links_(rates.size()) {
   }
 }
 
-BundleId Flows::add(const std::vector<Crossing>& route) {
+BundleId Flows::add(const std::vector<RouteLink>& route) {
   std::vector<std::pair<LinkId, uint32_t>> key;
   key.reserve(route.size());
-  for (const Crossing& crossing : route) key.emplace_back(crossing.link, crossing.weight);
+  for (const RouteLink& crossing : route) key.emplace_back(crossing.link, crossing.weight);
   std::sort(key.begin(), key.end());
   const auto [found, added] = known_.try_emplace(std::move(key), static_cast<BundleId>(bundles_.size()));
   if (!added) return found->second;
   Bundle bundle;
   bundle.first = static_cast<uint32_t>(places_.size());
   bundle.count = static_cast<uint32_t>(route.size());
-  for (const Crossing& crossing : route) {
-    const Link& link = links_[crossing.link];
+  for (const RouteLink& crossing : route) {
+    const FlowLink& link = links_[crossing.link];
     if (link.rate < bundle.bound) {
       bundle.bound = link.rate;
       bundle.narrowest = crossing.link;
@@ -43,7 +43,7 @@ bool Flows::begin(BundleId number, uint32_t flow, double bytes, double now) {
   bundle.members.push_back({flow, bytes, now, kForEver});
   count_flow(bundle, 1);
   for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
-    const Crossing& crossing = places_[index].crossing;
+    const RouteLink& crossing = places_[index].crossing;
     links_[crossing.link].usage.bytes += bytes * crossing.weight;
   }
   began_.push_back(number);
@@ -70,8 +70,8 @@ void Flows::end(BundleId number, double now, std::vector<uint32_t>& ended) {
 // Counts a flow of a bundle in its links.
 void Flows::count_flow(Bundle& bundle, int sign) {
   for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
-    const Crossing& crossing = places_[index].crossing;
-    Link& link = links_[crossing.link];
+    const RouteLink& crossing = places_[index].crossing;
+    FlowLink& link = links_[crossing.link];
     const bool tight = link.tight();
     link.weight += sign * static_cast<int64_t>(crossing.weight);
     link.demand += sign * static_cast<Whole>(bundle.whole_bound) * crossing.weight;
@@ -82,8 +82,8 @@ void Flows::count_flow(Bundle& bundle, int sign) {
 void Flows::attach(BundleId number, double now) {
   Bundle& bundle = bundles_[number];
   for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
-    Place& place = places_[index];
-    Link& link = links_[place.crossing.link];
+    BundleLink& place = places_[index];
+    FlowLink& link = links_[place.crossing.link];
     if (link.bundles.empty()) link.busy_since = now;
     place.position = static_cast<uint32_t>(link.bundles.size());
     link.bundles.emplace_back(number, index);
@@ -94,8 +94,8 @@ void Flows::detach(Bundle& bundle, double now) {
   limited_by(bundle, kNoLink, now);
   bundle.rate = 0;
   for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
-    const Place& place = places_[index];
-    Link& link = links_[place.crossing.link];
+    const BundleLink& place = places_[index];
+    FlowLink& link = links_[place.crossing.link];
     const auto last = link.bundles.back();
     link.bundles[place.position] = last;
     places_[last.second].position = place.position;
@@ -139,7 +139,7 @@ void Flows::collect(double now) {
     const Bundle& bundle = bundles_[component_[next]];
     for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
       const LinkId number = places_[index].crossing.link;
-      Link& link = links_[number];
+      FlowLink& link = links_[number];
       if (link.seen == round_ || !link.tight()) continue;
       link.seen = round_;
       link.left = link.rate;
@@ -173,9 +173,9 @@ double share(double left, int64_t open) { return left / static_cast<double>(open
 
 // Brings the link with the smallest share to the front of the heap: shares grow while flows are fixed.
 void Flows::refresh_shares() {
-  const auto later = [](const Share& one, const Share& other) { return one.level > other.level; };
+  const auto later = [](const LinkShare& one, const LinkShare& other) { return one.level > other.level; };
   while (!shares_.empty()) {
-    const Link& link = links_[shares_.front().link];
+    const FlowLink& link = links_[shares_.front().link];
     if (link.open > 0 && share(link.left, link.open) == shares_.front().level) return;
     std::pop_heap(shares_.begin(), shares_.end(), later);
     if (link.open > 0) {
@@ -195,7 +195,7 @@ void Flows::fill(double now) {
   };
   if (!std::is_sorted(component_.begin(), component_.end(), slower))
     std::stable_sort(component_.begin(), component_.end(), slower);
-  const auto later = [](const Share& one, const Share& other) { return one.level > other.level; };
+  const auto later = [](const LinkShare& one, const LinkShare& other) { return one.level > other.level; };
   shares_.clear();
   for (const LinkId link : shared_) shares_.push_back({share(links_[link].left, links_[link].open), link});
   std::make_heap(shares_.begin(), shares_.end(), later);
@@ -225,15 +225,15 @@ void Flows::close_links(double level) {
   for (const BundleId number : fixed_) {
     const Bundle& bundle = bundles_[number];
     for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
-      const Crossing& crossing = places_[index].crossing;
-      Link& link = links_[crossing.link];
+      const RouteLink& crossing = places_[index].crossing;
+      FlowLink& link = links_[crossing.link];
       if (link.seen != round_) continue;
       if (link.closing == 0) touched_.push_back(crossing.link);
       link.closing += static_cast<int64_t>(crossing.weight * bundle.members.size());
     }
   }
   for (const LinkId number : touched_) {
-    Link& link = links_[number];
+    FlowLink& link = links_[number];
     link.left = std::max(0.0, link.left - level * static_cast<double>(link.closing));
     link.open -= link.closing;
     link.closing = 0;
@@ -271,13 +271,13 @@ void Flows::limited_by(Bundle& bundle, LinkId link, double now) {
   if (link != kNoLink) count_limit(links_[link], 1, now);
 }
 
-void Flows::set_full(Link& link, bool full, double now) {
+void Flows::set_full(FlowLink& link, bool full, double now) {
   if (link.full == full) return;
   link.full = full;
   count_limit(link, full ? 1 : -1, now);
 }
 
-void Flows::count_limit(Link& link, int sign, double now) {
+void Flows::count_limit(FlowLink& link, int sign, double now) {
   if (sign > 0 && link.limits == 0) link.limits_since = now;
   link.limits += static_cast<uint32_t>(sign);
   if (sign < 0 && link.limits == 0) link.usage.limiting_s += now - link.limits_since;
@@ -293,7 +293,7 @@ LinkId Flows::lost_link(BundleId number) const {
 std::vector<Usage> Flows::usage(double now) const {
   std::vector<Usage> found;
   found.reserve(links_.size());
-  for (const Link& link : links_) {
+  for (const FlowLink& link : links_) {
     found.push_back(link.usage);
     if (!link.bundles.empty()) found.back().busy_s += now - link.busy_since;
     if (link.limits > 0) found.back().limiting_s += now - link.limits_since;

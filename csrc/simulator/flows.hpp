@@ -5,7 +5,7 @@
 // flows that are connected with it by links that may be full are computed again.
 //
 // Flows with the same route have the same rate: they are one bundle, and one event. A flow may also stand for
-// many (`Crossing::weight`): it is one of an orbit of flows that all do the same.
+// many (`RouteLink::weight`): it is one of an orbit of flows that all do the same.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline constexpr double kForEver = 1e300;
 inline constexpr double kUnlimited = 1e15;
 
 // One link of a route, and how many flows of the orbit cross it.
-struct Crossing {
+struct RouteLink {
   LinkId link;
   uint32_t weight;
 };
@@ -42,7 +42,7 @@ class Flows {
   explicit Flows(std::vector<double> rates);
 
   // The bundle of flows with this route.
-  BundleId add(const std::vector<Crossing>& route);
+  BundleId add(const std::vector<RouteLink>& route);
   // A flow of a bundle carries `bytes` from `now` on, more than none. False: over a lost link, for ever.
   bool begin(BundleId bundle, uint32_t flow, double bytes, double now);
   // Ends the flows of a bundle whose last byte has left by `now`, into `ended`.
@@ -70,7 +70,7 @@ class Flows {
 
  private:
   __extension__ using Whole = __int128;
-  struct Link {
+  struct FlowLink {
     double rate = 0;
     Whole whole_rate = 0;  // rounded down
     Whole demand = 0;      // what its flows could ask for; exact, so that it does not depend on their order
@@ -89,9 +89,9 @@ class Flows {
     // It can be full: what its flows could ask for is more than it carries.
     bool tight() const { return demand > whole_rate && rate < kUnlimited; }
   };
-  struct Place {
-    Crossing crossing;
-    uint32_t position = 0;  // in Link::bundles
+  struct BundleLink {
+    RouteLink crossing;
+    uint32_t position = 0;  // in FlowLink::bundles
   };
   struct Member {
     uint32_t flow;
@@ -108,7 +108,7 @@ class Flows {
     uint32_t seen = 0;
     bool lost = false, fixed = false, changed = false;
   };
-  struct Share {
+  struct LinkShare {
     double level;
     LinkId link;
   };
@@ -123,16 +123,16 @@ class Flows {
   void close_links(double level);
   void fix(BundleId bundle, double rate, LinkId limit, double now);
   void limited_by(Bundle& bundle, LinkId link, double now);
-  void count_limit(Link& link, int sign, double now);
-  void set_full(Link& link, bool full, double now);
+  void count_limit(FlowLink& link, int sign, double now);
+  void set_full(FlowLink& link, bool full, double now);
   void attach(BundleId bundle, double now);
   void detach(Bundle& bundle, double now);
   void count_flow(Bundle& bundle, int sign);
   static double next_end(const Bundle& bundle);
 
-  std::vector<Link> links_;
+  std::vector<FlowLink> links_;
   std::vector<Bundle> bundles_;
-  std::vector<Place> places_;
+  std::vector<BundleLink> places_;
   std::map<std::vector<std::pair<LinkId, uint32_t>>, BundleId> known_;
   std::vector<BundleId> began_;
   std::vector<LinkId> dirty_;  // whose flows may run faster now, or are coupled no more
@@ -141,7 +141,7 @@ class Flows {
   uint32_t round_ = 0;
   std::vector<BundleId> component_, fixed_;
   std::vector<LinkId> shared_, touched_;
-  std::vector<Share> shares_;
+  std::vector<LinkShare> shares_;
 };
 
 }  // namespace unisono::simulator

@@ -28,14 +28,14 @@ Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model)
     }
     link_operations(ranks_[number]);
   }
-  for (Rank& rank : ranks_) {
+  for (GoalRank& rank : ranks_) {
     rank.processor.assign(cpus, 0);
     rank.sends.assign(nics, 0);
     rank.receives.assign(nics, 0);
   }
 }
 
-void Goal::link_operations(Rank& rank) {
+void Goal::link_operations(GoalRank& rank) {
   const size_t count = rank.operations.size();
   rank.missing.resize(count);
   rank.after_done.resize(count);
@@ -56,7 +56,7 @@ void Goal::link_operations(Rank& rank) {
 
 // Puts the operations of a rank that may begin into the queue.
 void Goal::issue(uint32_t number, uint64_t time, bool at_start) {
-  Rank& rank = ranks_[number];
+  GoalRank& rank = ranks_[number];
   std::vector<uint32_t> free;
   free.swap(rank.free);
   // Not a stable sort: the order of that simulator, which this one has to reproduce, is that of std::sort.
@@ -74,7 +74,7 @@ void Goal::issue(uint32_t number, uint64_t time, bool at_start) {
   }
 }
 
-void Goal::release(Rank& rank, const std::vector<uint32_t>& operations) {
+void Goal::release(GoalRank& rank, const std::vector<uint32_t>& operations) {
   for (const uint32_t each : operations)
     if (--rank.missing[each] == 0) rank.free.push_back(each);
 }
@@ -85,13 +85,13 @@ void Goal::started(uint32_t number, uint32_t operation) {
 }
 
 void Goal::finished(uint32_t number, uint32_t operation) {
-  Rank& rank = ranks_[number];
+  GoalRank& rank = ranks_[number];
   rank.done[operation] = true;
   release(rank, rank.after_done[operation]);
   touched_.push_back(number);
 }
 
-bool Goal::match(std::list<Waiting>& queue, uint32_t peer, uint32_t tag, Waiting& found) {
+bool Goal::match(std::list<PendingMatch>& queue, uint32_t peer, uint32_t tag, PendingMatch& found) {
   for (auto each = queue.begin(); each != queue.end(); ++each) {
     if (peer != kAny && each->peer != kAny && each->peer != peer) continue;
     if (tag != kAny && each->tag != kAny && each->tag != tag) continue;
@@ -104,7 +104,7 @@ bool Goal::match(std::list<Waiting>& queue, uint32_t peer, uint32_t tag, Waiting
 
 // Each of these runs an event; false: what it needs is busy, and `event.time` says until when.
 
-bool Goal::calculate(Event& event) {
+bool Goal::calculate(LogGopsEvent& event) {
   uint64_t& processor = ranks_[event.rank].processor[event.cpu];
   if (processor > event.time) {
     event.time = processor;
@@ -116,8 +116,8 @@ bool Goal::calculate(Event& event) {
   return true;
 }
 
-bool Goal::send(Event& event) {
-  Rank& rank = ranks_[event.rank];
+bool Goal::send(LogGopsEvent& event) {
+  GoalRank& rank = ranks_[event.rank];
   uint64_t &processor = rank.processor[event.cpu], &sends = rank.sends[event.nic];
   if (const uint64_t busy = std::max(processor, sends); busy > event.time) {
     event.time = busy;
@@ -126,7 +126,7 @@ bool Goal::send(Event& event) {
   started(event.rank, event.operation);
   processor = event.time + model_.o + further(event.size, model_.O);
   sends = event.time + model_.g + further(event.size, model_.G);
-  Event message = event;
+  LogGopsEvent message = event;
   message.kind = kMessage;
   message.rank = event.peer;
   message.peer = event.rank;
@@ -139,17 +139,17 @@ bool Goal::send(Event& event) {
 }
 
 // The sender of a large message may go on, as its receiver has asked for it.
-void Goal::confirm(uint32_t sender, const Event& event, uint32_t operation) {
-  Rank& rank = ranks_[sender];
+void Goal::confirm(uint32_t sender, const LogGopsEvent& event, uint32_t operation) {
+  GoalRank& rank = ranks_[sender];
   finished(sender, operation);
   rank.processor[event.cpu] = std::max(rank.processor[event.cpu], event.time);
   rank.sends[event.nic] = std::max(rank.sends[event.nic], event.time);
 }
 
-bool Goal::receive(Event& event) {
-  Rank& rank = ranks_[event.rank];
+bool Goal::receive(LogGopsEvent& event) {
+  GoalRank& rank = ranks_[event.rank];
   started(event.rank, event.operation);
-  Waiting found{};
+  PendingMatch found{};
   if (!match(rank.unexpected, event.peer, event.tag, found)) {
     rank.posted.push_back({event.peer, event.tag, event.operation});
     return true;
@@ -159,8 +159,8 @@ bool Goal::receive(Event& event) {
   return true;
 }
 
-bool Goal::arrive(Event& event) {
-  Rank& rank = ranks_[event.rank];
+bool Goal::arrive(LogGopsEvent& event) {
+  GoalRank& rank = ranks_[event.rank];
   uint64_t &processor = rank.processor[event.cpu], &receives = rank.receives[event.nic];
   if (const uint64_t busy = std::max(processor, receives); busy > event.time) {
     event.time = busy;
@@ -168,7 +168,7 @@ bool Goal::arrive(Event& event) {
   }
   processor = event.time + model_.o + std::max(further(event.size, model_.O), further(event.size, model_.G));
   receives = event.time + model_.g + further(event.size, model_.G);
-  Waiting found{};
+  PendingMatch found{};
   if (!match(rank.posted, event.peer, event.tag, found)) {
     rank.unexpected.push_back({event.peer, event.tag, event.operation});
     return true;
@@ -181,7 +181,7 @@ bool Goal::arrive(Event& event) {
 GoalOutcome Goal::run() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) issue(rank, 0, true);
   while (!queue_.empty()) {
-    Event event = queue_.pop();
+    LogGopsEvent event = queue_.pop();
     touched_.clear();
     const bool ran = event.kind == kMessage               ? arrive(event)
                      : event.kind == GoalOperation::kSend ? send(event)
@@ -196,7 +196,7 @@ GoalOutcome Goal::run() {
   GoalOutcome outcome;
   outcome.messages = messages_;
   for (uint32_t number = 0; number < ranks_.size(); ++number) {
-    const Rank& rank = ranks_[number];
+    const GoalRank& rank = ranks_[number];
     outcome.ends.push_back(*std::max_element(rank.processor.begin(), rank.processor.end()));
     for (uint32_t each = 0; each < rank.done.size(); ++each)
       if (!rank.done[each]) outcome.stuck.push_back({number, each});

@@ -17,8 +17,8 @@ struct LogGops {
 };
 
 struct GoalOperation {
-  enum Kind : uint32_t { kSend = 1, kRecv = 2, kCalc = 3 };
-  Kind kind = kCalc;
+  enum GoalKind : uint32_t { kSend = 1, kRecv = 2, kCalc = 3 };
+  GoalKind kind = kCalc;
   uint64_t size = 0;  // bytes; of a calculation nanoseconds
   uint32_t peer = 0, tag = 0, cpu = 0, nic = 0;
   std::vector<uint32_t> requires_done, requires_started;  // operations of the same rank, by number
@@ -42,42 +42,42 @@ class Goal {
   GoalOutcome run();
 
  private:
-  enum Kind : uint32_t { kMessage = 4 };
-  struct Event {
+  enum GoalEventKind : uint32_t { kMessage = 4 };
+  struct LogGopsEvent {
     uint64_t time, order, size;
     uint32_t kind, rank, peer, operation, tag, cpu, nic;
-    bool before(const Event& other) const {
+    bool before(const LogGopsEvent& other) const {
       return time != other.time ? time < other.time : order < other.order;
     }
   };
-  struct Waiting {
+  struct PendingMatch {
     uint32_t peer, tag, operation;
   };
-  struct Rank {
+  struct GoalRank {
     std::vector<GoalOperation> operations;
     std::vector<uint32_t> missing;  // how many operations each one still waits for
     std::vector<std::vector<uint32_t>> after_done, after_started;
     std::vector<bool> done;
     std::vector<uint32_t> free;                        // operations that may begin now
     std::vector<uint64_t> processor, sends, receives;  // when they are free again
-    std::list<Waiting> posted, unexpected;
+    std::list<PendingMatch> posted, unexpected;
   };
 
-  void link_operations(Rank& rank);
+  void link_operations(GoalRank& rank);
   void issue(uint32_t rank, uint64_t time, bool at_start);
   void started(uint32_t rank, uint32_t operation);
   void finished(uint32_t rank, uint32_t operation);
-  void release(Rank& rank, const std::vector<uint32_t>& operations);
-  bool calculate(Event& event);
-  bool send(Event& event);
-  bool receive(Event& event);
-  bool arrive(Event& event);
-  void confirm(uint32_t sender, const Event& event, uint32_t operation);
-  static bool match(std::list<Waiting>& queue, uint32_t peer, uint32_t tag, Waiting& found);
+  void release(GoalRank& rank, const std::vector<uint32_t>& operations);
+  bool calculate(LogGopsEvent& event);
+  bool send(LogGopsEvent& event);
+  bool receive(LogGopsEvent& event);
+  bool arrive(LogGopsEvent& event);
+  void confirm(uint32_t sender, const LogGopsEvent& event, uint32_t operation);
+  static bool match(std::list<PendingMatch>& queue, uint32_t peer, uint32_t tag, PendingMatch& found);
 
-  std::vector<Rank> ranks_;
+  std::vector<GoalRank> ranks_;
   LogGops model_;
-  Queue<Event> queue_;
+  Queue<LogGopsEvent> queue_;
   uint64_t order_ = 0, messages_ = 0;
   std::vector<uint32_t> touched_;  // ranks that started or finished something
 };

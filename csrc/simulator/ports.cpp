@@ -8,12 +8,12 @@
 
 namespace unisono::simulator {
 
-bool Ports::Event::before(const Event& other) const {
+bool Ports::PortEvent::before(const PortEvent& other) const {
   return std::tie(time, kind, distance, sender, receiver, count) <
          std::tie(other.time, other.kind, other.distance, other.sender, other.receiver, other.count);
 }
 
-bool Ports::Waiting::before(const Waiting& other) const {
+bool Ports::PortRequest::before(const PortRequest& other) const {
   return std::tie(time, distance, rank) < std::tie(other.time, other.distance, other.rank);
 }
 
@@ -31,7 +31,7 @@ Ports::Ports(PortsSetup setup) : setup_(std::move(setup)), ranks_(setup_.program
 PortsOutcome Ports::run() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) advance(rank);
   while (!queue_.empty()) {
-    const Event event = queue_.pop();
+    const PortEvent event = queue_.pop();
     if (event.kind == kAsks)
       ask(event.sender, event.receiver, event.time);
     else
@@ -57,7 +57,7 @@ uint32_t Ports::distance(uint32_t sender, uint32_t receiver) const {
 
 // Runs the steps of a rank that can run now.
 void Ports::advance(uint32_t number) {
-  Rank& rank = ranks_[number];
+  PortRank& rank = ranks_[number];
   const std::vector<int32_t>& program = setup_.programs[number];
   while (rank.at < program.size()) {
     const int32_t* codes = program.data() + rank.at;
@@ -89,7 +89,7 @@ void Ports::mark_done(uint32_t number, uint64_t steps) {
 bool Ports::take(uint32_t number, const int32_t* sources, int32_t count, int32_t additions) {
   for (int32_t source = 0; source < count; ++source)
     if (edge(static_cast<uint32_t>(sources[source]), number).empty()) return false;
-  Rank& rank = ranks_[number];
+  PortRank& rank = ranks_[number];
   for (int32_t source = 0; source < count; ++source) {
     std::deque<double>& arrived = edge(static_cast<uint32_t>(sources[source]), number);
     if (arrived.empty()) throw std::invalid_argument("a step names a rank twice");
@@ -101,7 +101,7 @@ bool Ports::take(uint32_t number, const int32_t* sources, int32_t count, int32_t
 }
 
 void Ports::send(uint32_t sender, uint32_t receiver, uint32_t count) {
-  Rank& rank = ranks_[sender];
+  PortRank& rank = ranks_[sender];
   if (!setup_.one_at_a_time) {
     start(sender, receiver, count, rank.now);
     return;
@@ -112,7 +112,7 @@ void Ports::send(uint32_t sender, uint32_t receiver, uint32_t count) {
 
 // The first message of a sender wants to leave.
 void Ports::ask(uint32_t sender, uint32_t receiver, double time) {
-  Rank& target = ranks_[receiver];
+  PortRank& target = ranks_[receiver];
   if (target.taking) {
     target.waiting.push({time, distance(sender, receiver), sender});
     return;
@@ -156,12 +156,12 @@ void Ports::release(uint32_t sender, uint32_t receiver, double time) {
   std::deque<Outgoing>& outbox = ranks_[sender].outbox;
   outbox.pop_front();
   if (!outbox.empty()) push(std::max(time, outbox.front().ready), kAsks, sender, outbox.front().receiver, 0);
-  Rank& target = ranks_[receiver];
+  PortRank& target = ranks_[receiver];
   target.taking = !target.waiting.empty();
   if (target.taking) start_first(target.waiting.pop().rank, time);
 }
 
-void Ports::push(double time, Kind kind, uint32_t sender, uint32_t receiver, uint32_t count) {
+void Ports::push(double time, PortEventKind kind, uint32_t sender, uint32_t receiver, uint32_t count) {
   queue_.push({time, kind, distance(sender, receiver), sender, receiver, count});
 }
 

@@ -48,31 +48,34 @@ class Ports {
   PortsOutcome run();
 
  private:
-  enum Kind : uint32_t { kArrives, kAsks };  // at equal times, a port is freed before it is requested
-  struct Event {
+  enum PortEventKind : uint32_t {
+    kArrives,
+    kAsks
+  };  // at equal times, a port is freed before it is requested
+  struct PortEvent {
     double time;
-    Kind kind;
+    PortEventKind kind;
     uint32_t distance, sender, receiver, count;
-    bool before(const Event& other) const;
+    bool before(const PortEvent& other) const;
   };
-  struct Waiting {
+  struct PortRequest {
     double time;
     uint32_t distance, rank;
-    bool before(const Waiting& other) const;
+    bool before(const PortRequest& other) const;
   };
   struct Outgoing {
     uint32_t receiver, count;
     double ready;
     uint64_t step;
   };
-  struct Rank {
+  struct PortRank {
     size_t at = 0;
     int32_t repeats = 0;  // of the current code
     uint64_t step = 0;
     double now = 0;
     bool taking = false;
     std::deque<Outgoing> outbox;
-    Queue<Waiting> waiting;
+    Queue<PortRequest> waiting;
   };
 
   void advance(uint32_t rank);
@@ -83,16 +86,16 @@ class Ports {
   double start(uint32_t sender, uint32_t receiver, uint32_t count, double time);
   void arrive(uint32_t sender, uint32_t receiver, uint32_t count, double time);
   void release(uint32_t sender, uint32_t receiver, double time);
-  void push(double time, Kind kind, uint32_t sender, uint32_t receiver, uint32_t count);
+  void push(double time, PortEventKind kind, uint32_t sender, uint32_t receiver, uint32_t count);
   void mark_done(uint32_t rank, uint64_t steps);
   uint32_t distance(uint32_t sender, uint32_t receiver) const;
   std::deque<double>& edge(uint32_t sender, uint32_t receiver);
 
   PortsSetup setup_;
-  std::vector<Rank> ranks_;
+  std::vector<PortRank> ranks_;
   std::map<uint64_t, std::deque<double>> arrived_;
   std::map<int64_t, double> free_out_, free_in_;  // when a host's link is free again
-  Queue<Event> queue_;
+  Queue<PortEvent> queue_;
   PortsOutcome outcome_;
 };
 

@@ -14,8 +14,11 @@ uint64_t pair_of(uint32_t one, uint32_t other) { return static_cast<uint64_t>(on
 
 }  // namespace
 
-Simulation::Simulation(Setup setup, GroupState& world)
-    : setup_(std::move(setup)), world_(world), flows_(setup_.rates), endpoints_(setup_.ranks + setup_.extra) {
+Simulation::Simulation(Setup setup, ProgramSource& programs)
+    : setup_(std::move(setup)),
+      programs_(programs),
+      flows_(setup_.rates),
+      endpoints_(setup_.ranks + setup_.extra) {
   place_actors();
 }
 
@@ -77,8 +80,8 @@ Simulation::EdgeId Simulation::add_edge(uint32_t sender, uint32_t receiver) {
   edge.receiver = places_[receiver];
   edge.source = sender;
   route_.clear();
-  edge.latency = world_.route(from, to, route_);
-  for (const Crossing& crossing : route_)
+  edge.latency = programs_.route(from, to, route_);
+  for (const RouteLink& crossing : route_)
     if (crossing.link >= setup_.rates.size())
       throw std::invalid_argument("a route names a link that is not there");
   edge.direct = route_.empty();
@@ -97,11 +100,11 @@ double Simulation::as_double(const int32_t* halves) {
 }
 
 bool Simulation::load(uint32_t place) {
-  world_.poll();
+  programs_.poll();
   Actor& actor = actors_[place];
   actor.codes.clear();
   actor.at = 0;
-  actor.runs = world_.next(actor.number, actor.codes);
+  actor.runs = programs_.next(actor.number, actor.codes);
   if (actor.runs == 0) {
     actor.codes.shrink_to_fit();
     return false;
@@ -153,7 +156,7 @@ void Simulation::advance(uint32_t place) {
       }
       continue;
     }
-    if (++steps_ % kPollEvents == 0) world_.poll();
+    if (++steps_ % kPollEvents == 0) programs_.poll();
     if (!step(actor)) return;
   }
 }
@@ -207,7 +210,7 @@ void Simulation::work(Actor& actor, double seconds, double& into) {
 }
 
 bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count) {
-  const Costs& cost = costs(actor);
+  const MessageCosts& cost = costs(actor);
   const double bytes = actor.chunk * chunks;
   for (; actor.peers_done < static_cast<uint32_t>(count); ++actor.peers_done) {
     const auto edge = static_cast<EdgeId>(edges[actor.peers_done]);
@@ -253,7 +256,7 @@ bool Simulation::all_here(const Actor& actor, const int32_t* edges, int32_t coun
 
 bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count) {
   if (!all_here(actor, edges, count)) return false;
-  const Costs& cost = costs(actor);
+  const MessageCosts& cost = costs(actor);
   uint32_t fresh = 0, fresh_chunks = 0;  // whole numbers: the sum does not depend on the order
   for (int32_t number = 0; number < count; ++number) {
     const Edge& edge = edges_[static_cast<EdgeId>(edges[number])];
@@ -400,7 +403,7 @@ void Simulation::release(EdgeId number, const Actor& actor) {
 
 // ---- the run ------------------------------------------------------------------------------------------
 
-void Simulation::handle(const Event& event) {
+void Simulation::handle(const SimulationEvent& event) {
   if (event.version == kBegin) {
     const Edge& edge = edges_[event.id];
     flows_.begin(edge.bundle, event.id, pool_[edge.flying].bytes, now_);
@@ -412,7 +415,7 @@ void Simulation::handle(const Event& event) {
   }
 }
 
-Outcome Simulation::run() {
+SimulationOutcome Simulation::run() {
   for (size_t place = actors_.size(); place-- > 0;) wake(static_cast<uint32_t>(place));
   run_ready();
   for (;;) {
@@ -422,17 +425,17 @@ Outcome Simulation::run() {
         queue_.push({end, bundle, versions_[bundle]});
       });
     if (queue_.empty()) break;
-    const Event event = queue_.pop();
+    const SimulationEvent event = queue_.pop();
     now_ = event.time;
     handle(event);
     run_ready();
-    if (++events_ % kPollEvents == 0) world_.poll();
+    if (++events_ % kPollEvents == 0) programs_.poll();
   }
   return finish();
 }
 
-Outcome Simulation::finish() {
-  Outcome outcome;
+SimulationOutcome Simulation::finish() {
+  SimulationOutcome outcome;
   outcome.seconds = end_;
   outcome.messages = messages_;
   outcome.events = events_;
@@ -454,7 +457,7 @@ Outcome Simulation::finish() {
 }
 
 // Every actor that is not done: whom it waits for, and the lost link that its message waits for.
-void Simulation::find_stuck(Outcome& outcome) const {
+void Simulation::find_stuck(SimulationOutcome& outcome) const {
   std::vector<uint32_t> slots(actors_.size(), kNone);
   for (uint32_t place = 0; place < actors_.size(); ++place) {
     const Actor& actor = actors_[place];

@@ -19,7 +19,7 @@
 namespace unisono::simulator {
 
 // What messages cost a rank, in seconds (LogGOPS). `rendezvous_bytes` 0: never.
-struct Costs {
+struct MessageCosts {
   double o_send = 0, o_recv = 0, o_per_byte = 0, gap = 0, rendezvous_bytes = 0, reduce_per_byte = 0,
          copy_per_byte = 0;
   double slowdown = 1, delay = 0;  // factor of all above and of computing; when the rank begins
@@ -32,13 +32,13 @@ struct Digit {
 };
 
 // Where programs and routes come from.
-class GroupState {
+class ProgramSource {
  public:
-  virtual ~GroupState() = default;
+  virtual ~ProgramSource() = default;
   // The next codes of an actor, into `codes`, and how often they run; 0: it has no more.
   virtual uint32_t next(uint32_t actor, std::vector<int32_t>& codes) = 0;
   // The links between two ranks, how many flows of the orbit cross each, and the latency of all.
-  virtual double route(uint32_t source, uint32_t target, std::vector<Crossing>& links) = 0;
+  virtual double route(uint32_t source, uint32_t target, std::vector<RouteLink>& links) = 0;
   // Called now and then; throws to end the run.
   virtual void poll() = 0;
 };
@@ -48,7 +48,7 @@ struct Setup {
   uint32_t extra = 0;         // endpoints beyond the ranks that run programs, too: switches that add
   std::vector<Digit> digits;  // of a rank's number, the most significant first; none: no symmetry
   std::vector<double> rates;  // of the links
-  std::vector<Costs> costs;
+  std::vector<MessageCosts> costs;
   std::vector<uint32_t> costs_index;  // by rank and extra endpoint; empty: all have the first
   uint32_t window = 16;               // messages that an edge holds
   uint64_t most_spans = 0;            // of the timeline; 0: none is kept
@@ -60,7 +60,7 @@ struct Chain {
 };
 
 // What an actor did, for a timeline.
-struct Span {
+struct ActorSpan {
   uint32_t actor;
   int32_t code, peer;
   uint64_t step;
@@ -76,7 +76,7 @@ struct Stuck {
   LinkId link;    // that its message waits for, or kNoLink
 };
 
-struct Outcome {
+struct SimulationOutcome {
   double seconds = 0;
   uint64_t messages = 0, events = 0;
   uint32_t last = 0;  // the actor that ended last
@@ -84,25 +84,25 @@ struct Outcome {
   std::vector<uint32_t> actors;    // their numbers: stream * (ranks + extra) + rank
   std::vector<double> ends, busy;  // of each: when it ended, and for how long it worked itself
   std::vector<Usage> links;
-  std::vector<Span> spans;
+  std::vector<ActorSpan> spans;
   std::vector<Stuck> stuck;
 };
 
 class Simulation {
  public:
-  Simulation(Setup setup, GroupState& world);
-  Outcome run();
+  Simulation(Setup setup, ProgramSource& programs);
+  SimulationOutcome run();
 
  private:
   using EdgeId = uint32_t;
   using MessageId = uint32_t;
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  struct Event {
+  struct SimulationEvent {
     double time;
     uint32_t id;       // of an edge whose message begins, or of a bundle of flows
     uint32_t version;  // of the bundle's next end, or kBegin
-    bool before(const Event& other) const { return time < other.time; }
+    bool before(const SimulationEvent& other) const { return time < other.time; }
   };
   static constexpr uint32_t kBegin = UINT32_MAX;
 
@@ -175,21 +175,21 @@ class Simulation {
   uint32_t image(uint32_t rank, uint32_t origin) const;
   bool stands_for_all(uint32_t rank) const;
 
-  void handle(const Event& event);
+  void handle(const SimulationEvent& event);
   void run_ready();
-  Outcome finish();
-  void find_stuck(Outcome& outcome) const;
-  const Costs& costs(const Actor& actor) const {
+  SimulationOutcome finish();
+  void find_stuck(SimulationOutcome& outcome) const;
+  const MessageCosts& costs(const Actor& actor) const {
     return setup_.costs_index.empty() ? setup_.costs[0] : setup_.costs[setup_.costs_index[actor.rank]];
   }
   static double as_double(const int32_t* halves);
 
   Setup setup_;
-  GroupState& world_;
+  ProgramSource& programs_;
   Flows flows_;
   std::vector<uint32_t> versions_;  // of the next end of each bundle
   std::vector<EdgeId> ended_;
-  Queue<Event> queue_;
+  Queue<SimulationEvent> queue_;
   double now_ = 0, end_ = 0;
   uint64_t messages_ = 0, events_ = 0, steps_ = 0;
   uint32_t endpoints_ = 0;
@@ -197,12 +197,12 @@ class Simulation {
   std::vector<uint32_t> places_;  // of an actor's number; kNone where another rank stands for it
   std::vector<Edge> edges_;
   std::vector<Message> pool_;
-  std::vector<Crossing> route_;
+  std::vector<RouteLink> route_;
   MessageId free_ = kNone;
   std::unordered_map<uint64_t, EdgeId> known_;
   std::unordered_map<uint64_t, Happened> happened_;
   std::vector<uint32_t> ready_;
-  std::vector<Span> spans_;
+  std::vector<ActorSpan> spans_;
 };
 
 }  // namespace unisono::simulator

@@ -25,9 +25,14 @@ SHARED = {
     "EdgeCoding": "the same thing in both languages: how the edges of a call encode values",
     "Plan": "two public names: the steps of a collective, and the parallelism of a training run",
     "ProcessGroupUnisono": "the process group for PyTorch, and its wrapper for torchft",
+    "Program": "a public name: what the ranks of a simulation do; and the engine's steps of a plan",
+    "RecvFrom": "two public names for one thing: a message from a rank, in a batch and in a simulation",
     "ReduceOp": "the same thing in both languages: the reduction operations",
+    "SendTo": "two public names for one thing: a message to a rank, in a batch and in a simulation",
+    "Span": "a public name: a stretch of a simulation's timeline; and one of a pipeline's",
     "Traits": "specialisations of one template",
     "UnexpectedMessage": "the same thing in both languages: a message that no receive matches",
+    "Wait": "a public name: a simulated rank waits for a call; and a client of a store waits for a key",
 }
 
 # Names of types that say what was done to a thing, or are a metaphor. The nouns are in docs/glossary.md.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from unisono.errors import GroupClosed, PeerLost, RendezvousError
 from unisono.torch.process_group import ProcessGroupUnisono
-from unisono.torch.reconfiguration import Options
+from unisono.torch.reconfiguration import ReconfigureOptions
 from unisono.torch_internals.hooks import have_hooks
 
 SIZE = 3
@@ -64,7 +64,7 @@ class Member:
 
     def become(self, uuid: int, handles, timeout_s: float = 20) -> None:
         """Reconfigure, and check the new group by an all_reduce, a message and what PyTorch's C++ sees."""
-        self.group.reconfigure(Options(uuid, handles, timedelta(seconds=timeout_s))).wait()
+        self.group.reconfigure(ReconfigureOptions(uuid, handles, timedelta(seconds=timeout_s))).wait()
         size, rank = len(handles), self.group.rank()
         assert self.group.size() == size
         x = torch.full((4,), rank + 1.0)
@@ -189,15 +189,15 @@ def test_what_is_wrong_is_told_before_the_group_ends():
         }
         for text, given in wrong.items():
             with pytest.raises((ValueError, RuntimeError), match=text):
-                member.group.reconfigure(Options(1, handles if given is None else given))
+                member.group.reconfigure(ReconfigureOptions(1, handles if given is None else given))
         for given in (5, None, own):
             with pytest.raises(TypeError):
-                member.group.reconfigure(Options(2, given))
+                member.group.reconfigure(ReconfigureOptions(2, given))
         for uuid in (1.5, "1", None):
             with pytest.raises(TypeError):
-                member.group.reconfigure(Options(uuid, handles))
+                member.group.reconfigure(ReconfigureOptions(uuid, handles))
         with pytest.raises(ValueError, match="uuid"):
-            member.group.reconfigure(Options(2**64, handles))
+            member.group.reconfigure(ReconfigureOptions(2**64, handles))
         member.group.allreduce([torch.ones(1)]).wait()
 
     run(scenario)
@@ -209,7 +209,7 @@ def test_other_handles_in_another_process_are_an_error():
         given = handles if member.number == 0 else [handles[0], handles[2], handles[1]]
         errors = []
         try:
-            member.group.reconfigure(Options(1, given, timedelta(seconds=3)))
+            member.group.reconfigure(ReconfigureOptions(1, given, timedelta(seconds=3)))
         except (RendezvousError, RuntimeError) as error:
             errors.append(str(error))
         member.together()
@@ -225,7 +225,7 @@ def test_a_process_that_does_not_come_is_named():
         handles = member.handles()
         if member.number != 1:
             with pytest.raises(RendezvousError, match="rank 1"):
-                member.group.reconfigure(Options(1, handles, timedelta(seconds=1)))
+                member.group.reconfigure(ReconfigureOptions(1, handles, timedelta(seconds=1)))
             member.become(2, [handles[0], handles[2]])
         member.together()
 

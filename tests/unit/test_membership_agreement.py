@@ -8,7 +8,7 @@ import pytest
 
 import unisono as un
 from unisono.engine.membership.agreement import Agreement, Finding, Outcome, has_quorum
-from unisono.engine.membership.proposal import Phase, Proposal, decode, encode, members, ranks_of
+from unisono.engine.membership.proposal import MembershipProposal, Phase, decode, encode, members, ranks_of
 
 
 class Ranks:
@@ -18,8 +18,8 @@ class Ranks:
         self.size = size
         self.random = random_
         self.agreements = [Agreement(rank, size, 1) for rank in range(size)]
-        self.published: list[Proposal | None] = [None] * size
-        self.seen: list[dict[int, Proposal]] = [{} for _ in range(size)]
+        self.published: list[MembershipProposal | None] = [None] * size
+        self.seen: list[dict[int, MembershipProposal]] = [{} for _ in range(size)]
         self.decided: set[int] = set()
         self.evicted: set[int] = set()
         self.dead: set[int] = set()
@@ -148,17 +148,17 @@ def test_a_rank_that_excludes_itself_takes_no_part() -> None:
 
 def test_a_proposal_is_the_same_after_the_way_through_memory() -> None:
     for proposal, size in [
-        (Proposal(1, Phase.PROPOSED, 0b1011, 0b100, (2,), ((2, "excluded"),)), 4),
-        (Proposal(7, Phase.DECIDED, (1 << 1600) - 1, 0, following="x" * 40), 1600),
+        (MembershipProposal(1, Phase.PROPOSED, 0b1011, 0b100, (2,), ((2, "excluded"),)), 4),
+        (MembershipProposal(7, Phase.DECIDED, (1 << 1600) - 1, 0, following="x" * 40), 1600),
     ]:
         assert decode(encode(proposal, size)) == proposal
     assert decode(b"garbage") is None
     with pytest.raises(un.NotSupported, match="1601 ranks"):
-        encode(Proposal(1, Phase.PROPOSED, 1, 0), 1601)
+        encode(MembershipProposal(1, Phase.PROPOSED, 1, 0), 1601)
 
 
 def test_many_reasons_do_not_break_a_proposal() -> None:
     reasons = tuple((rank, "x" * 200) for rank in range(100))
-    sent = decode(encode(Proposal(1, Phase.PROPOSED, 1, 0, (), reasons), 1000))
+    sent = decode(encode(MembershipProposal(1, Phase.PROPOSED, 1, 0, (), reasons), 1000))
     assert sent is not None
     assert sent.alive == 1

@@ -1,6 +1,6 @@
 """Networks as data: hosts, links, routes. The simulator runs plans on them.
 
-network.py      Network, Link, Costs, Symmetry
+network.py      Network, NetworkLink, Costs, Symmetry
 generators.py   fat_tree, torus, dragonfly ... ; fabric.py and fabrics.py build them
 graph.py        nodes and cables by name
 description.py  TOML files
@@ -24,16 +24,16 @@ from unisono.networks.generators import (
     torus,
     two_hosts,
 )
-from unisono.networks.network import Axis, Costs, Host, Link, Network, Switch, Symmetry
+from unisono.networks.network import Axis, Costs, Machine, Network, NetworkLink, Switch, Symmetry
 
 __all__ = [
     "Axis",
     "Cable",
     "Costs",
-    "Host",
     "Hosts",
-    "Link",
+    "Machine",
     "Network",
+    "NetworkLink",
     "Switch",
     "Symmetry",
     "dgx",

@@ -32,9 +32,9 @@ from typing import Any
 
 from unisono.networks import generators
 from unisono.networks.fabric import Cable
-from unisono.networks.graph import Connection, Place, network_of
-from unisono.networks.network import Costs, Host, Network
-from unisono.networks.places import At, Refused, line_of
+from unisono.networks.graph import Connection, RankLocation, network_of
+from unisono.networks.network import Costs, Machine, Network
+from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds
 
 __all__ = ["FABRICS", "parse", "read"]
@@ -93,7 +93,7 @@ def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
             _grow(tables, size / found.size)
             found = _network(tables)
         return found
-    except Refused as error:
+    except DescriptionError as error:
         raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
 
 
@@ -124,12 +124,12 @@ def _network(tables: dict[str, Any]) -> Network:
     named = {"host", "switch", "cable"} & set(tables)
     generated = {"hosts", "fabric"} & set(tables)
     if named and generated:
-        raise Refused(
+        raise DescriptionError(
             At((min(named),)),
             f"[[{min(named)}]] cannot stand beside [{min(generated)}]: write one or the other",
         )
     if not named and not generated:
-        raise Refused(At(()), "describes nothing: expected a [fabric], or [[host]] and [[cable]]")
+        raise DescriptionError(At(()), "describes nothing: expected a [fabric], or [[host]] and [[cable]]")
     return _by_name(tables) if named else _generated(tables)
 
 
@@ -145,7 +145,9 @@ def _generated(tables: dict[str, Any]) -> Network:
     if "inside" in hosts:
         arguments["inside"] = hosts["inside"]
         if hosts["inside"] not in ("memory", "switch"):
-            raise Refused(top / "hosts" / "inside", f"is {hosts['inside']!r}, expected 'memory' or 'switch'")
+            raise DescriptionError(
+                top / "hosts" / "inside", f"is {hosts['inside']!r}, expected 'memory' or 'switch'"
+            )
     if "inner" in hosts:
         arguments["inner"] = _cable(hosts["inner"], top / "hosts" / "inner")
     if "memory" in hosts:
@@ -165,10 +167,10 @@ def _grown(tables: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
         return None
     at = At(("grows",))
     if tables["grows"] not in GROWING:
-        raise Refused(at, f"is {tables['grows']!r}, expected one of {', '.join(GROWING)}")
+        raise DescriptionError(at, f"is {tables['grows']!r}, expected one of {', '.join(GROWING)}")
     table, _, key = tables["grows"].partition(".")
     if not isinstance(tables.get(table), dict) or key not in tables[table]:
-        raise Refused(at, f"there is no {tables['grows']} in this file")
+        raise DescriptionError(at, f"there is no {tables['grows']} in this file")
     return tables[table], key
 
 
@@ -190,7 +192,7 @@ def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Netw
     at = At(("fabric",))
     kind = fabric.get("kind")
     if not isinstance(kind, str) or kind not in FABRICS:
-        raise Refused(at / "kind", f"is {kind!r}, expected one of {', '.join(FABRICS)}")
+        raise DescriptionError(at / "kind", f"is {kind!r}, expected one of {', '.join(FABRICS)}")
     parameters = inspect.signature(FABRICS[kind]).parameters
     own = {key for key, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
     _known(fabric, at, {"kind", *own})
@@ -201,13 +203,13 @@ def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Netw
             arguments[key] = _cable(value, here)
         elif key == "sizes":
             if not isinstance(value, list):
-                raise Refused(here, f"is {value!r}, expected a list such as [4, 8]")
+                raise DescriptionError(here, f"is {value!r}, expected a list such as [4, 8]")
             sizes = tuple(_whole(each, here, 1) for each in value)
         elif key == "adds_bytes_per_s":
             arguments[key] = _quantity(bytes_per_s, value, here)
         elif key == "crossing":
             if not isinstance(value, bool):
-                raise Refused(here, f"is {value!r}, expected true or false")
+                raise DescriptionError(here, f"is {value!r}, expected true or false")
             arguments[key] = value
         elif key != "kind":
             arguments[key] = _whole(value, here, 0)
@@ -216,12 +218,12 @@ def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Netw
         if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD and key not in arguments
     ]  # fmt: skip
     if missing:
-        raise Refused(at, f"lacks {missing[0]}, which {kind} needs")
+        raise DescriptionError(at, f"lacks {missing[0]}, which {kind} needs")
     try:
         found = FABRICS[kind](*sizes, **arguments)
     except (ValueError, TypeError) as error:
         key = next((key for key in fabric if key != "kind" and str(error).startswith(key)), "")
-        raise Refused(at / key if key else at, str(error)) from None
+        raise DescriptionError(at / key if key else at, str(error)) from None
     return msgspec.structs.replace(found, name=name) if name else found
 
 
@@ -229,8 +231,8 @@ def _by_name(tables: dict[str, Any]) -> Network:
     top = At(())
     _known(tables, top, {"name", "host", "switch", "cable", "costs"})
     common = _costs(tables["costs"], top / "costs") if "costs" in tables else generators.CPU
-    places: list[Place] = []
-    machines: list[Host] = []
+    places: list[RankLocation] = []
+    machines: list[Machine] = []
     memories: dict[str, Cable] = {}
     costs = [common]
     adders: list[tuple[str, float]] = []
@@ -247,9 +249,9 @@ def _by_name(tables: dict[str, Any]) -> Network:
         which = len(costs) - 1 if "costs" in host else 0
         machine = host.get("host", name)
         if not isinstance(machine, str):
-            raise Refused(at / "host", f"is {machine!r}, expected the name of a host")
+            raise DescriptionError(at / "host", f"is {machine!r}, expected the name of a host")
         place = numbers.setdefault(machine, len(numbers))
-        places += [Place(name, place, which)] * ranks
+        places += [RankLocation(name, place, which)] * ranks
         written += [number] * ranks
         if ranks > 1:
             memories[name] = _cable(host["memory"], at / "memory") if "memory" in host else generators.MEMORY
@@ -257,9 +259,9 @@ def _by_name(tables: dict[str, Any]) -> Network:
             _quantity(bytes_per_s, host["memory_rate"], at / "memory_rate") if "memory_rate" in host else 0.0
         )
         if place == len(machines):
-            machines.append(Host(machine, _whole(host.get("cores", 0), at / "cores", 0), rate))
+            machines.append(Machine(machine, _whole(host.get("cores", 0), at / "cores", 0), rate))
     if not places:
-        raise Refused(top, "has no [[host]]")
+        raise DescriptionError(top, "has no [[host]]")
     for number, switch in enumerate(_list(tables, "switch")):
         at = top / "switch" / number
         _known(switch, at, {"name", "adds"})
@@ -275,7 +277,7 @@ def _by_name(tables: dict[str, Any]) -> Network:
     except ValueError as error:
         found = re.search(r"to rank (\d+)", str(error))
         where = top / "host" / written[int(found[1])] if found and found[1] != "0" else top
-        raise Refused(where, str(error)) from None
+        raise DescriptionError(where, str(error)) from None
 
 
 def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
@@ -285,10 +287,12 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
         _known(cable, at, {"between", "latency", "rate", "duplex", "back", "count"})
         between = cable.get("between")
         if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
-            raise Refused(at / "between", f"is {between!r}, expected the names of two hosts or switches")
+            raise DescriptionError(
+                at / "between", f"is {between!r}, expected the names of two hosts or switches"
+            )
         for end in between:
             if not isinstance(end, str) or end not in names:
-                raise Refused(at / "between", f"there is no host or switch {end!r}")
+                raise DescriptionError(at / "between", f"there is no host or switch {end!r}")
         plain = {key: value for key, value in cable.items() if key in ("latency", "rate", "duplex")}
         back = _cable(cable["back"], at / "back") if "back" in cable else None
         each = Connection((between[0], between[1]), _cable(plain, at), back)
@@ -301,13 +305,13 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
 
 def _cable(value: Any, at: At) -> Cable:
     if not isinstance(value, dict):
-        raise Refused(at, f"is {value!r}, expected {{ latency = '5 us', rate = '100 Gbit/s' }}")
+        raise DescriptionError(at, f"is {value!r}, expected {{ latency = '5 us', rate = '100 Gbit/s' }}")
     _known(value, at, {"latency", "rate", "duplex"})
     if "rate" not in value:
-        raise Refused(at, "lacks a rate")
+        raise DescriptionError(at, "lacks a rate")
     duplex = value.get("duplex", "full")
     if duplex not in ("full", "half"):
-        raise Refused(at / "duplex", f"is {duplex!r}, expected 'full' or 'half'")
+        raise DescriptionError(at / "duplex", f"is {duplex!r}, expected 'full' or 'half'")
     latency = _quantity(seconds, value.get("latency", 0), at / "latency")
     return Cable(latency, _quantity(bytes_per_s, value["rate"], at / "rate"), duplex)
 
@@ -328,7 +332,7 @@ def _costs(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
     import msgspec
 
     if not isinstance(value, dict):
-        raise Refused(at, f"is {value!r}, expected a table")
+        raise DescriptionError(at, f"is {value!r}, expected a table")
     _known(value, at, set(_COSTS))
     changes = {_COSTS[key][0]: _quantity(_COSTS[key][1], each, at / key) for key, each in value.items()}
     return msgspec.structs.replace(base, **changes)
@@ -338,21 +342,21 @@ def _quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:
     try:
         return reader(value)
     except ValueError as error:
-        raise Refused(at, str(error)) from None
+        raise DescriptionError(at, str(error)) from None
 
 
 def _whole(value: Any, at: At, least: int, most: int = generators.MOST_RANKS) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refused(at, f"is {value!r}, expected a whole number")
+        raise DescriptionError(at, f"is {value!r}, expected a whole number")
     if not least <= value <= most:
-        raise Refused(at, f"is {value}, expected {least}..{most}")
+        raise DescriptionError(at, f"is {value}, expected {least}..{most}")
     return value
 
 
 def _table(tables: dict[str, Any], key: str, at: At, known: set[str] | None) -> dict[str, Any]:
     value = tables.get(key, {})
     if not isinstance(value, dict):
-        raise Refused(at / key, f"is {value!r}, expected a table [{key}]")
+        raise DescriptionError(at / key, f"is {value!r}, expected a table [{key}]")
     if known is not None:
         _known(value, at / key, known)
     return value
@@ -361,16 +365,16 @@ def _table(tables: dict[str, Any], key: str, at: At, known: set[str] | None) -> 
 def _list(tables: dict[str, Any], key: str) -> list[dict[str, Any]]:
     value = tables.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise Refused(At((key,)), f"is {value!r}, expected tables [[{key}]]")
+        raise DescriptionError(At((key,)), f"is {value!r}, expected tables [[{key}]]")
     return value
 
 
 def _name(table: dict[str, Any], at: At, names: set[str]) -> str:
     name = table.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.\-:/]{1,64}", name):
-        raise Refused(at / "name", f"is {name!r}, expected up to 64 letters, digits and ._-:/")
+        raise DescriptionError(at / "name", f"is {name!r}, expected up to 64 letters, digits and ._-:/")
     if name in names:
-        raise Refused(at / "name", f"{name!r} is the name of two nodes")
+        raise DescriptionError(at / "name", f"{name!r} is the name of two nodes")
     names.add(name)
     return name
 
@@ -378,4 +382,4 @@ def _name(table: dict[str, Any], at: At, names: set[str]) -> str:
 def _known(table: dict[str, Any], at: At, known: set[str]) -> None:
     for key in table:
         if key not in known:
-            raise Refused(at / key, f"is unknown, expected one of {', '.join(sorted(known))}")
+            raise DescriptionError(at / key, f"is unknown, expected one of {', '.join(sorted(known))}")

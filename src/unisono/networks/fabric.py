@@ -15,8 +15,8 @@ from unisono.networks.network import (
     Axis,
     Costs,
     Family,
-    Host,
     Links,
+    Machine,
     Network,
     Switch,
     Symmetry,
@@ -184,7 +184,7 @@ class SwitchInterior:
         return rank // max(1, self.ranks // self.ports) % self.ports
 
 
-class _Router:
+class _FabricRouter:
     """Routes of `assemble`."""
 
     def __init__(
@@ -252,12 +252,12 @@ def assemble(
     count = math.prod(sizes)
     axes = (*fabric.axes, Axis(local_axis, interior.ranks, interior.kind))
     outer_part, inner_part = families[: len(outer)], families[len(outer) :]
-    router = _Router(interior, fabric, inner_part, outer_part)
+    router = _FabricRouter(interior, fabric, inner_part, outer_part)
     return Network(
         name=name,
         size=count * interior.ranks,
         hosts=tuple(number for number in range(count) for _ in range(interior.ranks)),
-        machines=[Host(host.format(*split(n, sizes)), cores, memory_bytes_per_s) for n in range(count)],
+        machines=[Machine(host.format(*split(n, sizes)), cores, memory_bytes_per_s) for n in range(count)],
         links=Links(families),
         router=router,
         costs=(costs,),

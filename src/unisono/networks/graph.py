@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono.networks.fabric import Cable
-from unisono.networks.network import FULL, HALF, Costs, Family, Host, Links, Network, Switch, numbered
+from unisono.networks.network import FULL, HALF, Costs, Family, Links, Machine, Network, Switch, numbered
 
-__all__ = ["Connection", "GraphRouter", "Place", "network_of"]
+__all__ = ["Connection", "GraphRouter", "RankLocation", "network_of"]
 
 
 class Connection(NamedTuple):
@@ -24,7 +24,7 @@ class Connection(NamedTuple):
     back: Cable | None = None
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """Where a rank is.
 
     Attributes:
@@ -38,9 +38,9 @@ class Place(NamedTuple):
 
 def network_of(
     name: str,
-    places: Sequence[Place],
+    places: Sequence[RankLocation],
     connections: Sequence[Connection],
-    machines: Sequence[Host],
+    machines: Sequence[Machine],
     *,
     memories: dict[str, Cable],
     costs: tuple[Costs, ...] = (Costs(),),

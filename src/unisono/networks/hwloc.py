@@ -15,8 +15,8 @@ from pathlib import Path
 from unisono.engine.encoding.xml_reader import Element, read
 from unisono.networks.fabric import Cable
 from unisono.networks.generators import CPU, GPU
-from unisono.networks.graph import Connection, Place, network_of
-from unisono.networks.network import Host, Network
+from unisono.networks.graph import Connection, RankLocation, network_of
+from unisono.networks.network import Machine, Network
 
 __all__ = ["network_of_topology", "read_hwloc"]
 
@@ -41,14 +41,14 @@ def network_of_topology(topology: Element, name: str = "host") -> Network:
     for each in topology.all("object"):
         found.walk(each, "")
     if found.gpus:
-        places = [Place(node, 0) for node in found.gpus]
+        places = [RankLocation(node, 0) for node in found.gpus]
         cables = [*found.connections, *found.between()]
-        return network_of(name, places, cables, [Host(name, 0, 0.0)], memories={}, costs=(GPU,))
+        return network_of(name, places, cables, [Machine(name, 0, 0.0)], memories={}, costs=(GPU,))
     if not found.cores:
         raise topology.error("has no Core and no PU")
-    places = [Place(node, 0) for node in found.cores]
+    places = [RankLocation(node, 0) for node in found.cores]
     shared = {node: MEMORY for node in dict.fromkeys(found.cores) if found.cores.count(node) > 1}
-    machine = Host(name, len(found.cores), MEMORY.bytes_per_s * len(found.nodes))
+    machine = Machine(name, len(found.cores), MEMORY.bytes_per_s * len(found.nodes))
     return network_of(name, places, found.between(), [machine], memories=shared, costs=(CPU,))
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from unisono.networks.fabric import Cable
 from unisono.networks.generators import CPU, GPU
-from unisono.networks.graph import Connection, Place, network_of
-from unisono.networks.network import Host, Network
+from unisono.networks.graph import Connection, RankLocation, network_of
+from unisono.networks.network import Machine, Network
 
 __all__ = ["network_of_infrastructure", "read_infragraph"]
 
@@ -89,7 +89,7 @@ class _Device:
         self.edges = _list(record, "edges", where)
 
 
-class _Graph:
+class _ComponentGraph:
     def __init__(self, top: dict[str, Any]) -> None:
         self.devices = {
             _text(each, "name", f"devices[{at}]"): _Device(f"devices[{at}]", each)
@@ -212,14 +212,14 @@ def network_of_infrastructure(record: Any, name: str = "infrastructure") -> Netw
         record = record["infrastructure"]
     if not isinstance(record, dict):
         raise _Wrong("expected a table with devices, instances and edges")
-    graph = _Graph(record)
+    graph = _ComponentGraph(record)
     kind = "xpu" if "xpu" in graph.kinds.values() else "cpu"
     ranks = [node for node, each in graph.kinds.items() if each == kind]
     if not ranks:
         raise _Wrong("has no component of kind xpu or cpu")
     hosts = {host: number for number, host in enumerate(dict.fromkeys(graph.hosts[node] for node in ranks))}
-    places = [Place(node, hosts[graph.hosts[node]]) for node in ranks]
-    machines = [Host(host, 0, 0.0) for host in hosts]
+    places = [RankLocation(node, hosts[graph.hosts[node]]) for node in ranks]
+    machines = [Machine(host, 0, 0.0) for host in hosts]
     costs = (GPU if kind == "xpu" else CPU,)
     title = str(record.get("name") or name)
     return network_of(title, places, graph.connections, machines, memories={}, costs=costs)

@@ -13,8 +13,8 @@ from pathlib import Path
 from unisono.engine.encoding.xml_reader import Element, read
 from unisono.networks.fabric import Cable
 from unisono.networks.generators import GPU
-from unisono.networks.graph import Connection, Place, network_of
-from unisono.networks.network import Host, Network
+from unisono.networks.graph import Connection, RankLocation, network_of
+from unisono.networks.network import Machine, Network
 
 __all__ = ["network_of_system", "read_nccl"]
 
@@ -128,5 +128,5 @@ class _System:
         ranks = sorted((rank, node) for node, (rank, _, _) in self.gpus.items())
         if len({rank for rank, _ in ranks}) < len(ranks):
             raise self.system.error("two GPUs have the same rank")
-        places = [Place(node, 0) for _, node in ranks]
-        return network_of(name, places, self.connections, [Host(name, 0, 0.0)], memories={}, costs=(GPU,))
+        places = [RankLocation(node, 0) for _, node in ranks]
+        return network_of(name, places, self.connections, [Machine(name, 0, 0.0)], memories={}, costs=(GPU,))

@@ -30,10 +30,10 @@ __all__ = [
     "Axis",
     "Costs",
     "Family",
-    "Host",
-    "Link",
     "Links",
+    "Machine",
     "Network",
+    "NetworkLink",
     "Router",
     "Switch",
     "Symmetry",
@@ -43,7 +43,7 @@ __all__ = [
 FULL, HALF = "full", "half"
 
 
-class Link(NamedTuple):
+class NetworkLink(NamedTuple):
     """What bytes cross in one direction (half duplex: in both).
 
     Attributes:
@@ -84,7 +84,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     copy_s_per_byte: float = 0.0
 
 
-class Host(NamedTuple):
+class Machine(NamedTuple):
     """A host. cores: 0: each rank has one. memory_bytes_per_s: of all its cores together; 0: no limit."""
 
     name: str
@@ -205,12 +205,12 @@ class Family(NamedTuple):
         """The number of the link with these coordinates."""
         return self.base + joined(coordinates, self.sizes)
 
-    def link(self, number: int) -> Link:
+    def link(self, number: int) -> NetworkLink:
         """The link with this number."""
         coordinates = split(number - self.base, self.sizes)
         mark = "=" if self.duplex == HALF else ">"
         name = f"{self.source(*coordinates)}{mark}{self.target(*coordinates)}"
-        return Link(name, self.latency_s, self.bytes_per_s, self.duplex)
+        return NetworkLink(name, self.latency_s, self.bytes_per_s, self.duplex)
 
 
 def numbered(families: Sequence[Family]) -> tuple[Family, ...]:
@@ -226,7 +226,7 @@ def numbered(families: Sequence[Family]) -> tuple[Family, ...]:
     return tuple(found)
 
 
-class Links(Sequence[Link]):
+class Links(Sequence[NetworkLink]):
     """All links of a network by number. `latency_s` and `bytes_per_s` are arrays, float64[links]."""
 
     def __init__(self, families: tuple[Family, ...]) -> None:
@@ -237,10 +237,10 @@ class Links(Sequence[Link]):
         return self.families[-1].base + self.families[-1].total if self.families else 0
 
     @overload
-    def __getitem__(self, number: int) -> Link: ...
+    def __getitem__(self, number: int) -> NetworkLink: ...
     @overload
-    def __getitem__(self, number: slice) -> list[Link]: ...
-    def __getitem__(self, number: int | slice) -> Link | list[Link]:
+    def __getitem__(self, number: slice) -> list[NetworkLink]: ...
+    def __getitem__(self, number: int | slice) -> NetworkLink | list[NetworkLink]:
         """The link of a number, or those of a slice."""
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
@@ -249,7 +249,7 @@ class Links(Sequence[Link]):
             raise IndexError(f"no link {number}: there are {len(self)}")
         return self.families[bisect_right(self._bases, number) - 1].link(number)
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[NetworkLink]:
         for family in self.families:
             for number in range(family.base, family.base + family.total):
                 yield family.link(number)
@@ -300,7 +300,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     name: str
     size: int
     hosts: Sequence[int]
-    machines: Sequence[Host]
+    machines: Sequence[Machine]
     links: Links
     router: Router
     costs: tuple[Costs, ...] = (Costs(),)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["At", "Refused", "line_of"]
+__all__ = ["At", "DescriptionError", "line_of"]
 
 
 class At(NamedTuple):
@@ -24,7 +24,7 @@ class At(NamedTuple):
         return text
 
 
-class Refused(ValueError):
+class DescriptionError(ValueError):
     """What is wrong at a place of the file."""
 
     def __init__(self, at: At, text: str) -> None:

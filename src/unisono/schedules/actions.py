@@ -22,7 +22,7 @@ from typing import NamedTuple
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["Action", "Rates", "actions", "plan_of_actions"]
+__all__ = ["Rates", "TraceAction", "actions", "plan_of_actions"]
 
 _PLAN = re.compile(r"plan_([a-z_]+)_root(\d{1,7})_parts(\d{1,5})_(\w+)")
 _STEP = re.compile(
@@ -30,7 +30,7 @@ _STEP = re.compile(
 )
 
 
-class Action(NamedTuple):
+class TraceAction(NamedTuple):
     """Something that a rank does.
 
     Attributes:
@@ -59,7 +59,7 @@ class Rates(NamedTuple):
     copy: float = 0.0
 
 
-def actions(plan: Plan, nbytes: int, rates: Rates = Rates()) -> list[list[Action]]:  # noqa: B008  # frozen
+def actions(plan: Plan, nbytes: int, rates: Rates = Rates()) -> list[list[TraceAction]]:  # noqa: B008  # frozen
     """The actions of all ranks for a buffer of `nbytes`, which its chunks share evenly (rounded up)."""
     chunk = -(-nbytes // max(1, plan.chunks("out"), plan.chunks("in")))
     tags: dict[tuple[int, int], int] = defaultdict(int)
@@ -68,7 +68,7 @@ def actions(plan: Plan, nbytes: int, rates: Rates = Rates()) -> list[list[Action
     for rank, steps in enumerate(plan.steps):
         name = re.sub(r"\W", "_", plan.algorithm)
         title = f"plan_{plan.collective}_root{plan.root}_parts{plan.parts}_{name}"
-        listed = [Action("calc", title, 0)]
+        listed = [TraceAction("calc", title, 0)]
         for number, step in enumerate(steps):
             for action in _actions(rank, f"s{number}", step, chunk, rates):
                 tag = 0
@@ -87,23 +87,23 @@ def actions(plan: Plan, nbytes: int, rates: Rates = Rates()) -> list[list[Action
     return found
 
 
-def _actions(rank: int, name: str, step: Step, chunk: int, rates: Rates) -> Iterator[Action]:
+def _actions(rank: int, name: str, step: Step, chunk: int, rates: Rates) -> Iterator[TraceAction]:
     if isinstance(step, Send):
         for at, peer in enumerate(step.to):
-            yield Action("send", f"{name}_send_{_ref(step.chunk)}_{at}", chunk, peer)
+            yield TraceAction("send", f"{name}_send_{_ref(step.chunk)}_{at}", chunk, peer)
     elif isinstance(step, Recv):
-        yield Action("recv", f"{name}_recv_{_ref(step.chunk)}", chunk, step.frm)
+        yield TraceAction("recv", f"{name}_recv_{_ref(step.chunk)}", chunk, step.frm)
     elif isinstance(step, Copy):
-        yield Action("calc", f"{name}_copy_{_ref(step.dst)}_{_ref(step.src)}", round(chunk * rates.copy))
+        yield TraceAction("calc", f"{name}_copy_{_ref(step.dst)}_{_ref(step.src)}", round(chunk * rates.copy))
     else:
         own = "" if step.own is None else f"_{_ref(step.own)}"
         for at, peer in enumerate(step.frm):
             if peer == rank:
-                yield Action("calc", f"{name}_own_{_ref(step.chunk)}{own}_{at}", 0)
+                yield TraceAction("calc", f"{name}_own_{_ref(step.chunk)}{own}_{at}", 0)
             else:
-                yield Action("recv", f"{name}_reduce_{_ref(step.chunk)}_{at}", chunk, peer)
+                yield TraceAction("recv", f"{name}_reduce_{_ref(step.chunk)}_{at}", chunk, peer)
         more = max(0, len(step.frm) - 1)
-        yield Action("calc", f"{name}_add_{_ref(step.chunk)}", round(chunk * more * rates.reduce))
+        yield TraceAction("calc", f"{name}_add_{_ref(step.chunk)}", round(chunk * more * rates.reduce))
 
 
 def _ref(chunk: Chunk) -> str:
@@ -129,7 +129,7 @@ class _Parts:
         return Reduce(self.chunk, peers, self.own)
 
 
-def plan_of_actions(file: str, ranks: Sequence[Sequence[Action]]) -> Plan:
+def plan_of_actions(file: str, ranks: Sequence[Sequence[TraceAction]]) -> Plan:
     """The plan that the labels describe; it is not proved yet.
 
     Raises:
@@ -152,7 +152,7 @@ def plan_of_actions(file: str, ranks: Sequence[Sequence[Action]]) -> Plan:
     return Plan(title[1], title[4], len(ranks), root, steps, parts=parts)
 
 
-def _steps(file: str, rank: int, listed: Sequence[Action]) -> Iterator[Step]:
+def _steps(file: str, rank: int, listed: Sequence[TraceAction]) -> Iterator[Step]:
     found: dict[int, _Parts] = {}
     for action in listed:
         label = _STEP.fullmatch(action.label)

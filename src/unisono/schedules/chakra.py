@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.plans.plan import Plan
-from unisono.schedules.actions import Action, Rates, actions
+from unisono.schedules.actions import Rates, TraceAction, actions
 
 __all__ = ["chakra", "files_of", "read_chakra"]
 
@@ -85,7 +85,7 @@ def chakra(plan: Plan, nbytes: int, rates: Rates = Rates()) -> list[bytes]:  # n
     ]
 
 
-def _nodes(rank: int, listed: Sequence[Action]) -> Iterator[Any]:
+def _nodes(rank: int, listed: Sequence[TraceAction]) -> Iterator[Any]:
     classes = _messages()
     yield classes["GlobalMetadata"](version=VERSION)
     for number, action in enumerate(listed):
@@ -130,7 +130,7 @@ def files_of(file: Path) -> list[Path]:
     return found
 
 
-def read_chakra(file: str | Path) -> list[list[Action]]:
+def read_chakra(file: str | Path) -> list[list[TraceAction]]:
     """The actions of all ranks; `file` is that of rank 0.
 
     Raises:
@@ -141,7 +141,7 @@ def read_chakra(file: str | Path) -> list[list[Action]]:
     return [_rank(each, rank, len(files)) for rank, each in enumerate(files)]
 
 
-def _rank(file: Path, rank: int, size: int) -> list[Action]:
+def _rank(file: Path, rank: int, size: int) -> list[TraceAction]:
     from google.protobuf.message import DecodeError
 
     with file.open("rb") as opened:
@@ -181,7 +181,7 @@ def _pieces(file: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
         at += length
 
 
-def _action(file: Path, node: Any, rank: int, size: int, places: dict[int, int]) -> Action:
+def _action(file: Path, node: Any, rank: int, size: int, places: dict[int, int]) -> TraceAction:
     where = f"{file}: node {node.id}"
     if node.type == COLLECTIVE:
         raise ValueError(f"{where} is a whole collective; expected a schedule of sends and receives")
@@ -197,7 +197,7 @@ def _action(file: Path, node: Any, rank: int, size: int, places: dict[int, int])
     kind = KINDS[node.type]
     if kind == "calc":
         nanos = int(found.get("duration_nanos", node.duration_micros * 1000))
-        return Action(kind, node.name, nanos, requires=requires, irequires=irequires)
+        return TraceAction(kind, node.name, nanos, requires=requires, irequires=irequires)
     ends = tuple(int(found.get(name, -1)) for name in ("comm_src", "comm_dst"))
     own, peer = ends if kind == "send" else (ends[1], ends[0])
     if own not in (rank, -1) or not 0 <= peer < size or peer == rank:
@@ -207,4 +207,4 @@ def _action(file: Path, node: Any, rank: int, size: int, places: dict[int, int])
     nbytes = int(found.get("comm_size", -1))
     if not 0 <= nbytes < 1 << 60:
         raise ValueError(f"{where}: comm_size is {nbytes}")
-    return Action(kind, node.name, nbytes, peer, int(found.get("comm_tag", 0)), requires, irequires)
+    return TraceAction(kind, node.name, nbytes, peer, int(found.get("comm_tag", 0)), requires, irequires)

@@ -41,7 +41,7 @@ class Event(NamedTuple):
 Clock = NDArray[np.int32]
 
 
-class _Block:
+class _ThreadBlock:
     def __init__(self, rank: int, number: int, send: int, receive: int, channel: int, blocks: int) -> None:
         self.rank, self.number, self.send, self.receive, self.channel = rank, number, send, receive, channel
         self.steps: tuple[Step, ...] = ()
@@ -54,12 +54,12 @@ class _Execution:
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         count = sum(len(gpu.blocks) for gpu in algorithm.gpus)
-        self.blocks: list[_Block] = []
-        self.by_name: dict[tuple[int, int], _Block] = {}
+        self.blocks: list[_ThreadBlock] = []
+        self.by_name: dict[tuple[int, int], _ThreadBlock] = {}
         self.kept: dict[tuple[int, int, int], Clock] = {}
         for rank, gpu in enumerate(algorithm.gpus):
             for each in gpu.blocks:
-                block = _Block(rank, each.number, each.send, each.receive, each.channel, count)
+                block = _ThreadBlock(rank, each.number, each.send, each.receive, each.channel, count)
                 block.steps, block.at = each.steps, len(self.blocks)
                 self.blocks.append(block)
                 self.by_name[rank, each.number] = block
@@ -89,7 +89,7 @@ class _Execution:
                 )
         return self.events
 
-    def _ready(self, block: _Block) -> bool:
+    def _ready(self, block: _ThreadBlock) -> bool:
         step = block.steps[block.next]
         if step.depends and self.by_name[block.rank, step.depends[0]].next <= step.depends[1]:
             return False
@@ -97,7 +97,7 @@ class _Execution:
             return True
         return len(self.channels.get((block.receive, block.rank, block.channel), ())) >= step.units
 
-    def _stuck(self, waiting: list[_Block]) -> PlanError:
+    def _stuck(self, waiting: list[_ThreadBlock]) -> PlanError:
         lines = []
         for block in waiting[:8]:
             step = block.steps[block.next]
@@ -111,7 +111,7 @@ class _Execution:
             )
         return PlanError(f"{self.algorithm.file}: deadlock: " + "; ".join(lines))
 
-    def _do(self, block: _Block) -> None:
+    def _do(self, block: _ThreadBlock) -> None:
         step = block.steps[block.next]
         if step.depends:
             before = (block.rank, *step.depends)
@@ -125,7 +125,7 @@ class _Execution:
             self.kept[block.rank, block.number, step.number] = block.clock.copy()
         block.next += 1
 
-    def _unit(self, block: _Block, step: Step, source: Cell, target: Cell) -> None:
+    def _unit(self, block: _ThreadBlock, step: Step, source: Cell, target: Cell) -> None:
         taken = sent = -1
         if _takes(step):
             taken, clock = self.channels[block.receive, block.rank, block.channel].popleft()
@@ -144,14 +144,14 @@ class _Execution:
     def _same(self, rank: int, cell: Cell) -> Cell:
         return same_memory(self.algorithm, rank, cell)
 
-    def _check_read(self, block: _Block, step: Step, cell: Cell) -> None:
+    def _check_read(self, block: _ThreadBlock, step: Step, cell: Cell) -> None:
         key = block.rank, cell
         writer = self.written.get(key)
         if writer is not None and block.clock[writer[0]] < writer[1]:
             raise self._race(block, step, cell, writer[2])
         self.readers.setdefault(key, {})[block.at] = (int(block.clock[block.at]), step)
 
-    def _check_write(self, block: _Block, step: Step, cell: Cell) -> None:
+    def _check_write(self, block: _ThreadBlock, step: Step, cell: Cell) -> None:
         key = block.rank, cell
         others = [(at, time, other) for at, (time, other) in self.readers.pop(key, {}).items()]
         if key in self.written:
@@ -161,7 +161,7 @@ class _Execution:
                 raise self._race(block, step, cell, other)
         self.written[key] = (block.at, int(block.clock[block.at]), step)
 
-    def _race(self, block: _Block, step: Step, cell: Cell, other: Step) -> PlanError:
+    def _race(self, block: _ThreadBlock, step: Step, cell: Cell, other: Step) -> PlanError:
         return PlanError(
             f"{self.algorithm.file}:{step.line}: rank {block.rank}, thread block {block.number}, "
             f"step {step.number} uses {cell}, which line {other.line} uses too, and nothing orders the two: "

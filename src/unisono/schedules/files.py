@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unisono.errors import PlanError
 from unisono.plans.plan import Plan, Step
-from unisono.schedules.actions import Action, plan_of_actions
+from unisono.schedules.actions import TraceAction, plan_of_actions
 
 __all__ = ["is_file", "load", "read_actions", "save", "steps_in"]
 
@@ -89,7 +89,7 @@ def steps_in(file: str | Path, collective: str, size: int, root: int) -> Planned
     return PlannedSteps(plan)
 
 
-def read_actions(file: str | Path) -> list[list[Action]]:
+def read_actions(file: str | Path) -> list[list[TraceAction]]:
     """What each rank does, from a .goal file, or from the .et files of all ranks; `file` is that of rank 0.
 
     Raises:

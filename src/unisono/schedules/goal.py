@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unisono.plans.plan import Plan
-from unisono.schedules.actions import Action, Rates, actions
+from unisono.schedules.actions import Rates, TraceAction, actions
 
 __all__ = ["goal", "parse_goal", "read_goal"]
 
@@ -40,7 +40,7 @@ def goal(plan: Plan, nbytes: int, rates: Rates = Rates()) -> str:  # noqa: B008 
     return "\n".join(_lines(actions(plan, nbytes, rates))) + "\n"
 
 
-def _lines(ranks: list[list[Action]]) -> Iterator[str]:
+def _lines(ranks: list[list[TraceAction]]) -> Iterator[str]:
     yield f"num_ranks {len(ranks)}"
     for rank, listed in enumerate(ranks):
         yield f"\nrank {rank} {{"
@@ -57,7 +57,7 @@ def _lines(ranks: list[list[Action]]) -> Iterator[str]:
         yield "}"
 
 
-def read_goal(file: str | Path) -> list[list[Action]]:
+def read_goal(file: str | Path) -> list[list[TraceAction]]:
     """The actions of all ranks.
 
     Raises:
@@ -75,7 +75,7 @@ def read_goal(file: str | Path) -> list[list[Action]]:
     return parse_goal(text, str(file))
 
 
-def parse_goal(text: str, file: str = "schedule.goal") -> list[list[Action]]:
+def parse_goal(text: str, file: str = "schedule.goal") -> list[list[TraceAction]]:
     """As `read_goal`, from the text.
 
     Raises:
@@ -91,7 +91,7 @@ class _Parser:
         self.size = 0
         self.count = 0
         self.rank = -1
-        self.ranks: dict[int, list[Action]] = {}
+        self.ranks: dict[int, list[TraceAction]] = {}
         self.labels: dict[str, int] = {}
         self.before: list[list[int]] = []
         self.begun: list[list[int]] = []
@@ -99,7 +99,7 @@ class _Parser:
     def error(self, text: str) -> ValueError:
         return ValueError(f"{self.file}:{self.line}: {text}")
 
-    def run(self, text: str) -> list[list[Action]]:
+    def run(self, text: str) -> list[list[TraceAction]]:
         for self.line, line in enumerate(text.splitlines(), 1):
             line = line.partition("//")[0].partition("#")[0].strip()
             if line:
@@ -155,9 +155,9 @@ class _Parser:
         self.before.append([])
         self.begun.append([])
         action = (
-            Action(kind, label, int(size), int(peer), options["tag"], line=self.line)
+            TraceAction(kind, label, int(size), int(peer), options["tag"], line=self.line)
             if kind
-            else Action(calc, label, int(time), line=self.line)
+            else TraceAction(calc, label, int(time), line=self.line)
         )
         self.ranks[self.rank].append(action._replace(cpu=options["cpu"], nic=options["nic"]))
 

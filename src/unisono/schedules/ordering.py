@@ -16,10 +16,10 @@ from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, S
 from unisono.plans.proof import Deadlock, run
 from unisono.schedules.msccl import Algorithm
 
-__all__ = ["Operation", "ordered"]
+__all__ = ["RankStep", "ordered"]
 
 
-class Operation:
+class RankStep:
     """A step of a plan to be, with the messages that it sends or takes.
 
     early: it may run before the steps above it that do not use its chunks.
@@ -48,7 +48,7 @@ class Operation:
         return () if isinstance(step, Send) else (step.dst if isinstance(step, Copy) else step.chunk,)
 
 
-def _dependencies(operations: Sequence[Operation]) -> list[list[int]]:
+def _dependencies(operations: Sequence[RankStep]) -> list[list[int]]:
     """The earlier operations of the same rank that each one has to wait for."""
     found: list[list[int]] = []
     written: dict[tuple[int, Chunk], int] = {}
@@ -71,7 +71,7 @@ def _dependencies(operations: Sequence[Operation]) -> list[list[int]]:
 
 
 def _sorted(
-    operations: Sequence[Operation], needs: Sequence[Sequence[int]], after: dict[int, list[int]]
+    operations: Sequence[RankStep], needs: Sequence[Sequence[int]], after: dict[int, list[int]]
 ) -> list[int]:
     """A topological order, by level; [] if there is none. after: further edges, of the order of messages."""
     sender = {operation.sent: number for number, operation in enumerate(operations) if operation.sent >= 0}
@@ -104,13 +104,13 @@ def _sorted(
     return order if len(order) == len(operations) else []
 
 
-def _priority(operations: Sequence[Operation], number: int) -> tuple[int, bool, tuple[Chunk, ...], int]:
+def _priority(operations: Sequence[RankStep], number: int) -> tuple[int, bool, tuple[Chunk, ...], int]:
     operation = operations[number]
     return operation.level, not isinstance(operation.step, Send), operation.writes(), number
 
 
 def _one_order(
-    operations: Sequence[Operation], keys: Sequence[tuple[int, ...]], room: int
+    operations: Sequence[RankStep], keys: Sequence[tuple[int, ...]], room: int
 ) -> dict[int, list[int]]:
     """Edges that give the messages between two ranks one order on both, `room` of them at a time.
 
@@ -133,7 +133,7 @@ def _one_order(
     return after
 
 
-def _keeps_order(operations: Sequence[Operation]) -> bool:
+def _keeps_order(operations: Sequence[RankStep]) -> bool:
     """Whether the messages between two ranks are taken in the order in which they are sent."""
     sent: dict[tuple[int, int], list[int]] = {}
     sender = {operation.sent: operation.rank for operation in operations if operation.sent >= 0}
@@ -146,7 +146,7 @@ def _keeps_order(operations: Sequence[Operation]) -> bool:
     return sent == taken
 
 
-def _by_level(file: str, operations: list[Operation]) -> list[int]:
+def _by_level(file: str, operations: list[RankStep]) -> list[int]:
     """The operations as early as their data allows, with one order of the messages between two ranks."""
     needs = _dependencies(operations)
     _sorted(operations, needs, {})
@@ -165,7 +165,7 @@ def _by_level(file: str, operations: list[Operation]) -> list[int]:
     )
 
 
-def ordered(algorithm: Algorithm, operations: list[Operation], parts: int) -> Plan:
+def ordered(algorithm: Algorithm, operations: list[RankStep], parts: int) -> Plan:
     """The plan with fewer rounds: in the order of the execution, if messages keep theirs, or by level."""
     found = []
     if _keeps_order(operations):
@@ -184,8 +184,8 @@ def ordered(algorithm: Algorithm, operations: list[Operation], parts: int) -> Pl
     return min(found, key=lambda plan: rounds(plan) if len(found) > 1 else 0)
 
 
-def _plan(algorithm: Algorithm, operations: list[Operation], order: Iterable[int], parts: int) -> Plan:
-    lists: list[list[Operation]] = [[] for _ in range(algorithm.size)]
+def _plan(algorithm: Algorithm, operations: list[RankStep], order: Iterable[int], parts: int) -> Plan:
+    lists: list[list[RankStep]] = [[] for _ in range(algorithm.size)]
     for number in order:
         listed = lists[operations[number].rank]
         listed.insert(_place(listed, operations[number]), operations[number])
@@ -193,7 +193,7 @@ def _plan(algorithm: Algorithm, operations: list[Operation], order: Iterable[int
     return Plan(algorithm.collective, algorithm.name, algorithm.size, algorithm.root, steps, parts=parts)
 
 
-def _place(listed: list[Operation], operation: Operation) -> int:
+def _place(listed: list[RankStep], operation: RankStep) -> int:
     """Where a step goes: behind all others, or behind those that use its chunks and the sends there."""
     place = len(listed)
     if not operation.early:
@@ -206,7 +206,7 @@ def _place(listed: list[Operation], operation: Operation) -> int:
     return place
 
 
-def _merged(rank: int, operations: Iterator[Operation]) -> Iterator[Step]:
+def _merged(rank: int, operations: Iterator[RankStep]) -> Iterator[Step]:
     """The steps of a rank; sends of one chunk side by side are one step, and additions to one chunk, too."""
     last: Step | None = None
     for operation in operations:

@@ -76,7 +76,7 @@ def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
     if not ranks:
         raise ValueError(f"{file}: there is no demand")
     wanted = _wanted(file, demand, ranks)
-    return _Schedule(file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows]).plan()
+    return _TecclSchedule(file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows]).plan()
 
 
 def _number(file: str, pattern: re.Pattern[str], text: object) -> int:
@@ -111,7 +111,7 @@ def _flow(file: str, text: object, ranks: dict[int, int]) -> _Flow:
     return _Flow(epoch, (ranks[origin], chunk), ranks[source], ranks[target])
 
 
-class _Schedule:
+class _TecclSchedule:
     def __init__(self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[_Flow]) -> None:
         self.file, self.size = file, size
         self.flows = sorted(flows)

@@ -17,7 +17,7 @@ from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send
 from unisono.schedules.execution import Event, accesses, events, same_memory
 from unisono.schedules.msccl import COLLECTIVES, Algorithm, Cell
-from unisono.schedules.ordering import Operation, ordered
+from unisono.schedules.ordering import RankStep, ordered
 
 __all__ = ["plan_of"]
 
@@ -29,7 +29,7 @@ class Pending(NamedTuple):
     sender: int
 
 
-class _Rank:
+class _RankTranslation:
     """The chunks of a rank: where each is.
 
     Attributes:
@@ -93,7 +93,7 @@ class _Translation:
     def __init__(self, algorithm: Algorithm, parts: int) -> None:
         self.algorithm = algorithm
         self.order = events(algorithm)
-        self.operations: list[Operation] = []
+        self.operations: list[RankStep] = []
         self.index: dict[int, int] = {}
         self.sender: dict[int, int] = {}
         self.now = 0
@@ -105,9 +105,9 @@ class _Translation:
         for each in uses:
             for listed in each.values():
                 listed.reverse()
-        self.ranks = [_Rank(algorithm, rank, parts, uses[rank]) for rank in range(algorithm.size)]
+        self.ranks = [_RankTranslation(algorithm, rank, parts, uses[rank]) for rank in range(algorithm.size)]
 
-    def run(self) -> list[Operation]:
+    def run(self) -> list[RankStep]:
         for rank, gpu in zip(self.ranks, self.algorithm.gpus, strict=True):
             for given, out in gpu.copies:
                 source = same_memory(self.algorithm, rank.rank, Cell("i", given))
@@ -122,7 +122,7 @@ class _Translation:
             self._finish(rank)
         return self.operations
 
-    def _event(self, rank: _Rank, event: Event) -> None:
+    def _event(self, rank: _RankTranslation, event: Event) -> None:
         kind = event.step.kind
         source = same_memory(self.algorithm, rank.rank, event.source)
         target = same_memory(self.algorithm, rank.rank, event.target)
@@ -153,28 +153,28 @@ class _Translation:
 
     # ---- the steps -----------------------------------------------------------------------------------
 
-    def _send(self, rank: _Rank, chunk: Chunk, event: Event) -> None:
+    def _send(self, rank: _RankTranslation, chunk: Chunk, event: Event) -> None:
         self.index[event.sent] = chunk.index
-        self.operations.append(Operation(rank.rank, Send(chunk, (event.peer,)), sent=event.sent))
+        self.operations.append(RankStep(rank.rank, Send(chunk, (event.peer,)), sent=event.sent))
 
-    def _receive(self, rank: _Rank, target: Cell, event: Event) -> None:
+    def _receive(self, rank: _RankTranslation, target: Cell, event: Event) -> None:
         message = event.taken
         after = rank.next_use(target, self.now)
         if event.step.kind == "r" and after is not None and after.step.kind == "re":
             rank.put(target, Pending(message, self.sender[message]))
             return
         chunk = self._home(rank, target, self.index[message])
-        self.operations.append(Operation(rank.rank, Recv(chunk, self.sender[message]), (message,)))
+        self.operations.append(RankStep(rank.rank, Recv(chunk, self.sender[message]), (message,)))
         rank.put(target, chunk)
 
-    def _add(self, rank: _Rank, chunk: Chunk, own: Chunk, message: int) -> Chunk:
+    def _add(self, rank: _RankTranslation, chunk: Chunk, own: Chunk, message: int) -> Chunk:
         frm = tuple(sorted((rank.rank, self.sender[message])))
         step = Reduce(chunk, frm, None if own == chunk else own)
-        self.operations.append(Operation(rank.rank, step, (message,)))
+        self.operations.append(RankStep(rank.rank, step, (message,)))
         self._last_written = chunk
         return chunk
 
-    def _add_local(self, rank: _Rank, target: Cell, source: Cell, at: str) -> None:
+    def _add_local(self, rank: _RankTranslation, target: Cell, source: Cell, at: str) -> None:
         waiting, own = rank.where.get(source), target
         if not isinstance(waiting, Pending):
             waiting, own = rank.where.get(target), source
@@ -190,17 +190,17 @@ class _Translation:
         if own == target:
             rank.put(source, None)
 
-    def _copy(self, rank: _Rank, target: Cell, source: Cell, at: str) -> None:
+    def _copy(self, rank: _RankTranslation, target: Cell, source: Cell, at: str) -> None:
         held = self._held(rank, source, at)
         chunk = rank.homes.get(target)
         if chunk is None or chunk == held:
             rank.put(target, held)  # another name for the same chunk
             return
         self._save(rank, chunk, target)
-        self.operations.append(Operation(rank.rank, Copy(chunk, held)))
+        self.operations.append(RankStep(rank.rank, Copy(chunk, held)))
         rank.put(target, chunk)
 
-    def _held(self, rank: _Rank, cell: Cell, at: str) -> Chunk:
+    def _held(self, rank: _RankTranslation, cell: Cell, at: str) -> Chunk:
         """Where the value of a cell is; a message is taken now."""
         found = rank.where.get(cell)
         if found is None:
@@ -210,18 +210,18 @@ class _Translation:
         if isinstance(found, Pending):
             rank.put(cell, None)
             chunk = self._home(rank, cell, self.index[found.message])
-            self.operations.append(Operation(rank.rank, Recv(chunk, found.sender), (found.message,)))
+            self.operations.append(RankStep(rank.rank, Recv(chunk, found.sender), (found.message,)))
             rank.put(cell, chunk)
             return chunk
         return found
 
-    def _home(self, rank: _Rank, cell: Cell, index: int) -> Chunk:
+    def _home(self, rank: _RankTranslation, cell: Cell, index: int) -> Chunk:
         """Where a new value of a cell is written; what is there and still needed is saved."""
         chunk = rank.homes.get(cell) or rank.tmp(cell, index)
         self._save(rank, chunk, cell)
         return chunk
 
-    def _save(self, rank: _Rank, chunk: Chunk, writer: Cell | None) -> None:
+    def _save(self, rank: _RankTranslation, chunk: Chunk, writer: Cell | None) -> None:
         sharing = [
             cell for cell in sorted(rank.holders[chunk]) if cell != writer and rank.lives(cell, self.now)
         ]
@@ -233,11 +233,11 @@ class _Translation:
                 f"{self.algorithm.file}: rank {rank.rank} keeps two values of chunk {chunk.index} in scratch "
                 "memory at the same time; a plan has one scratch chunk for each chunk of the buffer"
             )
-        self.operations.append(Operation(rank.rank, Copy(spare, chunk)))
+        self.operations.append(RankStep(rank.rank, Copy(spare, chunk)))
         for cell in list(rank.holders[chunk]):
             rank.put(cell, spare if cell in sharing else None)
 
-    def _finish(self, rank: _Rank) -> None:
+    def _finish(self, rank: _RankTranslation) -> None:
         for cell in [cell for cell, held in rank.where.items() if isinstance(held, Pending)]:
             self._held(rank, cell, "the end")
         for cell, chunk in rank.homes.items():
@@ -245,10 +245,10 @@ class _Translation:
             held = value if isinstance(value, Chunk) else None
             if held is not None and held == chunk and rank.reduces and chunk not in rank.written:
                 step = Reduce(chunk, (rank.rank,))  # the result is the contribution of this rank alone
-                self.operations.append(Operation(rank.rank, step, early=True))
+                self.operations.append(RankStep(rank.rank, step, early=True))
             if held is not None and held != chunk:
                 self._save(rank, chunk, cell)
-                self.operations.append(Operation(rank.rank, Copy(chunk, held), early=True))
+                self.operations.append(RankStep(rank.rank, Copy(chunk, held), early=True))
                 rank.put(cell, chunk)
 
 

@@ -104,7 +104,7 @@ class Conditions(NamedTuple):
 
 
 def _numbers_of(costs: Costs, slowdown: float, delay: float) -> tuple[float, ...]:
-    """As `simulator::Costs` has them."""
+    """As `simulator::MessageCosts` has them."""
     own = costs.o_send_s, costs.o_recv_s, costs.o_s_per_byte, costs.g_s, float(costs.rendezvous_bytes)
     return (*own, costs.reduce_s_per_byte, costs.copy_s_per_byte, slowdown, delay)
 
@@ -133,7 +133,7 @@ def network_of(network: Network | str | Path, size: int | None) -> Network:
     return find(name, 0 if size is None else whole(size, "size", 1, MOST_RANKS))
 
 
-class _World:
+class _NetworkPrograms:
     """What the native simulator asks for."""
 
     def __init__(self, network: Network, blocks: Blocks, folding: Folding) -> None:
@@ -189,7 +189,7 @@ def run(
     costs, index = conditions.costs(network)
     extra = len(network.switches) if switches else 0
     endpoints = network.size + extra
-    world = _World(network, blocks, folding)
+    programs = _NetworkPrograms(network, blocks, folding)
     found = simulate_native(
         ranks=network.size,
         streams=streams,
@@ -200,8 +200,8 @@ def run(
         costs_index=index[:endpoints],
         window=WINDOW,
         most_spans=conditions.spans,
-        next=world.next,
-        route=world.route,
+        next=programs.next,
+        route=programs.route,
     )
     if found["stuck"]:
         raise SimulationError(_stuck(name, network, found["stuck"], endpoints, folding.order))

@@ -235,11 +235,11 @@ def reconfigure(
         RendezvousError: a process did not come in time.
     Example, after rank 1 of 3 died: reconfigure(7, [handles[0], handles[2]]); rank 2 is then rank 1.
     """
-    work: c10d.Work = _found(group).reconfigure(Options(uuid, handles, timeout))
+    work: c10d.Work = _found(group).reconfigure(ReconfigureOptions(uuid, handles, timeout))
     return work
 
 
-class Options(NamedTuple):
+class ReconfigureOptions(NamedTuple):
     """The same as PyTorch's ReconfigureOptions, which PyTorch before 2.14 does not have."""
 
     uuid: int

@@ -255,7 +255,7 @@ def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
         library.set(device_index)
         library.set_stream(device_index, stream_id)
 
-    class Graph:
+    class CudaGraph:
         def __init__(self, *args: object, **kwargs: object) -> None:
             raise RuntimeError(
                 "CUDAGraph: not on a virtual GPU, which runs each operation when it is called. "
@@ -271,7 +271,7 @@ def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
         "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, library.stream(device)),
         "_cuda_setStream": set_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_CUDAGraph": Graph,
+        "_CUDAGraph": CudaGraph,
     }
 
 

@@ -32,7 +32,7 @@ from unisono.engine.group.group import Group
 from unisono.networks.network import Costs
 from unisono.networks.quantities import written_rate, written_time
 
-__all__ = ["Measured", "measure_hosts", "written"]
+__all__ = ["HostMeasurements", "measure_hosts", "written"]
 
 SMALL = 8
 LARGE = (1 << 20, 5 << 20)
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     rate: float
 
 
-class Measured(NamedTuple):
+class HostMeasurements(NamedTuple):
     """What was found.
 
     Attributes:
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
     copy: float
 
 
-def measure_hosts(world: Group) -> Measured:
+def measure_hosts(world: Group) -> HostMeasurements:
     """Measure; every rank of the group calls it and gets the same result."""
     hosts = world._planner.hosts
     told = world.all_gather_object((socket.gethostname(), len(os.sched_getaffinity(0))))
@@ -101,7 +101,7 @@ def measure_hosts(world: Group) -> Measured:
         if len(members[0]) > 1 and len(members[1]) > 1:
             fan = _together(world, list(zip(members[0][:2], members[1][:2], strict=True))) / alone
     machine = _machine(world)
-    return Measured(
+    return HostMeasurements(
         tuple(names),
         tuple(map(len, members)),
         tuple(told[ranks[0]][1] for ranks in members),
@@ -231,7 +231,7 @@ def _together(world: Group, ways: list[tuple[int, int]]) -> float:
 # ---- the file ----------------------------------------------------------------------------------------
 
 
-def costs_of(measured: Measured) -> Costs:
+def costs_of(measured: HostMeasurements) -> Costs:
     """The costs of a rank."""
     pair = measured.between[0][2] if measured.between else measured.inside
     assert pair is not None
@@ -243,7 +243,7 @@ def costs_of(measured: Measured) -> Costs:
     )
 
 
-def written(measured: Measured) -> str:
+def written(measured: HostMeasurements) -> str:
     """The network as TOML.
 
     Equal hosts become a star, on which `-n` may ask for more of them; others are written one by one.
@@ -269,7 +269,7 @@ def written(measured: Measured) -> str:
     return "\n".join([*lines, ""])
 
 
-def _even(measured: Measured) -> bool:
+def _even(measured: HostMeasurements) -> bool:
     rates = [pair.rate for _, _, pair in measured.between] or [1.0]
     return max(rates) <= 1.25 * min(rates)
 
@@ -281,7 +281,7 @@ def _cable(pairs: list[Pair]) -> tuple[float, float]:
     return latency / 2, statistics.median(pair.rate for pair in pairs)
 
 
-def _inner(measured: Measured) -> str:
+def _inner(measured: HostMeasurements) -> str:
     inside = measured.inside
     if inside is None:
         return ""
@@ -290,7 +290,7 @@ def _inner(measured: Measured) -> str:
     return f'{{ latency = "{written_time(latency)}", rate = "{written_rate(inside.rate)}" }}'
 
 
-def _star(measured: Measured) -> list[str]:
+def _star(measured: HostMeasurements) -> list[str]:
     lines = ['name = "measured"', *(['grows = "fabric.hosts"'] if measured.between else [])]
     lines += ["", "[hosts]", f"ranks = {measured.ranks[0]}", f"cores = {measured.cores[0]}"]
     if measured.inside is not None:
@@ -305,7 +305,7 @@ def _star(measured: Measured) -> list[str]:
     return lines
 
 
-def _by_name(measured: Measured) -> list[str]:
+def _by_name(measured: HostMeasurements) -> list[str]:
     lines = ['name = "measured"']
     for name, ranks, cores in zip(measured.names, measured.ranks, measured.cores, strict=True):
         lines += ["", "[[host]]", f"name = {json.dumps(name)}", f"ranks = {ranks}", f"cores = {cores}"]

@@ -18,7 +18,7 @@ from unisono._native import Contact, Fate
 from unisono.engine.bootstrap.engine import EngineSettings, connections_of
 from unisono.engine.bootstrap.peer_info import Membership
 
-__all__ = ["Identity", "Kept", "next_engine", "next_identity"]
+__all__ = ["Identity", "OpenConnections", "next_engine", "next_identity"]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Identity(msgspec.Struct, frozen=True):
     generation: int = 0
 
 
-class Kept:
+class OpenConnections:
     """Connections to ranks that are out. They stay open as long as this rank takes part in a membership.
 
     Their end tells the other side that this rank never decides any more, as the end of its process does.
@@ -42,7 +42,7 @@ class Kept:
     def __init__(self, descriptors: Iterable[int] = ()) -> None:
         self._descriptors = list(descriptors)
 
-    def add(self, other: Kept) -> None:
+    def add(self, other: OpenConnections) -> None:
         """Take over those of another one."""
         self._descriptors += other._descriptors
         other._descriptors = []
@@ -69,7 +69,7 @@ def next_identity(identity: Identity, kept: list[int]) -> Identity:
 
 def next_engine(
     former: _native.Engine, identity: Identity, kept: list[int], rank: int, size: int, timeout_s: float
-) -> tuple[_native.Engine, Kept]:
+) -> tuple[_native.Engine, OpenConnections]:
     """This rank's engine in the next membership, and connections to keep open; the former one is left.
 
     Args:
@@ -120,7 +120,7 @@ def _sort(
     local_ranks: list[int],
     wires: tuple[list[int], list[int], list[int]],
     timeout_s: float,
-) -> tuple[list[list[int]], Kept]:
+) -> tuple[list[list[int]], OpenConnections]:
     """The connections by kind and rank, with nothing of the former group in them; and all others.
 
     A rank may not have passed on its ends, if it was lost since the decision.
@@ -137,7 +137,7 @@ def _sort(
         ended = former.state(kept[rank]) == Contact.ENDED
         for wire in held:
             wire[rank] = _lost(ended)
-    return held, Kept(fd for found in wires for fd in found if fd >= 0)
+    return held, OpenConnections(fd for found in wires for fd in found if fd >= 0)
 
 
 def _lost(ended: bool) -> int:

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
-from unisono.engine.bootstrap.forming import Kept
+from unisono.engine.bootstrap.forming import OpenConnections
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
 from unisono.engine.costs.tuner import AlgorithmChoice, Tuner
 from unisono.engine.diagnosis.call_site import call_site
@@ -87,7 +87,7 @@ class NativePlanner(Planner[_native.Engine]):
     ) -> None:
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
-        self.rest = Kept()
+        self.rest = OpenConnections()
         self.listener: Listener | None = None
         self.listening = False
         self.ends: list[Callable[[], None]] = []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from unisono import _native
 from unisono._native import Fate, FaultKind
-from unisono.engine.bootstrap.forming import Identity, Kept, next_engine, next_identity
+from unisono.engine.bootstrap.forming import Identity, OpenConnections, next_engine, next_identity
 from unisono.engine.diagnosis.fault_reader import last_operation
 from unisono.engine.diagnosis.fault_text import signal_name
 from unisono.engine.group.departure import Departure
@@ -21,7 +21,7 @@ from unisono.engine.group.membership import MembershipGroup
 from unisono.engine.membership.agreement import Agreement, Outcome
 from unisono.engine.membership.contact import GRACE_S, Contacts, overdue
 from unisono.engine.membership.eviction import eviction
-from unisono.engine.membership.proposal import Phase, Proposal, decode, encode, ranks_of
+from unisono.engine.membership.proposal import MembershipProposal, Phase, decode, encode, ranks_of
 from unisono.errors import Evicted, Timeout, message
 
 __all__ = ["agree", "departures", "excluded_ranks", "form"]
@@ -62,8 +62,8 @@ class _Agreeing:
         self._agreement = Agreement(self._rank, self._size, attempt, excluded, following)
         late = overdue(self._engine)
         self._contacts = Contacts(self._engine, self._rank, self._size, deadline, late)
-        self._seen: dict[int, tuple[int, Proposal]] = {}
-        self._published: Proposal | None = None
+        self._seen: dict[int, tuple[int, MembershipProposal]] = {}
+        self._published: MembershipProposal | None = None
         self._began = time.monotonic()
 
     def decide(self) -> Agreement:
@@ -101,7 +101,7 @@ class _Agreeing:
             return Outcome.EVICTED
         return self._agreement.advance(proposals, findings, self._contacts.decided)
 
-    def _proposals(self) -> dict[int, Proposal]:
+    def _proposals(self) -> dict[int, MembershipProposal]:
         for rank in range(self._size):
             if rank == self._rank:
                 continue
@@ -164,7 +164,7 @@ def agree(
 
 def form(
     group: MembershipGroup, identity: Identity, agreement: Agreement, deadline: float
-) -> tuple[_native.Engine, Identity, list[int], Kept]:
+) -> tuple[_native.Engine, Identity, list[int], OpenConnections]:
     """The next engine, its identity, its ranks as they were numbered, and connections to keep open."""
     engine = group._planner.engine
     kept = ranks_of(agreement.alive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from unisono.engine.bootstrap.forming import Kept
+from unisono.engine.bootstrap.forming import OpenConnections
 from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.shrink import agree, departures, form
 from unisono.engine.store import PrefixStore
@@ -25,7 +25,7 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
             raise
         engine = group._planner.engine
         wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
-        Kept(fd for wire in wires for fd in wire if fd >= 0).close()
+        OpenConnections(fd for wire in wires for fd in wire if fd >= 0).close()
         raise
     left = departures(group, agreement, group.generation)
     engine = group._planner.engine

@@ -16,7 +16,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from unisono.engine.membership.proposal import MOST_TEXT, Phase, Proposal, members, ranks_of
+from unisono.engine.membership.proposal import MOST_TEXT, MembershipProposal, Phase, members, ranks_of
 
 __all__ = ["Agreement", "Finding", "Outcome", "has_quorum"]
 
@@ -42,7 +42,7 @@ class Agreement:
     """One rank's part.
 
     Attributes:
-        alive, gone: sets of ranks, see `Proposal`.
+        alive, gone: sets of ranks, see `MembershipProposal`.
         reasons: why each rank is out.
         why: why this rank is evicted, or why the calls do not fit.
     """
@@ -60,15 +60,15 @@ class Agreement:
         self.reasons = dict.fromkeys(excluded, "excluded")
         self.phase = Phase.PROPOSED
         self.why = ""
-        self._decision: Proposal | None = None
+        self._decision: MembershipProposal | None = None
         self._by = -1
         if rank in excluded:
             self._resign(f"rank {rank} was excluded by its own call of shrink")
 
-    def proposal(self) -> Proposal:
+    def proposal(self) -> MembershipProposal:
         """What to publish now."""
         reasons = tuple(self.reasons.items())
-        return Proposal(
+        return MembershipProposal(
             self.attempt,
             self.phase,
             self.alive,
@@ -81,7 +81,7 @@ class Agreement:
 
     def advance(
         self,
-        proposals: Mapping[int, Proposal],
+        proposals: Mapping[int, MembershipProposal],
         findings: Mapping[int, Finding],
         decided: frozenset[int] = frozenset(),
     ) -> Outcome:
@@ -126,7 +126,7 @@ class Agreement:
         """Decide, after `advance` has returned DECIDING."""
         self.phase = Phase.DECIDED
 
-    def behind(self, proposals: Mapping[int, Proposal]) -> list[int]:
+    def behind(self, proposals: Mapping[int, MembershipProposal]) -> list[int]:
         """The ranks for which this rank waits."""
         waits = []
         for rank in ranks_of(self.alive & ~(1 << self.rank)):
@@ -141,7 +141,7 @@ class Agreement:
 
     # ---- rules -----------------------------------------------------------------------------------------
 
-    def _follow(self, current: Mapping[int, Proposal], decided: frozenset[int]) -> Outcome:
+    def _follow(self, current: Mapping[int, MembershipProposal], decided: frozenset[int]) -> Outcome:
         """Take over the decision of a rank of this rank's set."""
         for rank, one in sorted(current.items()):
             if one.phase is not Phase.DECIDED and rank not in decided:
@@ -156,7 +156,7 @@ class Agreement:
             return Outcome.DECIDED
         return Outcome.OPEN
 
-    def _refuse(self, current: Mapping[int, Proposal]) -> bool:
+    def _refuse(self, current: Mapping[int, MembershipProposal]) -> bool:
         """Whether the calls of this attempt do not fit: then every rank raises the same error."""
         for rank, one in sorted(current.items()):
             if one.attempt > self.attempt or one.phase is Phase.REFUSED:
@@ -175,7 +175,7 @@ class Agreement:
             return True
         return False
 
-    def _take(self, rank: int, one: Proposal) -> None:
+    def _take(self, rank: int, one: MembershipProposal) -> None:
         """The set of another rank: ranks that one of the two holds out are out for both."""
         if not one.alive >> self.rank & 1:  # the two cannot be in one membership: a quorum chooses one
             self._remove(
@@ -194,13 +194,13 @@ class Agreement:
         self.alive &= ~(1 << rank)
         self.gone |= int(gone) << rank
 
-    def _all(self, current: Mapping[int, Proposal], phase: Phase) -> bool:
+    def _all(self, current: Mapping[int, MembershipProposal], phase: Phase) -> bool:
         return all(
             rank in current and self._agrees(current[rank], phase)
             for rank in ranks_of(self.alive & ~(1 << self.rank))
         )
 
-    def _agrees(self, one: Proposal, phase: Phase) -> bool:
+    def _agrees(self, one: MembershipProposal, phase: Phase) -> bool:
         same = (one.alive, one.gone) == (self.alive, self.gone)
         return one.attempt == self.attempt and same and phase <= one.phase <= Phase.DECIDED
 

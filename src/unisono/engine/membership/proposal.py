@@ -13,7 +13,7 @@ import msgspec
 from unisono import _native
 from unisono.errors import NotSupported
 
-__all__ = ["MOST_RANKS", "Phase", "Proposal", "decode", "encode", "members", "ranks_of"]
+__all__ = ["MOST_RANKS", "MembershipProposal", "Phase", "decode", "encode", "members", "ranks_of"]
 
 MOST_RANKS = 1600
 """Two sets and the reasons of some ranks fit into a proposal."""
@@ -39,7 +39,7 @@ class Phase(enum.IntEnum):
     REFUSED = 5  # the ranks' calls of this attempt do not fit
 
 
-class Proposal(msgspec.Struct, frozen=True, array_like=True):
+class MembershipProposal(msgspec.Struct, frozen=True, array_like=True):
     """What a rank publishes.
 
     Attributes:
@@ -89,7 +89,7 @@ def ranks_of(found: int) -> list[int]:
     return [rank for rank in range(found.bit_length()) if found >> rank & 1]
 
 
-def encode(proposal: Proposal, size: int) -> bytes:
+def encode(proposal: MembershipProposal, size: int) -> bytes:
     """A proposal as bytes.
 
     Raises:
@@ -116,14 +116,14 @@ def encode(proposal: Proposal, size: int) -> bytes:
     return encoded
 
 
-def decode(encoded: bytes) -> Proposal | None:
+def decode(encoded: bytes) -> MembershipProposal | None:
     """The proposal; None where the bytes are none."""
     try:
         wire = _decode(encoded)
     except msgspec.DecodeError:
         return None
     alive, gone = int.from_bytes(wire.alive, "little"), int.from_bytes(wire.gone, "little")
-    return Proposal(
+    return MembershipProposal(
         wire.attempt,
         wire.phase,
         alive,

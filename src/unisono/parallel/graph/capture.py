@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals.fake import OperatorMode, fake_mode, is_about_data, memory_of
 
 from .cost import flops_of
-from .program import Call, Frame, Graph, Node, Ref, Value
+from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 
 __all__ = ["SIZED", "CaptureError", "Shapes", "capture", "numbers_of", "tensors_in"]
 
@@ -195,7 +195,7 @@ class Recorder:
             self._ordinals[-1] += 1
         before, self._call = self._call, len(self.graph.calls)
         frame = self.frames[-1] if self.frames else -1
-        self.graph.calls.append(Call(name, frame, ordinal, tuple(numbers_of((args, named)))))
+        self.graph.calls.append(FunctionCall(name, frame, ordinal, tuple(numbers_of((args, named)))))
         try:
             if self._watch is not None and ordinal >= 0:
                 args, named = self._watch(self._call, args, named)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice
 from .cut import Cut, Sizes
-from .program import Call, Graph, Node, Ref, refs
+from .program import FunctionCall, Graph, Node, Ref, refs
 from .rules import slice_of
 
-__all__ = ["Mismatch", "changed", "compare", "narrow_"]
+__all__ = ["ProgramMismatch", "changed", "compare", "narrow_"]
 
 SIZED = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
@@ -32,7 +32,7 @@ FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "r
 FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}
 
 
-class Mismatch(Exception):
+class ProgramMismatch(Exception):
     """The cut program is another one. Args: the operator of the whole program where they differ, why."""
 
     def __init__(self, node: Node, why: str) -> None:
@@ -46,22 +46,22 @@ def compare(
     """Run `shapes.model`, not yet cut, as `choice.cut` says; return the written sizes that must change.
 
     Raises:
-        Mismatch: the programs differ.
+        ProgramMismatch: the programs differ.
     """
-    run = _Local(choice, shapes)
+    run = _LocalModel(choice, shapes)
     whole = choice.graph
     try:
         local = run.recorder.run(shapes.model, sample, forward)
     except CaptureError as error:
-        if isinstance(error.__cause__, Mismatch):
+        if isinstance(error.__cause__, ProgramMismatch):
             raise error.__cause__ from None
         at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
-        raise Mismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
+        raise ProgramMismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
     _Comparison(choice, local).run()
     return run.sizes
 
 
-class _Local:
+class _LocalModel:
     """The model's copy on one rank.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Local:
             return args, named
         call, nodes = calls[number], self._first[number]
         if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
-            raise Mismatch(
+            raise ProgramMismatch(
                 nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}"
             )
         change = {
@@ -120,10 +120,10 @@ class _Local:
     def _note(self, path: str, ordinal: int, sizes: Sizes, node: Node) -> None:
         known = self.sizes.setdefault(path, {})
         if known.setdefault(ordinal, sizes) != sizes:
-            raise Mismatch(node, f"two calls of one module need different sizes, at {node.line}")
+            raise ProgramMismatch(node, f"two calls of one module need different sizes, at {node.line}")
 
 
-def _wanted(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
     """Place among the integers of a call -> (size in the whole program, size on one rank)."""
     output = next((number for number in reversed(nodes[-1].outputs) if number is not None), None)
     if output is None:
@@ -154,7 +154,7 @@ def _wanted(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[in
     return {}
 
 
-def _bounds(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
     """The bounds of slices along cut dims."""
     found: dict[int, tuple[int, int]] = {}
     for node in nodes:
@@ -227,7 +227,7 @@ class _Comparison:
         for node, other in zip_longest(nodes, others):
             if node is None or other is None:
                 at = node or nodes[-1]
-                raise Mismatch(
+                raise ProgramMismatch(
                     at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}"
                 )
             self._pair(node, other, copies)
@@ -245,13 +245,13 @@ class _Comparison:
 
     def _pair(self, node: Node, other: Node, copies: dict[int, int]) -> None:
         if (_kind(node), self._whole.module_of(node)) != (_kind(other), self._local.module_of(other)):
-            raise Mismatch(
+            raise ProgramMismatch(
                 node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}"
             )
         mine = [ref.value for ref in refs((node.args, node.named))]
         theirs = [ref.value for ref in refs((other.args, other.named))]
         if len(mine) != len(theirs):
-            raise Mismatch(
+            raise ProgramMismatch(
                 node, f"{node.name} takes other values in the program of the parts, at {node.line}"
             )
         for number, there in zip(mine, theirs, strict=True):
@@ -267,12 +267,12 @@ class _Comparison:
             self._of.setdefault(there, known)
         found = self._of.get(there)
         if found is None or self._same.get(found, found) != known:
-            raise Mismatch(
+            raise ProgramMismatch(
                 node, f"{node.name} takes other values in the program of the parts, at {node.line}"
             )
         wanted = self._choice.local(number)
         if shape != wanted and known not in self._gathered:
-            raise Mismatch(
+            raise ProgramMismatch(
                 node,
                 f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}, at "
                 f"{node.line}",
@@ -282,11 +282,11 @@ class _Comparison:
         if node.name == "aten.slice":
             here, wanted = self._bounds(node, other)
             if here != wanted:
-                raise Mismatch(
+                raise ProgramMismatch(
                     node, f"its part takes elements {here} where {wanted} are expected, at {node.line}"
                 )
         elif node.name not in SIZED and _plain(node) != _plain(other):
-            raise Mismatch(
+            raise ProgramMismatch(
                 node, f"{node.name} has other arguments in the program of the parts, at {node.line}"
             )
 

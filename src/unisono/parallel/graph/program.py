@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Call", "Frame", "Graph", "Node", "Ref", "Use", "Value", "refs"]
+__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs"]
 
 
 class Ref(NamedTuple):
@@ -101,7 +101,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """One call of a function or method of PyTorch by the program.
 
     Args:
@@ -125,7 +125,7 @@ class Graph:
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[FunctionCall] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)  # parameter or buffer -> its value
     own_backward: set[int] = field(default_factory=set)  # values of a torch.autograd.Function of the program

@@ -13,7 +13,7 @@ from .choice import Choice, Hints
 from .cut import Cut
 from .fused import split_
 from .layers import layer_of
-from .local import Mismatch, compare
+from .local import ProgramMismatch, compare
 from .program import Node, refs
 
 __all__ = ["prove"]
@@ -43,14 +43,14 @@ def prove(
     Raises:
         CaptureError: the model cannot be recorded.
     """
-    search = _Search(model, sample, parts, pieces, forward)
+    search = _ProofSearch(model, sample, parts, pieces, forward)
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name.rpartition(".")[0] in whole:
             search.ban(name, value.dim(), "cuts= says so")
     return search.run() if only is None else search.again(only)
 
 
-class _Search:
+class _ProofSearch:
     def __init__(
         self, model: nn.Module, sample: Any, parts: int, pieces: Any, forward: Forward | None
     ) -> None:
@@ -101,7 +101,7 @@ class _Search:
             try:
                 shapes = self._shapes()
                 choice.cut.sizes = compare(choice, shapes, self._sample, self._run(shapes))
-            except Mismatch as mismatch:
+            except ProgramMismatch as mismatch:
                 self._ban(choice, mismatch)
                 choice = self._chosen(choice)
                 continue
@@ -182,7 +182,7 @@ class _Search:
             and (f"{path}.weight", 0) not in self._banned
         }
 
-    def _ban(self, choice: Choice, mismatch: Mismatch) -> None:
+    def _ban(self, choice: Choice, mismatch: ProgramMismatch) -> None:
         """What is cut at this operator stays whole from now on."""
         nodes: list[Node] = [*choice.graph.nodes[mismatch.node.number :: -1], *choice.graph.nodes]
         for node in nodes:

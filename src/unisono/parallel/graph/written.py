@@ -99,7 +99,7 @@ class _Counting(TorchFunctionMode):
         return False
 
 
-class _Counted(Forward):
+class _CountingForward(Forward):
     """A module with written sizes. `modes`: those that are active now, shared by all modules of the model."""
 
     def __init__(self, module: nn.Module, path: str, sizes: dict[int, Sizes], modes: list[_Counting]) -> None:
@@ -144,7 +144,7 @@ class Written:
     def wrap(self) -> None:
         """Change the forward of these modules. Other changes of it come afterwards."""
         for path, sizes in self._sizes.items():
-            _Counted(self._model.get_submodule(path), path, sizes, self._modes)
+            _CountingForward(self._model.get_submodule(path), path, sizes, self._modes)
 
     def wrap_others(self) -> None:
         """Change the forward of the modules within them. Other changes of it come before."""
