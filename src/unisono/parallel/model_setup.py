@@ -133,16 +133,8 @@ def set_up(
             family.localize(plan.tensor)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True, initial=initial)
-        built = ModelSetup(
-            model,
-            units,
-            mesh,
-            family,
-            PipelineRuntime(units, mesh, family.output, single=True),
-            [],
-            (),
-            names,
-        )
+        runtime = PipelineRuntime(units, mesh, family.output, single=True)
+        built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
         built = _staged(model, family, mesh, sample, names, initial)
     if isinstance(built.units, ReplicatedParameters):
