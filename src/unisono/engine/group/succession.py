@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from unisono.engine.bootstrap.forming import OpenConnections
+from unisono.engine.group.departure import Departure
 from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.shrink import agree, departures, form
 from unisono.engine.store import PrefixStore
@@ -73,5 +76,12 @@ def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
     later = shrunk(group, (), deadline)
     own = group.previous_ranks
     ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
-    later._former = Former((*group.left, *later.left), ranks)
+    left = (_as_numbered_before(each, own, group.generation - 1) for each in later.left)
+    later._former = Former((*group.left, *left), ranks)
     return later
+
+
+def _as_numbered_before(one: Departure, former: tuple[int | None, ...], generation: int) -> Departure:
+    """A rank that left a group which no program has seen, by its number in the group before that."""
+    rank = former[one.rank]
+    return one if rank is None else msgspec.structs.replace(one, rank=rank, generation=generation)
