@@ -55,20 +55,29 @@ def work(group: un.Group) -> None:
         check(group, step)
 
 
-def follow(group: un.Group) -> un.Group:
+def follow(group: un.Group) -> tuple[un.Group, dict[int, str], list[int]]:
+    """The group of all that stay; who has left and why, and its ranks, by the numbers of the first group.
+
+    Ranks that are killed die at moments of their own: a group may be made that still has one of them.
+    """
     began = time.monotonic()
     if WHAT == "during" and group.rank in WHOM:
         strike(signal.SIGKILL, random.Random(SEED + group.rank).random() * 0.02)
         time.sleep(0.002)
+    left: dict[int, str] = {}
+    ranks = list(range(group.size))
     following = group.shrink(exclude=WHOM if WHAT == "exclude" else ())
-    while WHAT == "during" and following.size > group.size - len(WHOM):
+    while True:
+        left.update({ranks[one.rank]: one.why for one in following.left})
+        ranks = [ranks[former] for former in following.previous_ranks if former is not None]
+        if WHAT not in ("during", "kill") or following.size <= group.size - len(WHOM):
+            report(shrink_ms=1000 * (time.monotonic() - began))
+            return following, left, ranks
         try:
             while True:
                 check(following, 1)
         except (un.PeerLost, un.Timeout):
             following = following.shrink()
-    report(shrink_ms=1000 * (time.monotonic() - began))
-    return following
 
 
 def main() -> None:
@@ -85,19 +94,18 @@ def main() -> None:
     except (un.PeerLost, un.Timeout) as error:
         report(fault=type(error).__name__)
     try:
-        following = follow(group)
+        following, left, ranks = follow(group)
     except un.Evicted as error:
         report(evicted=error.why, text=str(error))
         return
     for step in range(8):
         check(following, step)
-    left = {one.rank: one.why for one in following.left}
     report(
         size=following.size,
         new_rank=following.rank,
         generation=following.generation,
         left=left,
-        previous=following.previous_ranks,
+        previous=ranks,
     )
     following.close()
 
