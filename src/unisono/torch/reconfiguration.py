@@ -96,7 +96,7 @@ class Unconnected:
     def _error(self) -> RuntimeError:
         return RuntimeError(
             message(
-                "this process group has no ranks yet: it was made with enable_reconfigure=True",
+                "this process group has no ranks: reconfigure has not been called, or has failed",
                 remedy="Exchange the handles of get_reconfigure_handle(), then call reconfigure.",
             )
         )
