@@ -209,8 +209,10 @@ def test_pace_is_a_median_and_a_range():
     pace = noise.CoreSpeed()
     pace.beat()
     assert pace.to_json()["median_us"] > 0
-    pace.times_us = [100.0] * 9 + [300.0] * 2
+    pace.times_us, pace.line_ns = [100.0] * 9 + [300.0] * 2, []
     assert str(pace) == "a fixed piece of work took 100 us on a core, mostly 100 to 300"
+    pace.line_ns = [40.0] * 6 + [240.0] * 5
+    assert str(pace).endswith("; a store reached another core in 40 ns, mostly 40 to 240")
 
 
 def test_report_says_whether_the_machine_was_quiet():

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from unisono import _native
+
 QUIET_SHARE = 0.05
 """The share of a quiet machine that other processes and the host may use together."""
 
@@ -48,35 +50,48 @@ def others_share(before: CpuTicks, after: CpuTicks) -> float:
 
 
 class CoreSpeed:
-    """How fast a core is at the moment: times of one fixed piece of work, taken between blocks of a run.
+    """How fast the cores are at the moment, read between the blocks of a run: what /proc/stat does not tell.
 
-    They move where the clock does, or a neighbour of the same physical core comes and goes; /proc/stat does
-    not tell of either.
+    Two readings: the time of one fixed piece of work, which moves where the clock does, or where a neighbour
+    of the same physical core comes and goes; and the time in which a store of one core reaches another. A host
+    that moves the processors of a virtual machine between caches changes the second by a factor of five.
     """
+
+    ROUND_TRIPS = 500
 
     def __init__(self) -> None:
         self.times_us: list[float] = []
+        self.line_ns: list[float] = []
+        cores = sorted(os.sched_getaffinity(0))
+        self._cores = (cores[0], cores[1]) if len(cores) > 1 else None
 
     def beat(self) -> None:
-        """Do the work once; about half a millisecond."""
+        """Take both readings once; about half a millisecond."""
         start = time.perf_counter_ns()
         sum(range(20_000))
         self.times_us.append((time.perf_counter_ns() - start) / 1e3)
+        if self._cores:
+            self.line_ns.append(_native.probe_flag(*self._cores, self.ROUND_TRIPS) * 1e9)
 
     def to_json(self) -> dict[str, float]:
-        """The median and the range in which four out of five lie; empty when nothing was timed."""
-        if not self.times_us:
-            return {}
-        times = sorted(self.times_us)
-        low, middle, high = (times[int(share * (len(times) - 1))] for share in (0.1, 0.5, 0.9))
-        return {"low_us": low, "median_us": middle, "high_us": high}
+        """The median of each reading, and the range in which four out of five lie; without readings empty."""
+        found = {}
+        for unit, readings in (("us", self.times_us), ("line_ns", self.line_ns)):
+            times = sorted(readings)
+            for name, share in (("low", 0.1), ("median", 0.5), ("high", 0.9)) if times else ():
+                found[f"{name}_{unit}"] = times[int(share * (len(times) - 1))]
+        return found
 
     def __str__(self) -> str:
         found = self.to_json()
         if not found:
             return "no pace was taken"
         low, middle, high = (found[name] for name in ("low_us", "median_us", "high_us"))
-        return f"a fixed piece of work took {middle:.0f} us on a core, mostly {low:.0f} to {high:.0f}"
+        text = f"a fixed piece of work took {middle:.0f} us on a core, mostly {low:.0f} to {high:.0f}"
+        if not self.line_ns:
+            return text
+        low, middle, high = (found[name] for name in ("low_line_ns", "median_line_ns", "high_line_ns"))
+        return f"{text}; a store reached another core in {middle:.0f} ns, mostly {low:.0f} to {high:.0f}"
 
 
 class CpuMeter:
