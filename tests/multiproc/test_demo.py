@@ -18,3 +18,11 @@ def test_ranks_train_and_name_the_one_that_is_killed():
     assert float(last) < float(first) - 0.3
     pid = re.search(r"\[rank 2\] kill -9 (\d+)\n", done.stdout)[1]
     assert f"PeerLost: barrier failed: rank 2 (pid {pid}) was ended by SIGKILL" in done.stderr
+
+
+def test_old_command_starts_the_example_of_the_package():
+    command = [sys.executable, "-m", "unisono", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 137, done.stdout + done.stderr
+    assert "is now `unisono run -n 4 -m unisono.examples.language_model --lose-a-rank`" in done.stderr
+    assert "the same bits on 4 ranks" in done.stdout

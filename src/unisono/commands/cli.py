@@ -26,6 +26,9 @@ COMMANDS = {
     "doctor": ("unisono.commands.doctor", "show settings, backends and what this machine can do"),
 }
 
+OLD_COMMANDS = {"demo": ("run", "-n", "4", "-m", "unisono.examples.language_model", "--lose-a-rank")}
+"""Commands of before, each with what does the same now."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return the exit code."""
@@ -36,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] in ("-V", "--version", "version"):
         print(f"unisono {_version()}")
         return 0
+    if argv[0] in OLD_COMMANDS:
+        old, argv = argv[0], [*OLD_COMMANDS[argv[0]]]
+        print(f"unisono: `unisono {old}` is now `unisono {' '.join(argv)}`", file=sys.stderr)
     command = argv[0]
     if command not in COMMANDS:
         return _refuse(f"unknown command {command!r}.{_guess(command)} Commands: {', '.join(COMMANDS)}.")
