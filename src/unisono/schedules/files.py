@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unisono.errors import PlanError
 from unisono.plans.plan import Plan, Step
-from unisono.schedules.actions import TraceAction, plan_of_actions
+
+if TYPE_CHECKING:
+    from unisono.schedules.actions import TraceAction
 
 __all__ = ["is_file", "load", "read_actions", "save", "steps_in"]
 
@@ -39,6 +42,8 @@ def load(
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file}: expected a name that ends in {' or '.join(SUFFIXES)}")
     if file.suffix in (".goal", ".et"):
+        from unisono.schedules.actions import plan_of_actions
+
         plan = plan_of_actions(str(file), read_actions(file))
         _check(file, (plan.collective, plan.size, plan.root), (collective, size, root))
         return plan._replace(algorithm=file.name, hosts=hosts)

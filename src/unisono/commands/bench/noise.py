@@ -53,8 +53,8 @@ class CoreSpeed:
     """How fast the cores are at the moment, read between the blocks of a run: what /proc/stat does not tell.
 
     Two readings: the time of one fixed piece of work, which moves where the clock does, or where a neighbour
-    of the same physical core comes and goes; and the time in which a store of one core reaches another. A host
-    that moves the processors of a virtual machine between caches changes the second by a factor of five.
+    of the same physical core comes and goes; and the time in which a store of one core reaches another. Where
+    the host moves a virtual machine's processors between caches, the second changes by a factor of five.
     """
 
     ROUND_TRIPS = 500
