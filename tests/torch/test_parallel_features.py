@@ -11,19 +11,33 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "frozen", "kept_buffers", "masks", "weights")
-CHECKS = [
-    (module, node.name)
-    for module in MODULES
-    for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
-    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-]
+
+
+def checks_of(*modules: str) -> list[tuple[str, str]]:
+    """(module, name) of every check in modules of parallel/."""
+    return [
+        (module, node.name)
+        for module in modules
+        for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+    ]
 
 
 @pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
-@each(("module", "check"), CHECKS)
+@each(("module", "check"), checks_of(*MODULES))
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    size = 4 if module == "errors" else 2
-    printed = forks.run(tmp_path, {check: (f"parallel.{module}", size, [check])}, limit_s=200)[check]
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "errors" else 2)
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), checks_of("meetings"))
+def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:
+    """Run one check; fail if a rank does."""
+    printed = forks.run(tmp_path, {check: (f"parallel.{module}", ranks, [check])}, limit_s=200)[check]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 
@@ -58,6 +72,16 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"zero": True}, "zero is True, expected int"),
         ({"micro_batches": float("nan")}, "micro_batches is nan, expected int"),
         ({"data": 4, "zero": 1, "shard": 2.0}, "shard is 2.0, expected int or None"),
+        ({"local_steps": 2}, "needs two replicas at least: data=1"),
+        ({"data": 2, "local_steps": 0}, "local_steps is 0; it must be at least 1"),
+        ({"data": 2, "local_steps": True}, "local_steps is True, expected int or None"),
+        ({"data": 2, "local_steps": 2, "zero": 1}, "zero=1 without shard= makes one of all data ranks"),
+        ({"data": 2, "local_steps": 2, "swap": "disk"}, "local_steps and swap='disk' are not combined"),
+        (
+            {"data": 2, "local_steps": 2, "outer": "adam"},
+            "outer is 'adam'; it must be one of 'average', 'nest",
+        ),
+        ({"data": 2, "local_steps": 2, "outer": ["average"]}, r"outer is \['average'\]; it must be one of"),
         ({"recompute": "no"}, "recompute is 'no', expected bool"),
         ({"clip": "1"}, "clip is '1', expected float or None"),
         ({"clip": float("nan")}, "clip is nan"),

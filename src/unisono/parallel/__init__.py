@@ -21,7 +21,7 @@ from .layouts.transform_log import Record, record
 from .materialize import materialize
 from .metrics import Average, Progress
 from .model_setup import Parameters
-from .plan import Plan
+from .plan import OuterSGD, Plan
 from .run import Run, parallelize
 from .spill import Disk, Host
 from .swapped_model import Swapped
@@ -37,6 +37,7 @@ __all__ = [
     "Graph",
     "Host",
     "Link",
+    "OuterSGD",
     "Parameters",
     "Plan",
     "PowerSGD",

@@ -3,7 +3,9 @@ previous one whole.
 
 A folder holds `step-00000020`, `step-00000040`, ... What is being written is called `.partial` until all
 ranks are done.
-Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint.
+Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint. Under
+Plan(local_steps=...) replicas have optimizer states of their own: that of the first one has the usual names,
+those of the others begin with `replica.N`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
     from .compression.checkpoint import CompressionCheckpoint
+    from .outer_optimizer import OuterOptimizer
 
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
@@ -40,6 +43,8 @@ class RunState:
         about: the run's own numbers, equal on all ranks; becomes JSON.
         elsewhere: values of parameters that are not where the parameter is.
         kept: the buffers of compressed gradients; None: there are none.
+        replica: this rank's, among those whose optimizers differ.
+        outer: of replicas that train on their own.
     """
 
     def __init__(
@@ -51,10 +56,14 @@ class RunState:
         about: dict[str, Any],
         elsewhere: dict[nn.Parameter, Tensor] | None = None,
         kept: CompressionCheckpoint | None = None,
+        *,
+        replica: int = 0,
+        outer: OuterOptimizer | None = None,
     ) -> None:
         self._root, self._named, self._buffers = root, named, buffers
         self._optimizer, self.about = optimizer, about
         self._elsewhere, self._kept = elsewhere or {}, kept
+        self._outer, self._moments_at = outer, f"replica.{replica}.optimizer" if replica else "optimizer"
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
@@ -64,7 +73,10 @@ class RunState:
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
             for key, value in state.items():
-                found[f"optimizer.{name}.{key}"] = value if isinstance(value, Tensor) else _bytes(value)
+                found[f"{self._moments_at}.{name}.{key}"] = (
+                    value if isinstance(value, Tensor) else _bytes(value)
+                )
+        found |= {} if self._outer is None else self._outer.tensors()
         return found | {"run": _bytes(self.about)} | ({} if self._kept is None else self._kept.tensors())
 
     def load(self, folder: Path) -> None:
@@ -77,11 +89,16 @@ class RunState:
         wanted: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
+        moments_at = self._moments_at
+        if not any(key.startswith(f"{moments_at}.") for key in described.state_dict_metadata):
+            moments_at = "optimizer"  # saved by fewer replicas, or none that trained on its own
+        outer = {} if self._outer is None else self._outer.tensors()
+        wanted |= {key: value for key, value in outer.items() if key in described.state_dict_metadata}
         for name, _, _ in self._trained():
             if _was_frozen(described, name):
                 continue
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
-            wanted |= _moments(described, name, self._value(self._named[name]))
+            wanted |= _moments(described, f"{moments_at}.{name}", self._value(self._named[name]))
         kept = [] if self._kept is None else self._kept.wanted(described.state_dict_metadata)
         wanted |= {key: _room(described, key) for key in kept}
         missing = [key for key in wanted if key not in described.state_dict_metadata]
@@ -93,11 +110,11 @@ class RunState:
             dcp.load(wanted, checkpoint_id=folder)
         except CheckpointException as error:  # no Exception: it would pass by callers
             raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
-        self._take(wanted)
+        self._take(wanted, moments_at)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
 
-    def _take(self, loaded: dict[str, Tensor]) -> None:
+    def _take(self, loaded: dict[str, Tensor], moments_at: str) -> None:
         self.about = _value(loaded["run"])
         for name, group, state in self._trained():
             if f"options.{name}" not in loaded:
@@ -105,8 +122,10 @@ class RunState:
                 continue
             for key, value in _value(loaded[f"options.{name}"]).items():
                 group[key] = tuple(value) if isinstance(value, list) else value
-            start = f"optimizer.{name}."
+            start = f"{moments_at}.{name}."
             state.update({key.removeprefix(start): v for key, v in loaded.items() if key.startswith(start)})
+        if self._outer is not None:
+            self._outer.load(loaded)
 
     def _trained(self) -> list[tuple[str, dict[str, Any], Any]]:
         """(name, its group of the optimizer, its optimizer state) of each parameter the optimizer has."""
@@ -153,11 +172,11 @@ def _was_frozen(described: Metadata, name: str) -> bool:
     return f"model.{name}" in saved and f"options.{name}" not in saved
 
 
-def _moments(described: Metadata, name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """Room for the optimizer state of one parameter, cut as the parameter is."""
+def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Tensor]:
+    """Room for the optimizer state of one parameter, whose names begin so; cut as the parameter is."""
     found = {}
     for key, item in described.state_dict_metadata.items():
-        if key.rpartition(".")[0] == f"optimizer.{name}" and isinstance(item, TensorStorageMetadata):
+        if key.rpartition(".")[0] == start and isinstance(item, TensorStorageMetadata):
             like = item.size == parameter.shape and parameter.dim() > 0
             found[key] = (
                 torch.zeros_like(parameter, dtype=item.properties.dtype) if like else _room(described, key)

@@ -1,6 +1,9 @@
 """The device mesh of a plan, and a rank's position in it.
 
 Example: Plan(data=2, tensor=2, pipeline=2) on 8 ranks; rank 5 has pipeline 1, data 0, tensor 1.
+
+Under Plan(local_steps=...) each replica of the model has a mesh of its own, over which a step communicates.
+What the replicas exchange goes over the mesh of all ranks, its attribute `outer`.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ class PlanMesh:
     """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor.
 
     Attributes:
-        world: a group of all ranks.
+        world: a group of all ranks of the plan.
+        outer: this is the mesh of one replica that trains on its own; `outer` has all of them.
     """
 
     axes: DeviceMesh
     plan: Plan
     world: dist.ProcessGroup
+    outer: PlanMesh | None = None
 
     @classmethod
     def of(cls, plan: Plan, device_type: str) -> PlanMesh:
@@ -54,9 +59,16 @@ class PlanMesh:
         groups = [_group(ranks, axis) for axis in range(len(AXES))]
         whole = [group for group, size in zip(groups, shape, strict=True) if size == plan.ranks]
         world: Any = whole[0] if whole else dist.new_group()
-        # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
-        names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
-        return cls(DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names), plan, world)
+        mesh = cls(_axes(groups, ranks, world, device_type), plan, world)
+        return mesh if plan.local_steps is None else mesh._of_replica(ranks)
+
+    def _of_replica(self, ranks: torch.Tensor) -> PlanMesh:
+        """Make the mesh of this rank's replica. All ranks of all replicas call this."""
+        alone, world = _group(ranks.unsqueeze(-1), -1), _group(ranks.movedim(1, 0).flatten(1), -1)
+        here = self.place("replica")
+        groups = [alone if axis == "replica" else self.group(axis) for axis in AXES]
+        axes = _axes(groups, ranks[:, here : here + 1], world, self.axes.device_type)
+        return PlanMesh(axes, self.plan.of_replica(), world, self)
 
     def part(self, *axes: str) -> DeviceMesh:
         """Return the mesh of these axes."""
@@ -86,11 +98,22 @@ class PlanMesh:
         """What `fully_shard` gets: one axis, or (replica, shard) for hybrid sharding."""
         return self.part("replica", "shard") if self.axes.size(1) > 1 else self.part("shard")
 
+    @property
+    def everyone(self) -> PlanMesh:
+        """The mesh of all ranks of the run: with the rows of a batch, and the replicas."""
+        return self.outer or self
+
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""
         here = list(self.axes.get_coordinate() or ())
         place: Any = (stage, *here[1:])
         return int(self.axes.mesh[place].item())
+
+
+def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str) -> DeviceMesh:
+    # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
+    names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
 
 
 def _group(ranks: torch.Tensor, axis: int) -> Any:

@@ -72,11 +72,11 @@ class ModelSetup:
         """Every parameter of this rank by its name in the user's model."""
         return {self.names[path]: value for path, value in self.model.named_parameters() if not value.is_meta}
 
-    def statistics(self) -> ModelBuffers:
-        """Every buffer of this rank's stages, to be kept equal."""
+    def statistics(self, mesh: PlanMesh) -> ModelBuffers:
+        """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""
         here = set(self.units.root.modules())
         inside = [(path, module) for path, module in self.model.named_modules() if module in here]
-        return ModelBuffers(inside, self.family.units if self.mesh.plan.recompute else (), self.mesh)
+        return ModelBuffers(inside, self.family.units if self.mesh.plan.recompute else (), mesh)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -310,7 +310,7 @@ def _ties(
 
 def _group(mesh: PlanMesh, ranks: list[int]) -> Any:
     """Make one group of these pipeline ranks for each place on the other axes; return this rank's."""
-    columns = mesh.axes.mesh[ranks].flatten(1).t()
+    columns = mesh.everyone.axes.mesh[ranks].flatten(1).t()
     mine = None
     for column in columns.tolist():
         group = dist.new_group(column)

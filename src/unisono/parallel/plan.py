@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from .compression.settings import CompressionSettings
@@ -10,6 +11,44 @@ from .compression.settings import CompressionSettings
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 SPLIT_BACKWARD = ("zb-h1", "zbv")
 PRECISIONS = ("f32", "bf16", "fp16")
+_OPTIONAL = ("shard", "stages_per_rank", "local_steps")
+
+
+@dataclass(frozen=True)
+class OuterSGD:
+    """How replicas that train on their own meet: SGD whose gradient is the mean of what each has moved by.
+
+    With rate 1 and no momentum the weights become the mean of the replicas' (local SGD). The defaults are
+    DiLoCo's. Sources: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019 (arXiv:1805.09767);
+    Douillard et al., DiLoCo, 2023 (arXiv:2311.08105).
+
+    Args:
+        rate: the learning rate.
+        momentum: 0 to 1, without 1.
+        nesterov: Nesterov's momentum.
+    Raises:
+        TypeError, ValueError: wrong arguments.
+    """
+
+    rate: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "momentum"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"OuterSGD: {name} is {value!r}, expected float")
+        if not isinstance(self.nesterov, bool):
+            raise TypeError(f"OuterSGD: nesterov is {self.nesterov!r}, expected bool")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"OuterSGD: rate is {self.rate}; it must be positive")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"OuterSGD: momentum is {self.momentum}; it must be at least 0 and below 1")
+
+
+OUTER = {"average": OuterSGD(1.0, 0.0, False), "nesterov": OuterSGD()}
+"""The outer optimizers that have a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +79,11 @@ class Plan:
             models on a GPU). None: where the model is.
         compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
             and precision="f32", in CPU memory.
+        local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
+            difference of their weights. Between meetings they exchange nothing. None: gradients are averaged
+            in every step.
+        outer: what happens at a meeting: "average" (local SGD), "nesterov" (DiLoCo), or OuterSGD(rate=0.7,
+            momentum=0.9). `compression` is then that of the differences.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -64,6 +108,8 @@ class Plan:
     tf32: bool = False
     swap: str | None = None
     compression: CompressionSettings | None = None
+    local_steps: int | None = None
+    outer: OuterSGD | str = "nesterov"
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -80,11 +126,12 @@ class Plan:
         self._check_schedule()
         self._check_swap()
         self._check_compression()
+        self._check_local_steps()
 
     def _check_types(self) -> None:
-        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", "shard", "stages_per_rank"):
+        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", *_OPTIONAL):
             value = getattr(self, name)
-            optional = name in ("shard", "stages_per_rank")
+            optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
         for name in ("recompute", "uneven_use", "tf32"):
@@ -168,6 +215,32 @@ class Plan:
                 f"Plan: compression takes f32 gradients, and precision={self.precision!r} reduces its own; "
                 "use precision='f32'"
             )
+
+    def _check_local_steps(self) -> None:
+        outer: object = self.outer
+        if not isinstance(outer, OuterSGD) and not (isinstance(outer, str) and outer in OUTER):
+            allowed = ", ".join(map(repr, OUTER))
+            raise ValueError(f"Plan: outer is {outer!r}; it must be one of {allowed}, or an OuterSGD")
+        if self.local_steps is None:
+            return
+        if self.local_steps < 1:
+            raise ValueError(f"Plan: local_steps is {self.local_steps}; it must be at least 1")
+        if self.data // self.shards < 2:
+            why = (
+                f"zero={self.zero} without shard= makes one of all data ranks" if self.data > 1 else "data=1"
+            )
+            raise ValueError(f"Plan: local_steps={self.local_steps} needs two replicas at least: {why}")
+        if self.swap is not None:
+            raise ValueError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
+
+    def of_replica(self) -> Plan:
+        """The plan of one replica, under `local_steps`: as if there were no other."""
+        return replace(self, data=self.shards, shard=None, local_steps=None, compression=None)
+
+    @property
+    def outer_sgd(self) -> OuterSGD:
+        """`outer`, in numbers."""
+        return OUTER[self.outer] if isinstance(self.outer, str) else self.outer
 
     @property
     def ranks(self) -> int:

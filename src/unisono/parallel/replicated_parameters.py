@@ -113,7 +113,7 @@ class GradientBucket:
                     "different parameters unused, write Plan(uneven_use=True)"
                 )
             wanted = used or (uneven_use and parameter.requires_grad)
-            parameter.grad = _like(part, parameter) if wanted else None
+            parameter.grad = like(part, parameter) if wanted else None
 
 
 class ReplicatedParameters:
@@ -212,7 +212,8 @@ def _buckets(root: nn.Module) -> Iterator[GradientBucket]:
             number += 1
 
 
-def _like(part: Tensor, parameter: nn.Parameter) -> Tensor:
+def like(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return `part`, this rank's part of something, as a tensor that is cut as the parameter is."""
     if not isinstance(parameter, DTensor):
         return part
     return DTensor.from_local(

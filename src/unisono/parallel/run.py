@@ -26,6 +26,7 @@ from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by
 from .materialize import Init
 from .model_setup import ModelSetup, Optimizer, Parameters, set_up
 from .optimizer_step import has_mixed_parameters, step
+from .outer_optimizer import OuterOptimizer
 from .pipeline.proof import prove
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule, schedule
@@ -125,15 +126,21 @@ class Run:
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
-        self._statistics = built.statistics()
-        ties = [tie.group for tie in built.ties]
-        self._failures = RunFailures(
-            self.mesh.world, [self.mesh.world, *self.mesh.axes.get_all_groups(), *ties]
-        )
+        self._statistics = built.statistics(self.mesh)
+        self._outer: OuterOptimizer | None = None
+        if self.mesh.outer is not None:
+            self._outer = OuterOptimizer(self._trained, built.statistics(self.mesh.outer), self.mesh)
+            self.compression = self._outer.compression
+        self._failures = RunFailures(self.mesh.everyone.world, self._groups())
 
     def shard(self, loader: Iterable[Any]) -> RankBatches:
         """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
-        return RankBatches(loader, self.mesh.row, self.plan.data)
+        return RankBatches(loader, self.mesh.everyone.row, self.plan.data)
+
+    def _groups(self) -> list[Any]:
+        meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
+        groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
+        return groups + [tie.group for tie in self._built.ties]
 
     def step(self, batch: tuple[Any, Any], *, watch: bool = False) -> float:
         """Train on this rank's part of a batch: forward, backward, communication, optimizer.
@@ -142,7 +149,8 @@ class Run:
             batch: (inputs, targets). Ranks of one pipeline and of one tensor group give the same rows.
             watch: run under PyTorch's profiler, for `explain` and `trace`. Such a step is slower.
         Returns:
-            The mean loss over the rows of all ranks, the same on every rank.
+            The mean loss over the rows of all ranks, the same on every rank. Under Plan(local_steps=...) over
+            the rows of this replica only.
         Raises:
             ValueError: ranks that should have the same rows have different numbers of them.
             RuntimeError: the run cannot be used any more; the text names the rank and its error.
@@ -165,6 +173,8 @@ class Run:
                 self._update(norm)
                 if moved[0]:
                     self._statistics.synchronize(changed)
+                if self._outer is not None and self._outer.due(self.steps + 1):
+                    self._outer.meet()
             finally:
                 self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
@@ -231,7 +241,13 @@ class Run:
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
         Raises:
             RuntimeError: a rank could not write; it says which, and why.
+            ValueError: replicas that train on their own have not just met.
         """
+        if self._outer is not None and not self._outer.due(self.steps):
+            raise ValueError(
+                f"save: after {self.steps} steps each replica has weights of its own. Save after a meeting: "
+                f"the next one ends step {self._outer.next_meeting(self.steps)}"
+            )
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
         self._statistics.synchronize(self._statistics.changed())
@@ -256,8 +272,8 @@ class Run:
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
             self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
-        if self.compression is not None:
-            self.compression.steps = self.steps
+        if self.compression is not None:  # it counts what it has sent
+            self.compression.steps = self.steps if self._outer is None else self._outer.meetings(self.steps)
 
     def close(self) -> None:
         """End swapping: the parameters come back into memory. Without Plan(swap=...) nothing happens."""
@@ -268,13 +284,17 @@ class Run:
     def _state(self) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        kept = None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh)
+        kept = (
+            None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh.everyone)
+        )
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
             seen = self.swap.mapped(self.optimizer)
         with seen as elsewhere:
             root, buffers = self._built.units.root, self._built.buffers
-            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept)
+            replica = 0 if self._outer is None else self.mesh.everyone.place("replica")
+            options: dict[str, Any] = {"replica": replica, "outer": self._outer}
+            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept, **options)
 
     # ---- one step ----
 
@@ -302,7 +322,7 @@ class Run:
             return contextlib.nullcontext()
         if self._built.region is not None:
             self._built.region.forget()
-        seed = seed_of(self._built.seed, what, self.steps, self.mesh.row, self.mesh.stage)
+        seed = seed_of(self._built.seed, what, self.steps, self.mesh.everyone.row, self.mesh.stage)
         return drawing(seed, self.mesh.axes.device_type)
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
@@ -314,7 +334,7 @@ class Run:
             self._built.trial.run((inputs, targets), self._loss, self.mesh)
             self._built.trial = None
         # fully_shard averages over the data ranks; weights are shares of the sum
-        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
+        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.mesh.plan.data, train)
         return _proved_schedule(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
 
     def _agree(

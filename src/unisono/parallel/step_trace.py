@@ -37,6 +37,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("FSDP::post_backward_reduce", "data", "gradients are reduced to their owners"),
     ("up::gradients", "replica", "gradients are averaged over replicas"),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
+    ("up::meeting", "replica", "replicas meet with the difference of their weights"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),
@@ -144,7 +145,9 @@ def _place(name: str) -> str:
 def _ranks(axis: str, operation: str, mesh: PlanMesh) -> int:
     if axis == "world":
         return mesh.plan.ranks
-    return 2 if operation in ("send", "recv") else int(mesh.part(axis).size())
+    if operation in ("send", "recv"):
+        return 2
+    return int((mesh.everyone if axis == "replica" else mesh).part(axis).size())
 
 
 def _nbytes(event: dict[str, Any]) -> int:
