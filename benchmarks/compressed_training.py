@@ -3,13 +3,15 @@
     python benchmarks/compressed_training.py --hosts 2 --steps 200 --json FILE
     python benchmarks/compressed_training.py --hosts 4 --ways none,low-rank,gloo-none
     python benchmarks/compressed_training.py --hosts 2 --matrix 4096        an all-reduce of one matrix
+    python benchmarks/compressed_training.py --ways none,average-10,nesterov-10-int8 --shape 100mbit
 
 Hosts are network namespaces of this machine, one rank on each, with links of --shape. Needs root. The model
 is a byte-level GPT under DistributedDataParallel, on its text. Every way trains the same steps on the same
 bytes from the same parameters. `loss` is the mean over text that no rank trains on, after the last step. A
 step's time is the median over the steps after the start of compression, of the slowest rank; so is `CPU`, the
 time of the rank's process on processors, which others on the machine change less; `sent` are the
-bytes of such a step on the busiest host's link, headers included.
+bytes of such a step on the busiest host's link, headers included. Of ways that train on their own for 10
+steps and then meet (nesterov-10: DiLoCo), the figures are means over all steps.
 
 Uncompressed, a step sends 2(p-1)/p times the gradients through each link, each way.
 """
@@ -23,12 +25,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from turns import HostWorkerGroup, TurnWorker, WorkerGroup, arguments, hosts, network, ranks_run, start, write
 
 WAYS = ("none", "bf16", "int8", "low-rank", "gloo-none", "gloo-fp16", "gloo-low-rank")
+MEETING = ("average", "nesterov")
+ADAM: Any = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 LIMIT_S = 1500.0
 EVALUATED, EVALUATED_ROWS = 8, 32
 PEAK_RATE, WARMUP = 2e-3, 30
@@ -84,6 +88,19 @@ def compress(ddp: Any, way: str, rank: int, start: int, factors: str) -> Any:
     return None
 
 
+def trainer(model: Any, way: str, size: int) -> tuple[Callable[[Any], object], Any]:
+    """A run whose replicas meet, for a way such as "nesterov-10-int8": its step, and its optimizer."""
+    import torch
+
+    import unisono.parallel as up
+
+    outer, every, *codec = way.split("-")
+    compression = up.Compressed(codec[0]) if codec else None
+    plan = up.Plan(data=size, local_steps=int(every), outer=outer, compression=compression)
+    run = up.parallelize(model, plan, optimizer=partial(torch.optim.AdamW, **ADAM), loss=lambda loss, _: loss)
+    return lambda tokens: run.step((tokens, tokens)), run.optimizer
+
+
 class CompressingRank(TurnWorker):
     """A rank that trains, or averages one matrix."""
 
@@ -108,17 +125,21 @@ class CompressingRank(TurnWorker):
             starts = torch.randint(len(source) - length, (rows,), generator=generator)
             return torch.stack([source[first : first + length] for first in starts.tolist()])
 
-        # powerSGD_hook starts messages in callbacks: with several buckets ranks differ in their order, and
-        # Gloo ends with "collective mismatch"
-        cap = 1000 if way == "gloo-low-rank" else bucket_mb
-        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=cap)
-        compression = compress(ddp, way, **how)
-        optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+        if way.startswith(MEETING):
+            compression = None
+            step, optimizer = trainer(model, way, self.size)
+        else:
+            # powerSGD_hook starts messages in callbacks: with several buckets ranks differ in their order,
+            # and Gloo ends with "collective mismatch"
+            cap = 1000 if way == "gloo-low-rank" else bucket_mb
+            ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=cap)
+            compression = compress(ddp, way, **how)
+            optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
 
-        def step(tokens: torch.Tensor) -> None:
-            ddp(tokens).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            def step(tokens: torch.Tensor) -> None:
+                ddp(tokens).backward()
+                optimizer.step()
+                optimizer.zero_grad()
 
         figures = []
         for number in range(steps):
@@ -186,14 +207,15 @@ def show_training(args: Any, sides: dict[str, WorkerGroup]) -> dict[str, Any]:
         side = sides["gloo" if way.startswith("gloo") else "unisono-torch"]
         command = {"do": "train", "way": way, **{key: getattr(args, key) for key in keys}}
         answers = side.ask(command, timeout_s=LIMIT_S)
-        seconds, cpu, sent = (median(worst(answers, figure, args.start + 2)) for figure in FIGURES)
+        middle = fmean if way.startswith(MEETING) else median
+        seconds, cpu, sent = (middle(worst(answers, figure, args.start + 2)) for figure in FIGURES)
         losses = [one["loss"] for one in answers]
         found[way] = one = {"step_ms": 1e3 * seconds, "cpu_ms": 1e3 * cpu, "sent": sent}
         one |= {"loss": sum(losses) / len(losses), "same": len(set(losses)) == 1}
         one |= {name: answers[0][name] for name in ("parameters", "buffers")}
         first = next(iter(found.values()))
         print(
-            f"{way:14} {one['step_ms']:8.1f} ms a step   {one['step_ms'] / first['step_ms']:5.2f}   "
+            f"{way:16} {one['step_ms']:8.1f} ms a step   {one['step_ms'] / first['step_ms']:5.2f}   "
             f"CPU {one['cpu_ms']:6.1f} ms   "
             f"{sent / 1e3:9.1f} kB sent   {sent / first['sent']:6.3f}   "
             f"loss {one['loss']:.4f}   {one['loss'] / first['loss'] - 1:+.2%}   "
