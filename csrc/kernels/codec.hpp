@@ -9,14 +9,14 @@ namespace unisono {
 
 // X(enumerator, name, bits of one code, whether blocks of codes share a scale). Python reads it through
 // `_native.codecs()`.
-#define UNISONO_CODECS(X) \
+#define UNISONO_CODECS(X)        \
   X(kBF16, "bf16", 16, false)    \
   X(kFP16, "fp16", 16, false)    \
   X(kE4M3, "fp8_e4m3", 8, false) \
   X(kE5M2, "fp8_e5m2", 8, false) \
   X(kF169, "1-6-9", 16, false)   \
   X(kU0610, "0-6-10", 16, false) \
-  X(kInt8, "int8", 8, true)     \
+  X(kInt8, "int8", 8, true)      \
   X(kInt4, "int4", 4, true)
 
 enum class CodecFormat : uint8_t {
