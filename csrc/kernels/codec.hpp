@@ -3,32 +3,43 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace unisono {
 
-// X(enumerator, name, bits of one code). Python reads it through `_native.codecs()`.
-#define UNISONO_CODECS(X) \
-  X(kBF16, "bf16", 16)    \
-  X(kFP16, "fp16", 16)    \
-  X(kE4M3, "fp8_e4m3", 8) \
-  X(kE5M2, "fp8_e5m2", 8) \
-  X(kF169, "1-6-9", 16)   \
-  X(kU0610, "0-6-10", 16) \
-  X(kInt8, "int8", 8)     \
-  X(kInt4, "int4", 4)
+// X(enumerator, name, bits of one code, whether blocks of codes share a scale). Python reads it through
+// `_native.codecs()`.
+#define UNISONO_CODECS(X)        \
+  X(kBF16, "bf16", 16, false)    \
+  X(kFP16, "fp16", 16, false)    \
+  X(kE4M3, "fp8_e4m3", 8, false) \
+  X(kE5M2, "fp8_e5m2", 8, false) \
+  X(kF169, "1-6-9", 16, false)   \
+  X(kU0610, "0-6-10", 16, false) \
+  X(kInt8, "int8", 8, true)      \
+  X(kInt4, "int4", 4, true)
 
 enum class CodecFormat : uint8_t {
-#define X(enumerator, name, bits) enumerator,
+#define X(enumerator, name, bits, blocks) enumerator,
   UNISONO_CODECS(X)
 #undef X
 };
-constexpr size_t kCodecCount = static_cast<size_t>(CodecFormat::kInt4) + 1;
 
 constexpr size_t kCodeBits[] = {
-#define X(enumerator, name, bits) bits,
+#define X(enumerator, name, bits, blocks) bits,
     UNISONO_CODECS(X)
 #undef X
 };
+constexpr size_t kCodecCount = std::size(kCodeBits);
+
+constexpr bool has_blocks(CodecFormat codec) {
+  constexpr bool kBlocks[] = {
+#define X(enumerator, name, bits, blocks) blocks,
+      UNISONO_CODECS(X)
+#undef X
+  };
+  return kBlocks[static_cast<size_t>(codec)];
+}
 
 // Bytes of the codes of n values. Blocks begin at multiples of `block` (0: no blocks). For n at such a
 // multiple this is also the offset of the code of value n.
@@ -39,7 +50,8 @@ constexpr size_t code_bytes(CodecFormat codec, size_t block, size_t n) {
   return full * (block * bits / 8 + sizeof(float)) + (rest > 0 ? (rest * bits + 7) / 8 + sizeof(float) : 0);
 }
 
-constexpr int kCodecShift = 4;  // in CallRecord::dtype: below it the dtype, above it the codec
+constexpr int kCodecShift = 4;  // in CallRecord::dtype: below it the dtype, above it 1 + the codec
+static_assert(kCodecCount < 1 << (8 - kCodecShift), "one byte of a CallRecord holds dtype and codec");
 constexpr size_t kMostBlock = 65536;
 
 // How values are rounded, and the size of a block.

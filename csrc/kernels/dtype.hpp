@@ -53,7 +53,10 @@ constexpr size_t kItemSizes[] = {
 #undef X
 };
 constexpr size_t kDTypeCount = sizeof(kItemSizes) / sizeof(kItemSizes[0]);
-constexpr size_t kReduceOpCount = static_cast<size_t>(ReduceOp::kPremulSum) + 1;
+constexpr size_t kReduceOpCount = 0
+#define X(enumerator, name) +1
+    UNISONO_REDUCE_OPS(X);
+#undef X
 
 inline size_t itemsize(DType dtype) { return kItemSizes[static_cast<size_t>(dtype)]; }
 

@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "kernels/codec.hpp"
 #include "protocol/frames.hpp"
 #include "protocol/region.hpp"
 
@@ -97,6 +98,10 @@ constexpr uint32_t kFacts = digest(
 #undef X
 #define X(enumerator, name) LayoutField{name, static_cast<uint64_t>(ReduceOp::enumerator), 0},
              UNISONO_REDUCE_OPS(X)
+#undef X
+#define X(enumerator, name, bits, blocks) \
+  LayoutField{name, static_cast<uint64_t>(CodecFormat::enumerator), bits + 256 * blocks},
+                 UNISONO_CODECS(X)
 #undef X
     });
 

@@ -55,8 +55,7 @@ size_t adam_step(Address parameter, Address gradient, Address mean, Address vari
 }  // namespace
 
 void check_block(CodecFormat codec, size_t block) {
-  const bool blocks = codec == CodecFormat::kInt8 || codec == CodecFormat::kInt4;
-  if (blocks ? block == 0 || block % 16 != 0 || block > kMostBlock : block != 0)
+  if (has_blocks(codec) ? block == 0 || block % 16 != 0 || block > kMostBlock : block != 0)
     throw std::invalid_argument("the codec has no blocks of this size");
 }
 
@@ -84,7 +83,7 @@ void bind_codecs(nb::module_& m) {
       "codecs",
       [] {
         return std::vector<std::tuple<std::string, size_t>>{
-#define X(enumerator, name, bits) {name, bits},
+#define X(enumerator, name, bits, blocks) {name, bits},
             UNISONO_CODECS(X)
 #undef X
         };

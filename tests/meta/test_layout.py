@@ -31,6 +31,12 @@ CHANGES = {
         "{ kStaged, kNew, kZeroCopy",
     ),
     "an element type is another one": ("kernels/dtype.hpp", '"int16", 2', '"uint16", 2'),
+    "a codec is put before another one": (
+        "kernels/codec.hpp",
+        "X(kFP16, ",
+        'X(kNew, "new", 16, false) X(kFP16, ',
+    ),
+    "a codec's blocks are scaled": ("kernels/codec.hpp", '"1-6-9", 16, false', '"1-6-9", 16, true'),
     "a zero-copy transfer is cut otherwise": ("protocol/zero_copy.hpp", "kMostUnits = 16", "kMostUnits = 32"),
 }
 

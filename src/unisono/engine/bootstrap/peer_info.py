@@ -40,13 +40,13 @@ class PeerVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerInfo(PeerVersion, frozen=True, array_like=True):
-    """What a rank publishes about itself.
+    """What a rank publishes about itself. A field more or less needs another `kMeaning` (region_layout.hpp).
 
     Attributes:
         born: start time of the process in clock ticks, so that a reused pid is recognised.
         network: equal for ranks that reach each other over loopback.
         home: equal for ranks that share memory.
-        landmark: the address that ranks of this host read to test access to its memory; 0: no test.
+        access_probe: the address that ranks of this host read to test access to its memory; 0: no test.
         cores: the cores on which it may run, as a hexadecimal bit mask.
     """
 
