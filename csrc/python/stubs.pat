@@ -34,9 +34,9 @@ _native\.GroupBase\._repeat$:
         \doc
 
 _native\.GroupBase\._(send|send_now|send_object)$:
-    def _\1(self, x: Any, peer: int, tag: int, timeout: Any, /) -> bool | None:
+    def _\1(self, x: Any, peer: Any, tag: Any, timeout: Any, /) -> bool | None:
         \doc
 
 _native\.GroupBase\._(recv|recv_now|recv_object)$:
-    def _\1(self, x: Any, peer: int, tag: int, timeout: Any, /) -> Any:
+    def _\1(self, x: Any, peer: Any, tag: Any, timeout: Any, /) -> Any:
         \doc
