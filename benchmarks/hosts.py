@@ -1,7 +1,7 @@
 """Collectives across hosts, Unisono against other libraries, on namespaces of this machine. Needs root.
 
     python benchmarks/hosts.py                         2x1, 2x2 and 4x2 ranks, unshaped links: ratios to Gloo
-    python benchmarks/hosts.py --against mpich,openmpi   the MPI libraries of `make bench-libraries`, by TCP
+    python benchmarks/hosts.py --against mpich,openmpi   the MPI libraries of `make bench-peers`, by TCP
     python benchmarks/hosts.py --against before --before ../other/.venv/bin/python       another Unisono
     python benchmarks/hosts.py --layout 4x1 --shape 1gbit --sizes 64M       share of the bound, bytes on links
 

@@ -30,12 +30,12 @@ constexpr uint64_t kLateTicket = UINT64_MAX;  // a call queued after the group w
 // How the ranks of a group are connected. Empty lists: all are on one host, rank r at place r. Owns the
 // sockets until an engine takes them over.
 struct Connections {
-  std::vector<int> places, hosts, pids;     // see World
+  std::vector<int> places, hosts, pids;     // see GroupState
   FileDescriptors control, data, messages;  // sockets by rank, -1 for those of this host
 };
 
 struct EngineOptions {
-  FileDescriptors pidfds;  // see Peers
+  FileDescriptors pidfds;  // see PeerProcesses
   int status_fd = -1;
   int cores = 1;                      // cores that the ranks of this host share
   double spin_us = -1;                // < 0: chosen from ranks and cores
@@ -177,7 +177,7 @@ class Engine {
       int rank) const;  // since its newest frame came, from a rank of another host; -1: none did
   int pidfd(int rank) const { return peers_.pidfd(rank); }
   void ask();
-  // Leaves, and returns all connections, see Control: control, data, messages. `kept`: by the next
+  // Leaves, and returns all connections, see ControlPlane: control, data, messages. `kept`: by the next
   // membership.
   std::array<FileDescriptors, 3> hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
 

@@ -90,7 +90,7 @@ struct ExecutorLimits {
 
 class Executor {
  public:
-  // transports[peer]: the transport of the edges to and from that peer; nullptr for this rank itself. far:
+  // transports[peer]: the transport of the edges to and from that peer; nullptr for this rank itself. remote:
   // the transport to other hosts, if there are any.
   Executor(std::vector<Transport*> transports, Transport* remote, ExecutorLimits limits);
 
@@ -98,7 +98,7 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Whether a peer that was stopped during a copy may still write to the buffers of a failed job.
+  // Whether a peer that was stopped during a copy may still write to the buffers of a failed call.
   bool has_open_transfers() const { return has_open_transfers_; }
 
   // How many messages were read in place, in the memory of their senders.
@@ -108,7 +108,7 @@ class Executor {
   void run(const CollectiveTask& task, Waiter& waiter);
 
  private:
-  struct SegmentContext;  // one segment of one job
+  struct SegmentContext;  // one segment of one task
   void step(const Instruction& step, const SegmentContext& context);
   void send(const Instruction& step, const SegmentContext& context);
   bool send_zero_copy(Transport& transport, const Instruction& step, std::span<const int> peers,

@@ -122,7 +122,7 @@ class Channels {
   // The same, but the connections stay open: they are the caller's.
   FileDescriptors hand_over();
   bool has_open_transfers() const { return has_open_transfers_; }  // see Executor
-  void close_copies() { streams_.close_copies(); }                 // see Control
+  void close_copies() { streams_.close_copies(); }                 // see ControlPlane
 
  private:
   using Header = MessageHeader;

@@ -53,7 +53,7 @@ class SocketStreams final : public SocketPoller {
   bool finished(int peer) const { return has_finished(far_[static_cast<size_t>(peer)].fd); }
   // Gives up the connections; every peer then counts as ended.
   FileDescriptors take();
-  void close_copies();  // see Control
+  void close_copies();  // see ControlPlane
 
   void flush() override {}  // a waiting thread moves all bytes itself
   bool busy() const override { return true; }

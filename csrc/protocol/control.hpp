@@ -37,8 +37,9 @@ class ControlPlane {
     Nanoseconds heard;
   };
   Contact contact(int peer);
-  // Ends the thread, and returns all connections. In those to the ranks that the next membership keeps
-  // nothing of this one is left, where `contact` says kNext; a rank may not have done the same by `deadline`.
+  // Ends the thread, and returns all connections. kept: the ranks of the next membership. If `contact` says
+  // kNext, the connection to such a rank has no more bytes of this membership. A rank that was too late for
+  // `deadline` does not get there.
   FileDescriptors hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
   // Call when another connection to `peer` broke: the control connection may not show it yet.
   void doubt(int peer);

@@ -97,7 +97,8 @@ constexpr size_t kControlBytes = 1000;
 using ControlBytes = std::array<unsigned char, kControlBytes>;
 
 ControlBytes encode(const ControlFrame& frame);
-// Reads a frame of a group of `ranks`. Returns how it breaks the protocol; Flaw::kNone: it does not.
+// Reads a frame of a group of `ranks`. Returns how it breaks the protocol; FrameErrorKind::kNone: it does
+// not.
 FrameError parse(const ControlBytes& bytes, int ranks, ControlFrame& frame);
 
 // The text for an error: "its messages connection sent an impossible length (9223372036854775813)".

@@ -103,8 +103,9 @@ struct alignas(kLineBytes) RankReport {
   char text[kReportBytes];      // ends with a zero
 };
 
-// What a rank proposes as the next membership, for the other ranks. Two slots, used in turn, so that a rank
-// that dies while it writes leaves its newest proposal whole. The engine does not read the bytes.
+// What a rank proposes as the next membership, for the other ranks. It has two slots, used in turn: if the
+// rank dies while it writes one slot, the other slot has its last complete proposal. The engine does not read
+// the bytes.
 struct alignas(kLineBytes) ProposalSlots {
   std::atomic<uint64_t> version;  // counted from 1; it is in slot `version % 2`; 0: none
   std::atomic<uint64_t> nbytes[2];
@@ -116,7 +117,7 @@ struct alignas(kLineBytes) ProposalSlots {
 enum class Fate : uint32_t { kOpen, kDecided, kEvicted };
 
 struct alignas(kLineBytes) RankCell {
-  std::atomic<int32_t> pid;       // of its process, as are `token_address` and `token`: see Identity
+  std::atomic<int32_t> pid;       // of its process, as are `token_address` and `token`: see ProcessIdentity
   std::atomic<uint32_t> left;     // closed the group in an orderly way
   std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;

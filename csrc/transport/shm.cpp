@@ -135,8 +135,7 @@ void ShmTransport::release(int peer) {
   notify(*from.event);
 }
 
-// ---- messages that are sent with zero copy
-// ------------------------------------------------------------------------
+// ---- zero-copy messages ----------------------------------------------------------------------------
 
 bool ShmTransport::can_zero_copy(std::span<const int>) const { return state_.region().zero_copy(); }
 

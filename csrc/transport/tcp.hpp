@@ -32,7 +32,7 @@ class TcpTransport final : public Transport, public SocketPoller {
   bool finished(int peer) const { return has_finished(edges_[static_cast<size_t>(peer)].fd); }
   // Gives up the connections.
   FileDescriptors take();
-  void close_copies();  // see Control
+  void close_copies();  // see ControlPlane
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }

@@ -1,8 +1,8 @@
 """`make test-backends`: the conformance suite over every backend that is not the engine; prints the counts.
 
-`lane.py [--ranks 4] [--part quick] [mpich openmpi intelmpi gloo nccl]`. The three MPI libraries lie in
-environments of their own (`make bench-libraries`). NCCL runs on virtual GPUs. Of each backend the table of
-docs/backends.md is compared with what `unisono doctor --backends` finds.
+`lane.py [--ranks 4] [--part quick] [--only NAME] [mpich openmpi intelmpi gloo nccl]`. The three MPI
+libraries lie in environments of their own (`make bench-peers`). NCCL runs on virtual GPUs. Of each backend
+the table of docs/backends.md is compared with what `unisono doctor --backends` finds.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import pages
 from unisono.commands.bench.libraries import MPIS
 from unisono.commands.doctor.trial import AS_ROOT, try_backend

@@ -1,6 +1,7 @@
 """Groups over other libraries: the same methods; two ranks over Gloo. All of it: make test-backends."""
 
 import gc
+import importlib
 import importlib.util
 import inspect
 import json
@@ -29,6 +30,7 @@ from unisono.engine import backends
 from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
 from unisono.engine.group import external_planning
 from unisono.engine.group.external import ExternalGroup
+from unisono.plans import CONTRACTS
 
 HERE = Path(__file__).resolve().parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -73,6 +75,14 @@ def group(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ExternalGroup, "all_gather_object", lambda self, obj, **_: [obj])
     with ExternalGroup(Alone(), "world", float("inf")) as made:
         yield made
+
+
+@each(("module", "name"), [("mpi", "MpiDriver"), ("pytorch", "GlooDriver"), ("pytorch", "NcclDriver")])
+def test_each_driver_has_a_method_for_every_contract(module: str, name: str) -> None:
+    if module == "pytorch":
+        pytest.importorskip("torch")
+    driver = getattr(importlib.import_module(f"unisono.engine.backends.{module}"), name)
+    assert [kind for kind in CONTRACTS if not callable(getattr(driver, f"_{kind}", None))] == []
 
 
 def test_it_has_the_methods_of_every_group() -> None:

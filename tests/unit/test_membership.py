@@ -6,6 +6,7 @@ from loops import each
 from unisono import _native
 from unisono.engine.bootstrap.peer_info import Membership, PeerInfo, local_peer_info, version
 from unisono.engine.costs.machine import DEFAULTS
+from unisono.engine.operations.kinds import KINDS
 from unisono.plans import ALGORITHMS
 
 
@@ -39,5 +40,9 @@ def test_the_version_covers_the_engine_and_the_catalogue(monkeypatch: pytest.Mon
     backwards = {collective: reversed(list(ALGORITHMS[collective])) for collective in reversed(ALGORITHMS)}
     assert mine not in (version(longer), version(moved))
     assert mine == version(backwards)
+    inserted = [*KINDS[: KINDS.index("split")], "all_pass", *KINDS[KINDS.index("split") :]]
+    swapped = [KINDS[1], KINDS[0], *KINDS[2:]]
+    versions = {mine, *(version(ALGORITHMS, kinds) for kinds in (inserted, [*KINDS, "all_pass"], swapped))}
+    assert len(versions) == 4  # a kind's index is its number on the wire
     monkeypatch.setattr(_native, "LAYOUT", _native.LAYOUT + 1)
     assert version(ALGORITHMS) != mine

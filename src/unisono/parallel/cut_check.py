@@ -256,7 +256,7 @@ def _train(
     """Forward and backward of one micro-batch.
 
     Raises:
-        _Failed: the model is cut and raised; the text is the path of the innermost module.
+        _CutModelError: the cut model raised; the text is the path of its innermost module.
     """
     outputs: list[tuple[str, list[Tensor]]] = []
     active: list[str] = []

@@ -54,7 +54,7 @@ class _SwapUnit:
 
 
 class ParameterSwap:
-    """The parameters of a model, out of memory but for the unit at work and the next one.
+    """Keeps in memory only the parameters of the current unit of a model, and of the next one.
 
     To a run it is what `ReplicatedParameters` is: the data axis under ZeRO 0.
 
@@ -64,7 +64,7 @@ class ParameterSwap:
         uneven_use: see `Plan`.
     Attributes:
         root: the model.
-        waited_s: seconds in which compute has waited for the store; a step begins by setting it to 0.
+        waited_s: seconds in which compute has waited for the store; `step` sets it to 0 first.
     """
 
     def __init__(

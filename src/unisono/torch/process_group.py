@@ -256,7 +256,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     setTimeout = set_timeout  # noqa: N815
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
-        """The algorithm of a collective; see `unisono.Group.tuner`."""
+        """The algorithm of a collective; see `unisono.Group.choice`."""
         return self._group.choice(collective, nbytes, algorithm)
 
     def _set_sequence_number_for_group(self) -> None:

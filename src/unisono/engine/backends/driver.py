@@ -95,6 +95,10 @@ class CompletedRequest(LibraryRequest):
 class LibraryDriver(ABC):
     """One rank of one group of a library.
 
+    A driver has one method for each collective of `unisono.plans.CONTRACTS`, which `start` calls by the name
+    in `LibraryCall.kind`: `_all_reduce`, `_all_gather`, ... Each takes the `LibraryCall` (MPI's also `later`)
+    and returns a `LibraryRequest`.
+
     Attributes:
         name: of the backend.  device: whose memory it moves, "cpu" or "cuda".
         rank, size: of the group.  issued: how many collectives were started.
@@ -124,7 +128,10 @@ class LibraryDriver(ABC):
 
     @abstractmethod
     def start(self, call: LibraryCall, later: bool) -> LibraryRequest:
-        """Start a collective. later: asynchronously; otherwise it may complete before the return."""
+        """Start a collective, by the method `_<kind>` of this driver.
+
+        later: asynchronously; otherwise it may complete before the return.
+        """
 
     @abstractmethod
     def send(self, x: Any, dst: int, tag: int, is_object: bool) -> LibraryRequest:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
@@ -19,6 +19,7 @@ import msgspec
 from unisono import _native
 from unisono.engine.bootstrap.failures import GRACE_S, await_key
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
+from unisono.engine.operations.kinds import KINDS
 from unisono.engine.store import Store
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.plans import ALGORITHMS
@@ -30,7 +31,7 @@ class PeerVersion(msgspec.Struct, frozen=True, array_like=True):
     """The first fields of the peer info in all versions of Unisono; a rank of another version can read them.
 
     Attributes:
-        layout: the version of shared memory, frames and algorithms; see `version`.
+        layout: the version of shared memory, frames, kinds of calls and algorithms; see `version`.
         name: of its host.
     """
 
@@ -146,14 +147,16 @@ def local_peer_info(rank: int, ranks_per_host: int, zero_copy: bool = True) -> P
     )
 
 
-def version(algorithms: Mapping[str, Iterable[str]]) -> int:
-    """The number that must be equal on all ranks: of the engine, and of these algorithms by collective.
+def version(algorithms: Mapping[str, Iterable[str]], kinds: Sequence[str] = KINDS) -> int:
+    """The number that must be equal on all ranks: of the engine, of these algorithms by collective, and of
+    the kinds of calls.
 
-    It includes the catalogue because ranks exchange numbers of algorithms, and one algorithm more or less
-    changes the numbers of those after it.
+    It includes both lists because ranks exchange numbers of algorithms and of kinds, and one more or less
+    changes the numbers of those after it. The numbers of algorithms follow their sorted names; those of kinds
+    follow their order.
     """
     names = (f"{collective}/{name}" for collective in algorithms for name in algorithms[collective])
-    return _native.LAYOUT ^ zlib.crc32(" ".join(sorted(names)).encode())
+    return _native.LAYOUT ^ zlib.crc32(" ".join([*sorted(names), "|", *kinds]).encode())
 
 
 def _kernel() -> str:
@@ -219,7 +222,7 @@ def _version_mismatch(first: PeerInfo, peers: list[bytes]) -> str:
         if build.layout != first.layout:
             return message(
                 f"rank {rank} (host {build.name}) and rank 0 (host {first.name}) run different builds of "
-                "Unisono, whose engines or algorithms differ",
+                "Unisono, whose engines, kinds of calls or algorithms differ",
                 observed=f"version {build.layout or 'unknown'} on rank {rank}",
                 expected=f"{first.layout}, as on rank 0",
                 remedy="Install the same build on all hosts.",

@@ -897,7 +897,7 @@ class Group(_native.GroupBase):
         """The gain of each codec for a float32 buffer, and which one codec="auto" takes.
 
         Args:
-            nbytes: as in `tuner`.  max_error: as in a call.
+            nbytes: as in `choice`.  max_error: as in a call.
         Raises:
             ValueError, TypeError: there is no such collective, or it has no codecs.
         Example: print(*group.explain("all_reduce", 64 << 20, max_error=0.01), sep="\n")

@@ -232,7 +232,7 @@ class NativePlanner(Planner[_native.Engine]):
         )
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
-        """See `Planner.tuner`."""
+        """See `Planner.choice`."""
         return self._chooser.explain(collective, nbytes, algorithm)
 
     def prepare(

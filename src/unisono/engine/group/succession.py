@@ -24,7 +24,8 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
     try:
         agreement = agree(group, excluded, deadline, group._attempts)
     except Evicted:
-        if group.rank in excluded:  # the others may still be in an earlier call: this rank's close is orderly
+        if group.rank in excluded:
+            # Do not cut the connections: other ranks may still wait for this rank in an earlier call.
             raise
         engine = group._planner.engine
         wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one

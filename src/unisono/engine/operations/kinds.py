@@ -15,7 +15,7 @@ class CallKind(NamedTuple):
 
     Attributes:
         plan: the collective whose plan it runs.
-        layout: the collective whose buffers it has, see `layout`.
+        layout: the collective whose buffers it has, a key of `buffer_layout.SIDES`.
     """
 
     plan: str
