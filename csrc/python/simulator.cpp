@@ -18,6 +18,10 @@ namespace {
 
 constexpr uint32_t kMostWindow = 1 << 12;  // messages without bytes arrive within each other's call
 
+void check_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 std::vector<int32_t> read_codes(const nb::bytes& block) {
   std::vector<int32_t> codes(block.size() / sizeof(int32_t));
   std::memcpy(codes.data(), block.c_str(), codes.size() * sizeof(int32_t));
@@ -46,9 +50,7 @@ class PythonProgramSource final : public simulator::ProgramSource {
     return latency_s;
   }
 
-  void poll() override {
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
+  void poll() override { check_signals(); }
 
  private:
   nb::callable next_, route_;
@@ -139,7 +141,7 @@ PortsTuple rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> h
   setup.reduce_s = reduce_s;
   setup.one_at_a_time = one_at_a_time;
   setup.traced = traced;
-  const simulator::PortsOutcome found = simulator::Ports(std::move(setup)).run();
+  const simulator::PortsOutcome found = simulator::Ports(std::move(setup)).run(check_signals);
   std::vector<std::tuple<uint32_t, uint32_t, uint64_t, uint32_t, double>> messages;
   for (const simulator::PortMessage& message : found.messages)
     messages.emplace_back(message.sender, message.receiver, message.step, message.sends, message.end);
@@ -160,7 +162,7 @@ std::tuple<std::vector<uint64_t>, uint64_t, std::vector<std::tuple<uint32_t, uin
           {static_cast<simulator::GoalOperation::GoalKind>(kind), size, peer, tag, cpu, nic, done, started});
     }
   const simulator::LogGops parameters{model[0], model[1], model[2], model[3], model[4], model[5]};
-  const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run();
+  const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run(check_signals);
   std::vector<std::tuple<uint32_t, uint32_t>> stuck;
   for (const simulator::GoalStuck& each : found.stuck) stuck.emplace_back(each.rank, each.operation);
   return {found.ends, found.messages, stuck};

@@ -1,8 +1,10 @@
 // What programs consist of. Each code is followed by its arguments; a double is two of them.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -19,6 +21,13 @@ enum class Code : int32_t {
   kAwait,    // event: waits until it has happened on this rank
   kSegment,  // the steps of the plan begin again, with the next segment
 };
+
+// The double that follows a code.
+inline double as_double(const int32_t* halves) {
+  double value;
+  std::memcpy(&value, halves, sizeof value);
+  return value;
+}
 
 // How many numbers a code has, itself included.
 inline size_t length_of(const int32_t* codes) {
@@ -50,6 +59,11 @@ void check_codes(std::vector<int32_t>& codes, Name name) {
       throw std::invalid_argument("a program ends within a step");
     if (code <= Code::kCopy && codes[at + 1] < 0)
       throw std::invalid_argument("a program has a negative number of chunks");
+    if (reduces && codes[at + 2] < 0)
+      throw std::invalid_argument("a program has a negative number of additions");
+    if (code == Code::kChunk || code == Code::kCompute)
+      if (const double value = as_double(&codes[at + 1]); !(value >= 0) || std::isinf(value))
+        throw std::invalid_argument("a program has a size or a time that is negative or not finite");
     const size_t length = length_of(&codes[at]);
     if (sends || reduces)
       for (size_t peer = at + head; peer < at + length; ++peer) name(codes[peer], sends);

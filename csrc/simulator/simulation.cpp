@@ -1,7 +1,6 @@
 #include "simulator/simulation.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 namespace unisono::simulator {
@@ -92,12 +91,6 @@ Simulation::EdgeId Simulation::add_edge(uint32_t sender, uint32_t receiver) {
 }
 
 // ---- programs -----------------------------------------------------------------------------------------
-
-double Simulation::as_double(const int32_t* halves) {
-  double value;
-  std::memcpy(&value, halves, sizeof value);
-  return value;
-}
 
 bool Simulation::load(uint32_t place) {
   programs_.poll();
@@ -233,25 +226,29 @@ bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_
 
 // Takes `chunks` from each edge, one after the other, and adds them.
 bool Simulation::take(Actor& actor, int32_t chunks, int32_t additions, const int32_t* edges, int32_t count) {
-  for (; actor.repeats < static_cast<uint32_t>(chunks); ++actor.repeats, ++actor.step)
+  for (; actor.repeats < static_cast<uint32_t>(chunks); ++actor.repeats, ++actor.step) {
+    if (++steps_ % kPollEvents == 0) programs_.poll();
     if (!take_once(actor, additions, edges, count)) return false;
+  }
   actor.repeats = 0;
   return true;
 }
 
-// Whether every edge holds an arrived message; asks for those that do not.
-bool Simulation::all_here(const Actor& actor, const int32_t* edges, int32_t count) {
-  bool here = true;
+bool Simulation::has_arrived(EdgeId edge) const {
+  const MessageId first = edges_[edge].first;
+  return first != kNone && pool_[first].arrives >= 0;
+}
+
+// Whether every edge holds an arrived message; asks for those that do not. The last one of them that arrives
+// wakes the actor, so the edges are looked through twice at most.
+bool Simulation::all_here(Actor& actor, const int32_t* edges, int32_t count) {
   for (int32_t number = 0; number < count; ++number) {
     const auto edge = static_cast<EdgeId>(edges[number]);
-    const MessageId first = edges_[edge].first;
-    if (first != kNone && pool_[first].arrives >= 0) continue;
-    here = false;
-    if (!edges_[edge].receiver_waits) ask(edge, actor.now);
-    const MessageId now_first = edges_[edge].first;  // a message without bytes has come at once
-    if (now_first != kNone && pool_[now_first].arrives >= 0) return all_here(actor, edges, count);
+    if (has_arrived(edge) || edges_[edge].receiver_waits) continue;
+    ++actor.missing;
+    ask(edge, actor.now);  // a message that crosses no link arrives at once
   }
-  return here;
+  return actor.missing == 0;
 }
 
 bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count) {
@@ -273,6 +270,7 @@ bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges
   work(actor, cost.reduce_per_byte * actor.chunk * additions, actor.chain.compute);
   for (int32_t number = 0; number < count; ++number) {
     const auto edge = static_cast<EdgeId>(edges[number]);
+    if (!has_arrived(edge)) throw std::invalid_argument("a step names a rank twice");
     if (++edges_[edge].chunks_taken >= pool_[edges_[edge].first].chunks) release(edge, actor);
   }
   return true;
@@ -301,9 +299,9 @@ bool Simulation::await(Actor& actor, int32_t event) {
   return true;
 }
 
-void Simulation::note(const Actor& actor, Code code, double start, int32_t peer) {
+void Simulation::note(const Actor& actor, Code code, double start) {
   if (code == Code::kChunk || code == Code::kSegment || actor.now == start) return;
-  spans_.push_back({actor.number, static_cast<int32_t>(code), peer, actor.step, start, actor.now});
+  spans_.push_back({actor.number, static_cast<int32_t>(code), actor.step, start, actor.now});
 }
 
 // ---- messages -----------------------------------------------------------------------------------------
@@ -376,7 +374,7 @@ void Simulation::arrive(EdgeId number, double left) {
   edge.flying = message.next;
   if (edge.receiver_waits) {
     edge.receiver_waits = false;
-    wake(edge.receiver);
+    if (--actors_[edge.receiver].missing == 0) wake(edge.receiver);
   }
   if (edge.flying != kNone) launch(number, left);
 }

@@ -62,7 +62,7 @@ struct Chain {
 // What an actor did, for a timeline.
 struct ActorSpan {
   uint32_t actor;
-  int32_t code, peer;
+  int32_t code;
   uint64_t step;
   double start, end;
 };
@@ -135,6 +135,7 @@ class Simulation {
     size_t at = 0;
     uint32_t runs = 0;                     // of these codes, this one included
     uint32_t repeats = 0, peers_done = 0;  // of the current code
+    uint32_t missing = 0;                  // messages that the current code waits for
     uint64_t step = 0;
     bool ready = false, done = false;
     int64_t awaits = -1;
@@ -154,12 +155,12 @@ class Simulation {
   bool send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count);
   bool take(Actor& actor, int32_t chunks, int32_t additions, const int32_t* edges, int32_t count);
   bool take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count);
-  bool all_here(const Actor& actor, const int32_t* edges, int32_t count);
+  bool all_here(Actor& actor, const int32_t* edges, int32_t count);
   void work(Actor& actor, double seconds, double& into);
   bool await(Actor& actor, int32_t event);
   void signal(Actor& actor, int32_t event);
   void wake(uint32_t actor);
-  void note(const Actor& actor, Code code, double start, int32_t peer = -1);
+  void note(const Actor& actor, Code code, double start);
   // messages
   EdgeId edge_between(uint32_t sender, uint32_t receiver);
   EdgeId add_edge(uint32_t sender, uint32_t receiver);
@@ -169,6 +170,7 @@ class Simulation {
   void arrive(EdgeId edge, double left);
   void release(EdgeId edge, const Actor& actor);
   void ask(EdgeId edge, double time);
+  bool has_arrived(EdgeId edge) const;
   MessageId new_message();
   // symmetry
   void place_actors();
@@ -182,7 +184,6 @@ class Simulation {
   const MessageCosts& costs(const Actor& actor) const {
     return setup_.costs_index.empty() ? setup_.costs[0] : setup_.costs[setup_.costs_index[actor.rank]];
   }
-  static double as_double(const int32_t* halves);
 
   Setup setup_;
   ProgramSource& programs_;

@@ -35,7 +35,7 @@ from unisono.networks.fabric import Cable
 from unisono.networks.graph import Connection, RankLocation, network_of
 from unisono.networks.network import Costs, Machine, Network
 from unisono.networks.places import At, DescriptionError, line_of
-from unisono.networks.quantities import bytes_per_s, nbytes, seconds
+from unisono.networks.quantities import bytes_per_s, nbytes, seconds, seconds_per_byte
 
 __all__ = ["FABRICS", "parse", "read"]
 
@@ -56,6 +56,7 @@ FABRICS: dict[str, Callable[..., Network]] = {
 """The kinds of a fabric."""
 
 MOST_BYTES = 64 << 20
+MOST_CABLES = 1 << 20
 
 
 def read(file: str | Path, size: int = 0) -> Network:
@@ -114,6 +115,8 @@ def _tables(text: str, file: str) -> dict[str, Any]:
         raise ValueError(f"{file}:{line}: {reason}") from None
     except RecursionError:
         raise ValueError(f"{file}:1: is nested too deeply") from None
+    except ValueError as error:  # a number of too many digits
+        raise ValueError(f"{file}: {error}") from None
     return found
 
 
@@ -251,6 +254,8 @@ def _by_name(tables: dict[str, Any]) -> Network:
         if not isinstance(machine, str):
             raise DescriptionError(at / "host", f"is {machine!r}, expected the name of a host")
         place = numbers.setdefault(machine, len(numbers))
+        if len(places) + ranks > generators.MOST_RANKS:
+            raise DescriptionError(at, f"there are more than {generators.MOST_RANKS} ranks")
         places += [RankLocation(name, place, which)] * ranks
         written += [number] * ranks
         if ranks > 1:
@@ -297,6 +302,8 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
         back = _cable(cable["back"], at / "back") if "back" in cable else None
         each = Connection((between[0], between[1]), _cable(plain, at), back)
         found += [each] * _whole(cable.get("count", 1), at / "count", 1, 1 << 10)
+        if len(found) > MOST_CABLES:
+            raise DescriptionError(at, f"there are more than {MOST_CABLES} cables")
     return found
 
 
@@ -321,9 +328,9 @@ _COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
     "receive": ("o_recv_s", seconds),
     "gap": ("g_s", seconds),
     "rendezvous": ("rendezvous_bytes", nbytes),
-    "per_byte": ("o_s_per_byte", lambda value: 1 / bytes_per_s(value)),
-    "reduce": ("reduce_s_per_byte", lambda value: 1 / bytes_per_s(value)),
-    "copy": ("copy_s_per_byte", lambda value: 1 / bytes_per_s(value)),
+    "per_byte": ("o_s_per_byte", seconds_per_byte),
+    "reduce": ("reduce_s_per_byte", seconds_per_byte),
+    "copy": ("copy_s_per_byte", seconds_per_byte),
 }
 """The keys of [costs]: the field of `Costs`, and the value's reader. Costs per byte are written as rates."""
 

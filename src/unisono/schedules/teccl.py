@@ -54,11 +54,12 @@ def read_teccl(file: str | Path) -> Plan:
     if len(data) > MOST_BYTES:
         raise ValueError(f"{file}: is larger than {MOST_BYTES >> 20} MiB")
     try:
-        return parse_teccl(json.loads(data), str(file))
+        record = json.loads(data)
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}:{error.lineno}: {error.msg}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, or a number of too many digits
         raise ValueError(f"{file}: {error}") from None
+    return parse_teccl(record, str(file))
 
 
 def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
@@ -91,7 +92,9 @@ def _wanted(file: str, demand: dict[str, Any], ranks: dict[int, int]) -> dict[Pi
     found: dict[Piece, set[int]] = {}
     for name, sources in demand.items():
         target = ranks[_number(file, _GPU, name)]
-        for origin, chunks in sources.items() if isinstance(sources, dict) else ():
+        if not isinstance(sources, dict):
+            raise ValueError(f"{file}: what {name} wants is {str(sources)[:40]!r}, expected a table")
+        for origin, chunks in sources.items():
             gpu = _number(file, _GPU, origin)
             if gpu not in ranks or not isinstance(chunks, dict):
                 raise ValueError(f"{file}: GPU {gpu} gives chunks, but wants none")
@@ -133,11 +136,15 @@ class _TecclSchedule:
         if len(set(counts.values())) != 1:
             raise ValueError(f"{file}: blocks have {min(counts.values())} to {max(counts.values())} chunks")
         self.parts = max(counts.values())
+        self.own: list[list[Piece]] = [[] for _ in range(size)]
+        for piece in self.places:
+            self.own[piece[0]].append(piece)
         self.scratch = {piece: number for number, piece in enumerate(self.places)}
         self.steps: list[list[Step]] = [[] for _ in range(size)]
         self.holds: list[dict[Piece, Chunk]] = [{} for _ in range(size)]
         self.edges: dict[tuple[int, int], deque[Piece]] = {}
-        self.coming: list[list[tuple[int, Piece]]] = [[] for _ in range(size)]
+        self.coming: list[dict[tuple[int, Piece], None]] = [{} for _ in range(size)]
+        self.first: list[dict[Piece, int]] = [{} for _ in range(size)]  # who sends a chunk first
 
     def plan(self) -> Plan:
         for piece in self.places:
@@ -162,7 +169,7 @@ class _TecclSchedule:
         if flow.piece not in self.places:
             raise ValueError(f"{self.file}: nobody wants chunk {flow.piece[1]} of rank {flow.piece[0]}")
         if flow.piece not in self.holds[flow.source]:
-            source = next((rank for rank, piece in self.coming[flow.source] if piece == flow.piece), None)
+            source = self.first[flow.source].get(flow.piece)
             if source is None:
                 raise PlanError(
                     f"{self.file}: rank {flow.source} sends chunk {flow.piece[1]} of rank {flow.piece[0]} in "
@@ -181,7 +188,8 @@ class _TecclSchedule:
         else:
             steps.append(Send(chunk, (flow.target,)))
         self.edges.setdefault((flow.source, flow.target), deque()).append(flow.piece)
-        self.coming[flow.target].append((flow.source, flow.piece))
+        self.coming[flow.target][flow.source, flow.piece] = None
+        self.first[flow.target].setdefault(flow.piece, flow.source)
 
     def receive(self, rank: int, source: int, piece: Piece) -> None:
         """Receive from a rank until the chunk has come: messages keep their order."""
@@ -198,9 +206,8 @@ class _TecclSchedule:
         return Tmp(self.scratch[piece])
 
     def copy_own(self, rank: int) -> None:
-        for piece in self.places:
-            if piece[0] == rank and self.targets[piece] == -1:
-                self.steps[rank].append(Copy(Out(rank * self.parts + self.places[piece]), self.given(piece)))
+        for piece in self.own[rank] if self.collective == "all_gather" else ():
+            self.steps[rank].append(Copy(Out(rank * self.parts + self.places[piece]), self.given(piece)))
         if self.collective == "all_to_all":
             for place in range(self.parts):
                 own = rank * self.parts + place

@@ -14,7 +14,7 @@ from unisono.plans.catalog import steps_of
 from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.custom import checked
-from unisono.plans.plan import Copy, Plan, Send, Step, StepFunction
+from unisono.plans.plan import Copy, Plan, Recv, Reduce, Send, Step, StepFunction
 from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
@@ -29,6 +29,9 @@ KEPT_CODES = 1 << 26
 """Numbers of programs that are kept in memory, over all ranks; longer programs are made again per segment."""
 
 LEAST_BLOCK_CODES = 1 << 12
+
+MOST_OWN_STEPS = 1 << 22
+"""Of a rank, where the steps are the caller's: a function that never ends is refused."""
 
 CHUNK_CODES = 3
 """Of `chunk_code`."""
@@ -90,7 +93,7 @@ def simulate(
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
     parts = parts_of(collective, programs.steps, size) * pieces
-    segments = segments_of(network, nbytes, parts, segment_bytes)
+    segments = segments_of(network.hosts, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
     blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
     return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
@@ -104,7 +107,7 @@ def _in_network(
     if collective != "all_reduce" or not count:
         what = collective if count else f"{network.name}, none of whose switches adds"
         raise ValueError(f"{IN_NETWORK} is an algorithm of all_reduce, got {what}")
-    segments = segments_of(network, nbytes, count, segment_bytes)
+    segments = segments_of(network.hosts, nbytes, count, segment_bytes)
     head = chunk_code(nbytes / count / segments)
     everyone = range(size)
     adds = array("i", [REDUCE, 1, size - 1, size, *everyone, SEND, 1, size, *everyone])
@@ -138,7 +141,8 @@ def _function(
         planned = steps_in(algorithm, collective, network.size, root)
         return Path(algorithm).name, planned, planned.parts
     if isinstance(algorithm, Plan):
-        return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), algorithm.parts
+        parts = whole(algorithm.parts, "the parts of the plan", 1)
+        return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), parts
     if not callable(algorithm):
         raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name, a function or a plan")
     name = str(getattr(algorithm, "__name__", "custom"))
@@ -152,11 +156,26 @@ def _own_steps(what: str, function: StepFunction, rank: int, size: int, root: in
         raise TypeError(f"{what}: it gives rank {rank} a {type(given).__name__}, expected steps")
     for number, step in enumerate(given):
         where = f"{what}: rank {rank}, step {number}"
+        if number == MOST_OWN_STEPS:
+            raise ValueError(f"{where}: there are more than {MOST_OWN_STEPS} steps")
         found = checked(where, step)
-        peers = () if isinstance(found, Copy) else found.to if isinstance(found, Send) else found.frm
-        for peer in (peers,) if isinstance(peers, int) else peers:
-            whole(peer, f"{where}: a rank", 0, size - 1)
+        _check_peers(where, found, rank, size)
         yield found
+
+
+def _check_peers(where: str, step: Step, rank: int, size: int) -> None:
+    """Refuse ranks that are not there, twice there, or the rank itself where it cannot be."""
+    if isinstance(step, Copy):
+        return
+    peers = step.to if isinstance(step, Send) else (step.frm,) if isinstance(step, Recv) else step.frm
+    for peer in peers:
+        whole(peer, f"{where}: a rank", 0, size - 1)
+    if len(set(peers)) < len(peers):
+        raise ValueError(f"{where}: {step} names a rank twice")
+    if isinstance(step, Reduce) and not peers:
+        raise ValueError(f"{where}: {step} has no contribution")
+    if not isinstance(step, Reduce) and rank in peers:
+        raise ValueError(f"{where}: {step} is a message from rank {rank} to itself")
 
 
 def _steps_of_plan(plan: Plan, collective: str, size: int, root: int) -> StepFunction:
@@ -168,7 +187,9 @@ def _steps_of_plan(plan: Plan, collective: str, size: int, root: int) -> StepFun
     wanted, given = (collective, size, root), (plan.collective, plan.size, plan.root)
     if wanted != given:
         raise ValueError(f"{plan} is a plan of {given}, expected {wanted}: collective, size, root")
-    return lambda rank, _size, _root: plan.steps[rank]
+    if len(plan.steps) != size:
+        raise ValueError(f"{plan} has the steps of {len(plan.steps)} ranks, expected {size}")
+    return partial(_own_steps, str(plan), lambda rank, _size, _root: plan.steps[rank])
 
 
 def _program(function: StepFunction, size: int, root: int, rank: int) -> Iterator[Step]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "main"]
 
 PATIENCE_S = 60.0
+MOST_PATIENCE_S = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +125,8 @@ def _wishes(args: argparse.Namespace, nbytes: int) -> tuple[Network, list[Wish]]
         raise ValueError(f"no collective {args.collective!r}: there are {', '.join(ALGORITHMS)}")
     if args.ranks < 0:
         raise ValueError(f"-n {args.ranks}: at least one rank")
-    if not args.patience > 0:
-        raise ValueError(f"--patience {args.patience}: expected seconds above 0")
+    if not 0 < args.patience <= MOST_PATIENCE_S:
+        raise ValueError(f"--patience {args.patience}: expected seconds above 0, {MOST_PATIENCE_S} at most")
     network = find(args.network, args.ranks)
     if args.ranks > network.size:
         raise ValueError(f"-n {args.ranks}: {network.name} has {network.size} ranks")
