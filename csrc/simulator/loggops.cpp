@@ -17,8 +17,6 @@ uint64_t& busy_until(std::vector<uint64_t>& times, uint32_t number) {
   return times[number];
 }
 
-constexpr uint64_t kPollEvents = 1 << 16;
-
 }  // namespace
 
 Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model)

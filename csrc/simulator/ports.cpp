@@ -8,12 +8,6 @@
 
 namespace unisono::simulator {
 
-namespace {
-
-constexpr uint64_t kPollEvents = 1 << 16;
-
-}  // namespace
-
 bool Ports::PortEvent::before(const PortEvent& other) const {
   return std::tie(time, kind, distance, sender, receiver, count) <
          std::tie(other.time, other.kind, other.distance, other.sender, other.receiver, other.count);

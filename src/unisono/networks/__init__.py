@@ -24,13 +24,23 @@ from unisono.networks.generators import (
     torus,
     two_hosts,
 )
-from unisono.networks.network import Axis, Costs, Machine, Network, NetworkLink, Switch, Symmetry
+from unisono.networks.network import (
+    Axis,
+    Costs,
+    InsideCosts,
+    Machine,
+    Network,
+    NetworkLink,
+    Switch,
+    Symmetry,
+)
 
 __all__ = [
     "Axis",
     "Cable",
     "Costs",
     "Hosts",
+    "InsideCosts",
     "Machine",
     "Network",
     "NetworkLink",

@@ -30,12 +30,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unisono.networks import generators
 from unisono.networks.fabric import Cable
 from unisono.networks.graph import Connection, RankLocation, network_of
-from unisono.networks.network import Costs, Machine, Network
+from unisono.networks.network import Costs, InsideCosts, Machine, Network
 from unisono.networks.places import At, DescriptionError, line_of
-from unisono.networks.quantities import bytes_per_s, nbytes, seconds, seconds_per_byte
+from unisono.networks.quantities import bytes_per_s, factor, nbytes, seconds, seconds_per_byte
 
 __all__ = ["FABRICS", "parse", "read"]
 
@@ -57,6 +59,7 @@ FABRICS: dict[str, Callable[..., Network]] = {
 
 MOST_BYTES = 64 << 20
 MOST_CABLES = 1 << 20
+SWITCHING = ("cut-through", "store-and-forward")
 
 
 def read(file: str | Path, size: int = 0) -> Network:
@@ -133,12 +136,16 @@ def _network(tables: dict[str, Any]) -> Network:
         )
     if not named and not generated:
         raise DescriptionError(At(()), "describes nothing: expected a [fabric], or [[host]] and [[cable]]")
-    return _by_name(tables) if named else _generated(tables)
+    found = _by_name(tables) if named else _generated(tables)
+    switching = tables.get("switching", SWITCHING[0])
+    if switching not in SWITCHING:
+        raise DescriptionError(At(("switching",)), f"is {switching!r}, expected {' or '.join(SWITCHING)}")
+    return msgspec.structs.replace(found, stores=switching != SWITCHING[0])
 
 
 def _generated(tables: dict[str, Any]) -> Network:
     top = At(())
-    _known(tables, top, {"name", "hosts", "fabric", "costs", "grows"})
+    _known(tables, top, {"name", "hosts", "fabric", "costs", "grows", "switching"})
     _grown(tables)
     hosts = _table(tables, "hosts", top, {"ranks", "inside", "inner", "nics", "cores", "memory"})
     arguments: dict[str, Any] = {}
@@ -190,8 +197,6 @@ def _grow(tables: dict[str, Any], factor: float) -> None:
 
 
 def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Network:
-    import msgspec
-
     at = At(("fabric",))
     kind = fabric.get("kind")
     if not isinstance(kind, str) or kind not in FABRICS:
@@ -232,7 +237,7 @@ def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Netw
 
 def _by_name(tables: dict[str, Any]) -> Network:
     top = At(())
-    _known(tables, top, {"name", "host", "switch", "cable", "costs"})
+    _known(tables, top, {"name", "host", "switch", "cable", "costs", "switching"})
     common = _costs(tables["costs"], top / "costs") if "costs" in tables else generators.CPU
     places: list[RankLocation] = []
     machines: list[Machine] = []
@@ -328,6 +333,9 @@ _COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
     "receive": ("o_recv_s", seconds),
     "gap": ("g_s", seconds),
     "rendezvous": ("rendezvous_bytes", nbytes),
+    "call": ("call_s", seconds),
+    "cache": ("cache_bytes", nbytes),
+    "beyond_cache": ("beyond_cache", factor),
     "per_byte": ("o_s_per_byte", seconds_per_byte),
     "reduce": ("reduce_s_per_byte", seconds_per_byte),
     "copy": ("copy_s_per_byte", seconds_per_byte),
@@ -336,13 +344,33 @@ _COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
 
 
 def _costs(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
-    import msgspec
-
     if not isinstance(value, dict):
         raise DescriptionError(at, f"is {value!r}, expected a table")
-    _known(value, at, set(_COSTS))
-    changes = {_COSTS[key][0]: _quantity(_COSTS[key][1], each, at / key) for key, each in value.items()}
+    _known(value, at, {*_COSTS, "inside"})
+    changes = {
+        _COSTS[key][0]: _quantity(_COSTS[key][1], each, at / key)
+        for key, each in value.items()
+        if key != "inside"
+    }
+    if "inside" in value:
+        changes["inside"] = _inside_costs(value["inside"], at / "inside")
     return msgspec.structs.replace(base, **changes)
+
+
+_INSIDE: dict[str, tuple[str, Callable[[object], float]]] = {
+    "send": ("send_s", seconds),
+    "receive": ("recv_s", seconds),
+    "per_byte": ("s_per_byte", seconds_per_byte),
+}
+
+
+def _inside_costs(value: Any, at: At) -> InsideCosts:
+    if not isinstance(value, dict):
+        raise DescriptionError(at, f"is {value!r}, expected {{ send = '0.2 us', per_byte = '10 GB/s' }}")
+    _known(value, at, set(_INSIDE))
+    return InsideCosts(
+        **{_INSIDE[key][0]: _quantity(_INSIDE[key][1], each, at / key) for key, each in value.items()}
+    )
 
 
 def _quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:

@@ -34,6 +34,8 @@ def _lines(network: Network) -> Iterator[str]:
             f"{network.name} was made by a generator: its file is shorter than a list of its links"
         )
     yield f"name = {json.dumps(network.name)}"
+    if network.stores:
+        yield 'switching = "store-and-forward"'
     places = list(network.router.nodes)
     adders = {switch.name: switch.adds_bytes_per_s for switch in network.switches}
     memories = dict(network.router.inside)
@@ -85,4 +87,12 @@ def _costs(costs: Costs) -> str:
     ):
         if value:
             found.append(f"{name} = {1 / value!r}")
+    if costs.call_s:
+        found.append(f"call = {costs.call_s!r}")
+    if costs.cache_bytes:
+        found.append(f"cache = {costs.cache_bytes}, beyond_cache = {costs.beyond_cache!r}")
+    if costs.inside is not None:
+        inside = f"send = {costs.inside.send_s!r}, receive = {costs.inside.recv_s!r}"
+        inside += f", per_byte = {1 / costs.inside.s_per_byte!r}" if costs.inside.s_per_byte else ""
+        found.append(f"inside = {{ {inside} }}")
     return ", ".join(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.plans.plan import Copy, Plan, Recv, Send, Step
 
@@ -23,18 +23,32 @@ __all__ = [
     "SEGMENT",
     "SEND",
     "SIGNAL",
+    "UNTIL",
     "Programs",
+    "Until",
     "chunk_code",
     "compute_code",
     "encoded",
     "plan_codes",
     "translated",
+    "until_code",
 ]
 
-SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT = range(9)
+SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT, UNTIL = range(10)
 """The codes, as `simulator::Code` has them."""
 
-HEADS = {SEND: 3, RECV: 2, REDUCE: 4, COPY: 2, CHUNK: 3, COMPUTE: 3, SIGNAL: 2, AWAIT: 2, SEGMENT: 1}
+HEADS = {
+    SEND: 3,
+    RECV: 2,
+    REDUCE: 4,
+    COPY: 2,
+    CHUNK: 3,
+    COMPUTE: 3,
+    SIGNAL: 2,
+    AWAIT: 2,
+    SEGMENT: 1,
+    UNTIL: 3,
+}
 """How many numbers a code has before its peers."""
 
 BLOCK_CODES = 1 << 14
@@ -48,6 +62,17 @@ def chunk_code(nbytes: float) -> array[int]:
 def compute_code(seconds: float) -> array[int]:
     """The rank computes for so long."""
     return array("i", [COMPUTE, *_halves(seconds)])
+
+
+def until_code(seconds: float) -> array[int]:
+    """The next step does not begin before this second."""
+    return array("i", [UNTIL, *_halves(seconds)])
+
+
+class Until(NamedTuple):
+    """Among the steps of a schedule with times: what follows does not begin before this second."""
+
+    seconds: float
 
 
 class Programs:
@@ -74,7 +99,7 @@ class Programs:
             self._kept[rank] = blocks
 
 
-def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
+def encoded(rank: int, steps: Iterable[Step | Until]) -> Iterator[array[int]]:
     """The codes of a rank's steps, in blocks of about `BLOCK_CODES` numbers."""
     block = array("i")
     kind: type = Copy
@@ -82,6 +107,13 @@ def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
     peers: Any = None
     for step in steps:
         now: type = type(step)
+        if now is Until:
+            if count:
+                block.extend(_code(rank, kind, count, peers))
+                count = 0
+            block.extend(until_code(step.seconds))  # type: ignore[union-attr]
+            kind, peers = Copy, None
+            continue
         its: Any = step.to if now is Send else None if now is Copy else step.frm  # type: ignore[union-attr]
         if now is kind and its == peers:
             count += 1

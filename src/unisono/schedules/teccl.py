@@ -15,13 +15,15 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import PlanError
+from unisono.plans.codes import Until
 from unisono.plans.plan import Chunk, Copy, In, Out, Plan, Recv, Send, Step, Tmp
 
-__all__ = ["parse_teccl", "read_teccl"]
+__all__ = ["PacedSteps", "parse_teccl", "read_paced", "read_teccl"]
 
 MOST_BYTES = 64 << 20
 MOST_FLOWS = 1 << 18
@@ -34,6 +36,12 @@ _CHUNK = re.compile(r"Chunk (\d{1,6})")
 
 Piece = tuple[int, int]
 """A chunk: the rank that it comes from, and its number there."""
+
+
+class Epoch(NamedTuple):
+    """Among the steps of a rank: what follows belongs to this epoch."""
+
+    epoch: int
 
 
 class _Flow(NamedTuple):
@@ -49,17 +57,53 @@ def read_teccl(file: str | Path) -> Plan:
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong.  PlanError: it is no plan.
     """
-    with Path(file).open("rb") as opened:
+    return parse_teccl(_record(Path(file)), str(file))
+
+
+def _record(file: Path) -> Any:
+    with file.open("rb") as opened:
         data = opened.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"{file}: is larger than {MOST_BYTES >> 20} MiB")
     try:
-        record = json.loads(data)
+        return json.loads(data)
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}:{error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # no UTF-8, or a number of too many digits
         raise ValueError(f"{file}: {error}") from None
-    return parse_teccl(record, str(file))
+
+
+class PacedSteps:
+    """The steps of a rank as a function (rank, size, root) -> steps, each send with the start of its epoch.
+
+    Attributes:
+        collective, size, parts: as of the plan.  epoch_s: seconds of an epoch.
+    """
+
+    def __init__(self, schedule: _TecclSchedule, epoch_s: float) -> None:
+        self.collective, self.size, self.parts = schedule.collective, schedule.size, schedule.parts
+        self.epoch_s = epoch_s
+        self._steps = schedule.steps
+        self.__name__ = Path(schedule.file).name
+
+    def __call__(self, rank: int, size: int, root: int) -> Iterator[Step | Until]:  # noqa: ARG002
+        """The steps of a rank."""
+        for step in self._steps[rank]:
+            yield Until(step.epoch * self.epoch_s) if isinstance(step, Epoch) else step
+
+
+def read_paced(file: str | Path) -> PacedSteps:
+    """The schedule in a file with its times, for the simulator: a send begins with its epoch, not before.
+
+    Raises:
+        OSError, ValueError, PlanError: as `read_teccl`.
+    """
+    record = _record(Path(file))
+    parse_teccl(record, str(file))
+    epoch_s = record.get("1-Epoch_Duration")
+    if isinstance(epoch_s, bool) or not isinstance(epoch_s, (int, float)) or not 0 < epoch_s < 1e6:
+        raise ValueError(f"{file}: 1-Epoch_Duration is {epoch_s!r}, expected seconds")
+    return PacedSteps(_schedule(record, str(file), paced=True), epoch_s)
 
 
 def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
@@ -68,6 +112,10 @@ def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
     Raises:
         ValueError: it is wrong.  PlanError: it is no plan; the message names the rank.
     """
+    return _schedule(record, file, paced=False).plan()
+
+
+def _schedule(record: Any, file: str, *, paced: bool) -> _TecclSchedule:
     demand = record.get("6-Demand_Met") if isinstance(record, dict) else None
     flows = record.get("7-Flows") if isinstance(record, dict) else None
     if not isinstance(demand, dict) or not isinstance(flows, list) or len(flows) > MOST_FLOWS:
@@ -77,7 +125,11 @@ def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
     if not ranks:
         raise ValueError(f"{file}: there is no demand")
     wanted = _wanted(file, demand, ranks)
-    return _TecclSchedule(file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows]).plan()
+    found = _TecclSchedule(
+        file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows], paced=paced
+    )
+    found.run()
+    return found
 
 
 def _number(file: str, pattern: re.Pattern[str], text: object) -> int:
@@ -115,8 +167,10 @@ def _flow(file: str, text: object, ranks: dict[int, int]) -> _Flow:
 
 
 class _TecclSchedule:
-    def __init__(self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[_Flow]) -> None:
-        self.file, self.size = file, size
+    def __init__(
+        self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[_Flow], *, paced: bool
+    ) -> None:
+        self.file, self.size, self.paced = file, size, paced
         self.flows = sorted(flows)
         others = {len(targets - {piece[0]}) for piece, targets in wanted.items()}
         if others == {size - 1}:
@@ -140,13 +194,18 @@ class _TecclSchedule:
         for piece in self.places:
             self.own[piece[0]].append(piece)
         self.scratch = {piece: number for number, piece in enumerate(self.places)}
-        self.steps: list[list[Step]] = [[] for _ in range(size)]
+        self.steps: list[list[Any]] = [[] for _ in range(size)]
+        self.epochs = [-1] * size
         self.holds: list[dict[Piece, Chunk]] = [{} for _ in range(size)]
         self.edges: dict[tuple[int, int], deque[Piece]] = {}
         self.coming: list[dict[tuple[int, Piece], None]] = [{} for _ in range(size)]
         self.first: list[dict[Piece, int]] = [{} for _ in range(size)]  # who sends a chunk first
 
     def plan(self) -> Plan:
+        name = Path(self.file).name
+        return Plan(self.collective, name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
+
+    def run(self) -> None:
         for piece in self.places:
             self.holds[piece[0]][piece] = self.given(piece)
         for flow in self.flows:
@@ -156,8 +215,6 @@ class _TecclSchedule:
             for source, piece in self.coming[rank]:
                 if piece not in self.holds[rank]:
                     self.receive(rank, source, piece)
-        name = Path(self.file).name
-        return Plan(self.collective, name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
 
     def given(self, piece: Piece) -> Chunk:
         """Where its rank has a chunk."""
@@ -182,6 +239,9 @@ class _TecclSchedule:
             )
         chunk = self.holds[flow.source][flow.piece]
         steps = self.steps[flow.source]
+        if self.paced and flow.epoch > self.epochs[flow.source]:
+            self.epochs[flow.source] = flow.epoch
+            steps.append(Epoch(flow.epoch))
         last = steps[-1] if steps else None
         if isinstance(last, Send) and last.chunk == chunk:
             steps[-1] = Send(chunk, (*last.to, flow.target))

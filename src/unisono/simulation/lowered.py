@@ -27,7 +27,7 @@ from unisono.plans.codes import (
 from unisono.plans.plan import Step, StepFunction
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.items import Call, Compute, RecvFrom, SendTo, Wait
-from unisono.simulation.segments import parts_of, segments_of
+from unisono.simulation.segments import call_code, parts_of, segments_of
 
 if TYPE_CHECKING:
     from unisono.simulation.items import Program
@@ -131,7 +131,7 @@ class LoweredProgram:
 
     def _calls_of(self, rank: int, group: int) -> Iterator[tuple[array[int], int]]:
         for number, call in self._numbered(rank)[group]:
-            yield array("i", [AWAIT, 2 * number]), 1
+            yield array("i", [AWAIT, 2 * number]) + call_code(self._network, rank), 1
             yield from self._call(rank, call)
             yield array("i", [SIGNAL, 2 * number + 1]), 1
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from unisono.engine.base.validation import whole
 from unisono.networks import Network
 from unisono.simulation.folding import unfolded
-from unisono.simulation.items import Program, check, check_types
+from unisono.simulation.items import Call, Program, check, check_types
 from unisono.simulation.lowered import LoweredProgram
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, network_of, run
@@ -61,5 +61,8 @@ def simulate_program(
     check(program, groups, size)
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
     lowered = LoweredProgram(program, groups, network, segment_bytes)
+    largest = max((i.nbytes for items in program.ranks for i in items if isinstance(i, Call)), default=0.0)
     folding = unfolded() if several or conditions.uneven else lowered.folding()
-    return run(program.name, network, lowered.blocks, folding, conditions, streams=lowered.streams)
+    return run(
+        program.name, network, lowered.blocks, folding, conditions, nbytes=largest, streams=lowered.streams
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from unisono.engine.base.validation import whole
+from unisono.networks import Network
+from unisono.plans.codes import compute_code
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Copy, Reduce, Step
 
-__all__ = ["parts_of", "segments_of"]
+__all__ = ["call_code", "parts_of", "segments_of"]
 
 SEGMENT_BYTES = 2 << 20
 """The engine's segments between hosts (docs/design.md), over all chunks."""
@@ -21,6 +24,12 @@ SLICE_BYTES = 64
 
 MOST_SEGMENTS = 1 << 24
 MOST_SEGMENT_BYTES = 1 << 62
+
+
+def call_code(network: Network, rank: int) -> array[int]:
+    """What a call costs a rank before its first step."""
+    seconds = network.costs_of(rank).call_s
+    return compute_code(seconds) if seconds else array("i")
 
 
 def parts_of(collective: str, steps: Callable[[int], Iterable[Step]], size: int) -> int:

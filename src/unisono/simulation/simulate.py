@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unisono.engine.base.validation import flag, instance, not_negative, whole
 from unisono.networks import Network
@@ -19,7 +19,7 @@ from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, network_of, run
-from unisono.simulation.segments import parts_of, segments_of
+from unisono.simulation.segments import call_code, parts_of, segments_of
 
 __all__ = ["simulate"]
 
@@ -52,6 +52,7 @@ def simulate(
     slow_links: Mapping[str | int, float] | None = None,
     lost_links: Collection[str | int] = (),
     timeline: int = 0,
+    paced: bool = False,
 ) -> Result:
     """How long a collective takes on a network, and what limits it.
 
@@ -71,6 +72,7 @@ def simulate(
         slow_links: name or number of a link -> factor of the time that a byte takes.
         lost_links: names or numbers of links on which nothing arrives.
         timeline: keep so many spans of what ranks did.
+        paced: a schedule of TE-CCL keeps its epochs: a message does not leave before its epoch begins.
     Raises:
         SimulationError: the run does not end; the message names the rank, the step and the link.
         PlanError: there is no such algorithm.  ValueError: an argument is out of range.
@@ -88,15 +90,18 @@ def simulate(
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
     if algorithm == IN_NETWORK:
         return _in_network(collective, network, nbytes, segment_bytes, conditions)
-    name, function, pieces = _function(collective, algorithm, network, root)
+    if flag(paced, "paced"):
+        name, function, pieces = _paced(collective, algorithm, network)
+    else:
+        name, function, pieces = _function(collective, algorithm, network, root)
     named = isinstance(algorithm, str) and not is_file(algorithm)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
     parts = parts_of(collective, programs.steps, size) * pieces
     segments = segments_of(network.hosts, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
-    blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
-    return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
+    blocks = _Blocks(programs, nbytes / parts / segments, segments, most, network)
+    return run(f"{collective}/{name}", network, blocks.of, folding, conditions, nbytes=nbytes)
 
 
 def _in_network(
@@ -120,12 +125,17 @@ def _in_network(
         if actor >= size:
             yield head + adds, segments
             return
-        yield head + gives, 1  # a segment ahead: the way up and the way down overlap
+        yield (
+            call_code(network, actor) + head + gives,
+            1,
+        )  # a segment ahead: the way up and the way down overlap
         if segments > 1:
             yield gives + takes, segments - 1
         yield takes, 1
 
-    return run(f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, switches=True)
+    return run(
+        f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, nbytes=nbytes, switches=True
+    )
 
 
 def _function(
@@ -147,6 +157,19 @@ def _function(
         raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name, a function or a plan")
     name = str(getattr(algorithm, "__name__", "custom"))
     return name, partial(_own_steps, f"{collective}/{name}", algorithm), 1
+
+
+def _paced(collective: str, algorithm: object, network: Network) -> tuple[str, Any, int]:
+    """As `_function`, of a schedule with its times."""
+    from unisono.schedules.teccl import read_paced
+
+    if not isinstance(algorithm, str) or not algorithm.endswith(".json"):
+        raise ValueError(f"paced: algorithm is {algorithm!r}, expected a file of TE-CCL, which ends in .json")
+    steps = read_paced(algorithm)
+    if (steps.collective, steps.size) != (collective, network.size):
+        given = f"{steps.collective} of {steps.size} ranks"
+        raise ValueError(f"{algorithm} is {given}, expected {collective} of {network.size}")
+    return Path(algorithm).name, steps, steps.parts
 
 
 def _own_steps(what: str, function: StepFunction, rank: int, size: int, root: int) -> Iterator[Step]:
@@ -222,9 +245,12 @@ class _Blocks(NamedTuple):
     chunk_bytes: float
     segments: int
     most: int
+    network: Network
 
     def of(self, rank: int) -> Iterator[tuple[array[int], int]]:
         """(block, how often it runs). Programs that are not too long are given once for all segments."""
+        if call := call_code(self.network, rank):
+            yield call, 1
         whole = chunk_code(self.chunk_bytes)
         blocks = self.programs.blocks(rank)
         for block in blocks:
