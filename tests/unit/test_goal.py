@@ -36,7 +36,7 @@ def test_times_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_oldest_message_that_matches_is_taken() -> None:
-    """A receive that takes any peer stands in one line with one that names it: each has a calculation after."""
+    """A receive that takes any peer stands in one line with one that names it."""
     first = [Operation("recv", 8, ANY, 7), Operation("recv", 8, 1, 7)]
     then = [Operation("calc", 100, requires=(0,), cpu=1), Operation("calc", 5000, requires=(1,), cpu=2)]
     send = [Operation("send", 8, 0, 7)]

@@ -16,17 +16,6 @@ from unisono.engine.costs import plan_cost
 from unisono.networks import Cable, Costs, Network
 from unisono.plans import ALGORITHMS, Out, Plan, Recv, Reduce, Send, make
 from unisono.plans.plan import Step
-from unisono.simulation import (
-    Call,
-    Compute,
-    Program,
-    RecvFrom,
-    SendTo,
-    Wait,
-    read_program,
-    simulate_program,
-    write_program,
-)
 
 CABLE = Cable(2e-6, 1e9)
 FREE = Costs()
@@ -131,16 +120,6 @@ def test_overheads_are_those_of_loggp() -> None:
     assert found.ends == pytest.approx([sent, sent + 1e-6 + 2e-6 + 2e-6 + 1e-6])
 
 
-def test_a_rendezvous_waits_until_its_receiver_asks() -> None:
-    costs = Costs(rendezvous_bytes=1000)
-    network = networks.star(2, cable=Cable(1e-6, 1e9), costs=costs)
-    program = Program(ranks=[[SendTo(1, 1000.0)], [Compute(1e-3), RecvFrom(0)]])
-    found = simulate_program(program, network)
-    assert found.ends == pytest.approx(
-        [0.0, 1e-3 + 2e-6 + 1e-6 + 2e-6]
-    )  # the answer, the bytes, their latency
-
-
 def test_segments_overlap_along_a_chain() -> None:
     given: Any = {"algorithm": "hierarchical", "nbytes": 1 << 20}
     whole = un.simulate("broadcast", star(8), **given, segment_bytes=1 << 20)
@@ -226,169 +205,6 @@ def test_a_switch_that_adds_halves_the_bytes_of_a_ring() -> None:
 def test_in_network_needs_a_switch_that_adds() -> None:
     with pytest.raises(ValueError, match="none of whose switches adds"):
         un.simulate("all_reduce", star(4), algorithm="in_network", nbytes=8)
-
-
-# ---- programs ------------------------------------------------------------------------------------------
-
-
-def test_compute_overlaps_with_a_call_that_has_a_handle() -> None:
-    network = star(8)
-    call = un.simulate("all_reduce", network, algorithm="ring", nbytes=1e7).seconds
-    overlap = [Call("all_reduce", "ring", 1e7, handle="x"), Compute(2 * call), Wait("x")]
-    in_turn = [Call("all_reduce", "ring", 1e7), Compute(2 * call)]
-    assert simulate_program(Program(ranks=[overlap]), network).seconds == pytest.approx(2 * call)
-    assert simulate_program(Program(ranks=[in_turn]), network).seconds == pytest.approx(3 * call)
-
-
-def test_groups_at_once_share_the_links() -> None:
-    """Two groups over one cable: each gets half of it. Alone, one gets all."""
-    network = networks.two_hosts(ranks=2, cable=Cable(0.0, 1e9), costs=FREE)
-    groups = [[0, 2], [1, 3]]
-    both = Program(
-        ranks=[[Call("broadcast", "direct", 1e6, group=rank % 2)] for rank in range(4)], groups=groups
-    )
-    alone = Program(ranks=[[Call("broadcast", "direct", 1e6)]] * 3 + [[]], groups=[[0, 2]])
-    assert simulate_program(both, network).seconds == pytest.approx(2e-3)
-    alone = Program(
-        ranks=[[Call("broadcast", "direct", 1e6)], [], [Call("broadcast", "direct", 1e6)], []],
-        groups=[[0, 2]],
-    )
-    assert simulate_program(alone, network).seconds == pytest.approx(1e-3)
-
-
-def test_a_program_folds_where_all_its_calls_do() -> None:
-    network = networks.star(8, ranks=2, cable=CABLE, costs=COSTS)
-    items = [
-        Compute(1e-4),
-        Call("all_reduce", "ring", 1e5, handle="x"),
-        Call("all_reduce", "hierarchical", 1e6),
-        Wait("x"),
-    ]
-    same = simulate_program(Program(ranks=[items]), network)
-    each = simulate_program(Program(ranks=[items] * 16), network)
-    assert (same.seconds, same.messages, same.ends) == (each.seconds, each.messages, each.ends)
-    assert same.simulated * 8 == each.simulated
-
-
-def test_a_rank_does_not_wait_for_a_call_of_a_group_without_it() -> None:
-    items = [Call("all_reduce", "ring", 1e3, group=1, handle="x"), Wait("x"), Compute(1e-3)]
-    found = simulate_program(Program([items], groups=[(), (0, 1)]), star(4))
-    assert found.ends[3] == pytest.approx(1e-3)
-    assert found.ends[0] > 1e-3
-
-
-def test_many_groups_need_streams_of_their_members_only() -> None:
-    """64 groups of two: every rank has two streams, not 65."""
-    groups = [(rank, rank + 1) for rank in range(0, 128, 2)]
-    ranks = [[Call("all_reduce", "ring", 1e3, group=rank // 2)] for rank in range(128)]
-    found = simulate_program(Program(ranks, groups=groups), star(128))
-    assert found.messages == 64 * 4
-
-
-def test_a_call_takes_time_before_its_first_step() -> None:
-    network = networks.star(2, cable=CABLE, costs=Costs(call_s=1e-3))
-    plain = un.simulate("barrier", star(2), algorithm="dissemination", nbytes=0).seconds
-    assert un.simulate("barrier", network, algorithm="dissemination", nbytes=0).seconds == plain + 1e-3
-    twice = [Call("barrier", "dissemination", 0.0)] * 2
-    assert simulate_program(Program([twice]), network).seconds == pytest.approx(2 * plain + 2e-3)
-
-
-def test_buffers_beyond_the_cache_cost_more_per_byte() -> None:
-    given: dict[str, Any] = {"o_s_per_byte": 1e-9, "cache_bytes": 1000, "beyond_cache": 3.0}
-    network = networks.star(2, cable=Cable(0.0, 1e15), costs=Costs(**given))
-    small, large = (
-        un.simulate("broadcast", network, algorithm="direct", nbytes=nbytes).seconds
-        for nbytes in (1000, 2000)
-    )
-    assert (small, large) == pytest.approx((2e-6, 12e-6))
-
-
-def test_bytes_for_ranks_of_a_host_are_written_once() -> None:
-    """Rank 0 writes once for two others, each copies; a rank of another host costs as much as before."""
-    inside = networks.InsideCosts(send_s=1.0, recv_s=10.0, s_per_byte=0.5)
-    costs = Costs(o_send_s=100.0, o_recv_s=1000.0, o_s_per_byte=5.0, inside=inside)
-    network = networks.star(2, ranks=3, cable=Cable(0.0, 1e15), inner=Cable(0.0, 1e15), costs=costs)
-    host = un.simulate("broadcast", network.first(3), algorithm="direct", nbytes=2)
-    assert host.ends == pytest.approx([3.0, 2.0 + 11.0, 3.0 + 11.0])
-    both = un.simulate("broadcast", network.first(4), algorithm="direct", nbytes=2)
-    assert both.ends[0] == pytest.approx(3.0 + 110.0)
-    assert both.ends[3] == pytest.approx(113.0 + 1010.0)
-    gathered = un.simulate("reduce", network.first(3), algorithm="direct", nbytes=2)
-    assert gathered.seconds == pytest.approx(2.0 + 20.0)  # a reduction reads the bytes where they are
-
-
-@pytest.mark.parametrize("folds", [True, False])
-def test_ranks_share_the_cores_of_their_host(folds: bool) -> None:
-    """Four ranks on two cores: work takes twice as long, whether one rank stands for all or not."""
-    costs = Costs(o_s_per_byte=1e-9, reduce_s_per_byte=1e-9)
-    given: dict[str, Any] = {"ranks": 4, "cable": Cable(0.0, 1e15), "inner": Cable(0.0, 1e15), "costs": costs}
-    few, enough = networks.star(2, cores=2, **given), networks.star(2, cores=4, **given)
-    slow, fast = (
-        un.simulate(
-            "all_reduce", network, algorithm="two_shot", nbytes=8e6, fold=folds, segment_bytes=1 << 30
-        )
-        for network in (few, enough)
-    )
-    assert slow.seconds == pytest.approx(2 * fast.seconds, rel=1e-6)
-
-
-def test_a_program_survives_json(tmp_path: Path) -> None:
-    items = [
-        Compute(1e-3),
-        Call("all_reduce", "ring", 8.0, handle="x"),
-        Wait("x"),
-        SendTo(1, 4.0),
-        RecvFrom(1),
-    ]
-    program = Program(ranks=[items, [RecvFrom(0), SendTo(0, 4.0)]], groups=[[0]], name="step")
-    write_program(program, tmp_path / "program.json")
-    assert read_program(tmp_path / "program.json") == program
-    assert simulate_program(program, star(2)).seconds > 1e-3
-    (tmp_path / "program.json").write_bytes(b"\x00garbage")
-    with pytest.raises(ValueError, match="is no program"):
-        read_program(tmp_path / "program.json")
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        ([Wait("x")], "rank 0, item 0 waits for 'x'"),
-        ([Compute(-1.0)], "rank 0, item 0: seconds"),
-        ([Call("all_reduce", "ring", 8.0, group=3)], "rank 0, item 0: group"),
-        ([SendTo(99, 8.0)], "rank 0, item 0: peer"),
-        ([Call("all_reduce", "nothing", 8.0)], "no algorithm 'nothing'"),
-        ([SendTo(1, 8.0)], "rank 0, item 0: a message of a list that is not one rank's own"),
-    ],
-)
-def test_a_wrong_item_is_named(items: list[Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        simulate_program(Program(ranks=[items]), star(2))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "given", "text"),
-    [
-        ([[SendTo(0, 8.0)], []], {}, "rank 0, item 0: a message of rank 0 to itself"),
-        ([], {}, "the program has no ranks"),
-        ([[]], {"size": 0}, "size"),
-        ([["x"]], {}, "rank 0, item 0 is a str"),
-        (5, {}, "the ranks of the program is a int"),
-        ([[]], {"groups": [5]}, "group 0 is a int"),
-        ([[]], {"groups": [(0, 0)]}, "group 0 has a rank twice"),
-        ([[Call(5, "ring", 8.0)]], {}, "collective"),
-        ([[Call("all_reduce", "ring", "x")]], {}, "nbytes"),
-    ],
-)
-def test_a_wrong_program_is_refused(ranks: Any, given: dict[str, Any], text: str) -> None:
-    groups = given.pop("groups", [()])
-    with pytest.raises((ValueError, TypeError), match=text):
-        simulate_program(Program(ranks=ranks, groups=groups), star(2), **given)
-
-
-def test_a_program_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "program.json").write_text('{"ranks": ' + "[" * 100_000)
-    with pytest.raises(ValueError, match="is no program"):
-        read_program(tmp_path / "program.json")
 
 
 # ---- results and arguments -----------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 
 from unisono.engine.base.validation import instance, positive, whole
+from unisono.networks.costs import Costs
 from unisono.networks.fabric import Cable, Fabric, Interior, MemoryInterior, SwitchInterior, assemble
 from unisono.networks.fabrics import Crossbar, Dragonfly, FatTree, FullMesh, RailOptimised, Torus
-from unisono.networks.network import HALF, Costs, Network
+from unisono.networks.network import HALF, Network
 
 __all__ = [
     "Hosts",

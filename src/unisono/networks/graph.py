@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from unisono.networks.costs import Costs
 from unisono.networks.fabric import Cable
-from unisono.networks.network import FULL, HALF, Costs, Family, Links, Machine, Network, Switch, numbered
+from unisono.networks.network import FULL, HALF, Family, Links, Machine, Network, Switch, numbered
 
 __all__ = ["Connection", "GraphRouter", "RankLocation", "network_of"]
 

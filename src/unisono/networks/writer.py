@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from unisono.networks.costs import Costs
 from unisono.networks.graph import GraphRouter
-from unisono.networks.network import Costs, Network
+from unisono.networks.network import Network
 
 __all__ = ["MOST_LINKS", "toml"]
 

@@ -104,9 +104,10 @@ def _check_sum(ranks: list[list[_Numbers]], *model: int) -> None:
 
 
 def _checked(operation: Operation, where: str, size: int) -> _Numbers:
-    if not hasattr(operation, "irequires"):  # TraceAction of unisono.schedules is another class
+    names = getattr(operation, "_fields", ())
+    if "irequires" not in names:  # TraceAction of unisono.schedules is another class
         raise TypeError(f"{where}: is a {type(operation).__name__}, expected an Operation")
-    kind = KINDS.get(operation.kind) if isinstance(operation.kind, str) else None
+    kind = KINDS.get(str(operation.kind))
     if kind is None:
         raise ValueError(f"{where}: kind is {operation.kind!r}, expected {', '.join(KINDS)}")
     takes = operation.kind == "recv"

@@ -36,6 +36,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     """A collective of a group.
 
     Attributes:
+        algorithm: a name of the catalogue; "": as the engine would choose for these hosts.
         nbytes: as for `simulate`.  group: its number in `Program.groups`.  root: a rank of the group.
         handle: "": the rank waits for the end. A name: it goes on, and `Wait` waits.
     """

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from unisono.engine.costs.tuner import Tuner
 from unisono.networks import Network
+from unisono.networks.prices import machine_of
 from unisono.plans.catalog import steps_of
 from unisono.plans.codes import (
     AWAIT,
@@ -64,6 +66,7 @@ class LoweredProgram:
                 self._streams[number][rank] = len(self._memberships[rank])
         self.streams = 1 + max(map(len, self._memberships))
         self._steps = lru_cache(maxsize=256)(self._steps_of)
+        self._tuners: dict[tuple[int, ...], Tuner] = {}
         self._calls: dict[tuple[int, tuple[int, ...]], dict[int, list[tuple[int, Call]]]] = {}
 
     def folding(self) -> Folding:
@@ -73,7 +76,11 @@ class LoweredProgram:
         whole = all(group == tuple(range(network.size)) for group in self._groups)
         if not whole or any(isinstance(item, (SendTo, RecvFrom)) for item in items):
             return unfolded()
-        calls = {(item.collective, item.algorithm, item.root) for item in items if isinstance(item, Call)}
+        calls = {
+            (item.collective, item.algorithm or self._chosen(item.collective, item.nbytes, 0), item.root)
+            for item in items
+            if isinstance(item, Call)
+        }
         found = []
         for collective, algorithm, root in sorted(calls):
             steps, _, _ = self._steps(collective, algorithm, 0, root)
@@ -137,7 +144,8 @@ class LoweredProgram:
 
     def _call(self, rank: int, call: Call) -> Iterator[tuple[array[int], int]]:
         members, streams = self._groups[call.group], self._streams[call.group]
-        steps, parts, hosts = self._steps(call.collective, call.algorithm, call.group, call.root)
+        algorithm = call.algorithm or self._chosen(call.collective, call.nbytes, call.group)
+        steps, parts, hosts = self._steps(call.collective, algorithm, call.group, call.root)
         segments = segments_of(hosts, call.nbytes, parts, self._segment_bytes)
         size = self._network.size
         place = self._places[call.group][rank]
@@ -146,12 +154,23 @@ class LoweredProgram:
             whole_program += translated(block, lambda peer: streams[members[peer]] * size + members[peer])
         yield whole_program, segments
 
+    def _hosts(self, group: int) -> tuple[int, ...]:
+        return tuple(self._network.hosts[rank] for rank in self._groups[group])
+
+    def _chosen(self, collective: str, nbytes: float, group: int) -> str:
+        """The algorithm that the engine would choose."""
+        hosts = self._hosts(group)
+        tuner = self._tuners.get(hosts)
+        if tuner is None:
+            tuner = self._tuners[hosts] = Tuner(len(hosts), hosts, machine_of(self._network))
+        blocks = collective in ("all_gather", "reduce_scatter")
+        return tuner.choose(collective, int(nbytes) // len(hosts) if blocks else int(nbytes))
+
     def _steps_of(
         self, collective: str, algorithm: str, group: int, root: int
     ) -> tuple[partial[Iterable[Step]], int, tuple[int, ...]]:
         """The steps by place in the group, the chunks of a buffer, the hosts of the members."""
-        members = self._groups[group]
-        hosts = tuple(self._network.hosts[rank] for rank in members)
+        members, hosts = self._groups[group], self._hosts(group)
         function = steps_of(collective, algorithm, len(members), hosts)
         steps = partial(_steps, function, len(members), root)
         return steps, parts_of(collective, steps, len(members)), hosts

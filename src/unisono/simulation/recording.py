@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from unisono.engine.base.validation import instance, whole
-from unisono.engine.group.recording import CallEvent, RankRecording, read_part
+from unisono.engine.encoding.call_events import CallEvent, RankRecording, read_part
 from unisono.simulation.items import Call, Compute, Item, Program, RecvFrom, SendTo, Wait
 
 __all__ = ["program_of", "read_parts", "scaled"]

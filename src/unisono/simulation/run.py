@@ -14,7 +14,7 @@ from unisono._native import simulate as simulate_native
 from unisono.engine.base.validation import instance, listed, not_negative, positive, whole
 from unisono.errors import SimulationError
 from unisono.networks import Network, find
-from unisono.networks.network import Costs, InsideCosts
+from unisono.networks.costs import Costs, InsideCosts
 from unisono.plans.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL, UNTIL
 from unisono.plans.plan import MOST_RANKS
 from unisono.simulation.folding import Folding

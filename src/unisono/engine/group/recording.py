@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from unisono import _native
+from unisono.engine.encoding.call_events import CallEvent, RankRecording
 from unisono.engine.group.messages import RecvFrom, SendTo
 from unisono.engine.group.native_messages import NativeMessageWork
 
 if TYPE_CHECKING:
     from unisono.engine.group.group import Group
 
-__all__ = ["CallEvent", "RankRecording", "read_part", "record"]
+__all__ = ["record"]
 
 COLLECTIVES = (
     *("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan", "barrier", "all_gather", "all_gather_v"),
@@ -54,53 +55,6 @@ OBJECT_BYTES = 256
 
 BUFFERS = ("x", "out", "inputs", "given", "xs", "outs")
 ROOTS = ("src", "dst")
-
-
-class CallEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call of this rank.
-
-    Attributes:
-        name: of the method; "wait" for the end of an asynchronous call.
-        begin_ns, end_ns: by a clock of this process.  cpu_begin_ns, cpu_end_ns: its processor time then.
-        group: the name of its group, and the members by their rank in the world.
-        nbytes: of the whole buffer, the larger one of input and output.
-        algorithm: that the caller asked for.  root: in the group.
-        handle: the number of an asynchronous call; 0: it was waited for at once.
-        peer: in the world, of a message.  waits: the handle that "wait" waits for.
-    """
-
-    name: str
-    begin_ns: int
-    end_ns: int
-    cpu_begin_ns: int
-    cpu_end_ns: int
-    group: tuple[str, tuple[int, ...]] = ("", ())
-    nbytes: int = 0
-    algorithm: str = ""
-    root: int = 0
-    handle: int = 0
-    peer: int = -1
-    waits: int = 0
-
-
-class RankRecording(msgspec.Struct, frozen=True):
-    """All calls of a rank."""
-
-    rank: int
-    size: int
-    events: list[CallEvent]
-
-
-def read_part(data: bytes) -> RankRecording:
-    """What a rank has written.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    try:
-        return msgspec.msgpack.decode(data, type=RankRecording)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
 
 
 class _Recorder:
@@ -134,8 +88,9 @@ class _Recorder:
             result = call()
         finally:
             self.inside.busy = False
+        noted = note(result)  # before the end: it is no compute
         end, cpu_end = time.perf_counter_ns(), time.process_time_ns()
-        self.events.append(CallEvent(**note(result), begin_ns=begin, end_ns=end,
+        self.events.append(CallEvent(**noted, begin_ns=begin, end_ns=end,
                                      cpu_begin_ns=cpu_begin, cpu_end_ns=cpu_end))  # fmt: skip
         return result
 
