@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from unisono.plans.plan import Copy, Plan, Recv, Send, Step
 
@@ -25,7 +25,6 @@ __all__ = [
     "SIGNAL",
     "UNTIL",
     "Programs",
-    "Until",
     "chunk_code",
     "compute_code",
     "encoded",
@@ -69,12 +68,6 @@ def until_code(seconds: float) -> array[int]:
     return array("i", [UNTIL, *_halves(seconds)])
 
 
-class Until(NamedTuple):
-    """Among the steps of a schedule with times: what follows does not begin before this second."""
-
-    seconds: float
-
-
 class Programs:
     """The programs of ranks in codes, made when they are needed; the first ones are kept."""
 
@@ -99,7 +92,7 @@ class Programs:
             self._kept[rank] = blocks
 
 
-def encoded(rank: int, steps: Iterable[Step | Until]) -> Iterator[array[int]]:
+def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
     """The codes of a rank's steps, in blocks of about `BLOCK_CODES` numbers."""
     block = array("i")
     kind: type = Copy
@@ -107,13 +100,6 @@ def encoded(rank: int, steps: Iterable[Step | Until]) -> Iterator[array[int]]:
     peers: Any = None
     for step in steps:
         now: type = type(step)
-        if now is Until:
-            if count:
-                block.extend(_code(rank, kind, count, peers))
-                count = 0
-            block.extend(until_code(step.seconds))  # type: ignore[union-attr]
-            kind, peers = Copy, None
-            continue
         its: Any = step.to if now is Send else None if now is Copy else step.frm  # type: ignore[union-attr]
         if now is kind and its == peers:
             count += 1

@@ -15,15 +15,13 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import PlanError
-from unisono.plans.codes import Until
 from unisono.plans.plan import Chunk, Copy, In, Out, Plan, Recv, Send, Step, Tmp
 
-__all__ = ["PacedSteps", "parse_teccl", "read_paced", "read_teccl"]
+__all__ = ["Piece", "TecclFlow", "TecclSchedule", "parse_teccl", "read_paced", "read_teccl"]
 
 MOST_BYTES = 64 << 20
 MOST_FLOWS = 1 << 18
@@ -38,13 +36,9 @@ Piece = tuple[int, int]
 """A chunk: the rank that it comes from, and its number there."""
 
 
-class Epoch(NamedTuple):
-    """Among the steps of a rank: what follows belongs to this epoch."""
+class TecclFlow(NamedTuple):
+    """A chunk from a rank to another in an epoch."""
 
-    epoch: int
-
-
-class _Flow(NamedTuple):
     epoch: int
     piece: Piece
     source: int
@@ -73,37 +67,18 @@ def _record(file: Path) -> Any:
         raise ValueError(f"{file}: {error}") from None
 
 
-class PacedSteps:
-    """The steps of a rank as a function (rank, size, root) -> steps, each send with the start of its epoch.
-
-    Attributes:
-        collective, size, parts: as of the plan.  epoch_s: seconds of an epoch.
-    """
-
-    def __init__(self, schedule: _TecclSchedule, epoch_s: float) -> None:
-        self.collective, self.size, self.parts = schedule.collective, schedule.size, schedule.parts
-        self.epoch_s = epoch_s
-        self._steps = schedule.steps
-        self.__name__ = Path(schedule.file).name
-
-    def __call__(self, rank: int, size: int, root: int) -> Iterator[Step | Until]:  # noqa: ARG002
-        """The steps of a rank."""
-        for step in self._steps[rank]:
-            yield Until(step.epoch * self.epoch_s) if isinstance(step, Epoch) else step
-
-
-def read_paced(file: str | Path) -> PacedSteps:
-    """The schedule in a file with its times, for the simulator: a send begins with its epoch, not before.
+def read_paced(file: str | Path) -> tuple[TecclSchedule, float]:
+    """The schedule in a file, and the seconds of an epoch, for the simulator.
 
     Raises:
         OSError, ValueError, PlanError: as `read_teccl`.
     """
     record = _record(Path(file))
-    parse_teccl(record, str(file))
+    schedule = _schedule(record, str(file))
     epoch_s = record.get("1-Epoch_Duration")
     if isinstance(epoch_s, bool) or not isinstance(epoch_s, (int, float)) or not 0 < epoch_s < 1e6:
         raise ValueError(f"{file}: 1-Epoch_Duration is {epoch_s!r}, expected seconds")
-    return PacedSteps(_schedule(record, str(file), paced=True), epoch_s)
+    return schedule, float(epoch_s)
 
 
 def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
@@ -112,10 +87,10 @@ def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
     Raises:
         ValueError: it is wrong.  PlanError: it is no plan; the message names the rank.
     """
-    return _schedule(record, file, paced=False).plan()
+    return _schedule(record, file).plan()
 
 
-def _schedule(record: Any, file: str, *, paced: bool) -> _TecclSchedule:
+def _schedule(record: Any, file: str) -> TecclSchedule:
     demand = record.get("6-Demand_Met") if isinstance(record, dict) else None
     flows = record.get("7-Flows") if isinstance(record, dict) else None
     if not isinstance(demand, dict) or not isinstance(flows, list) or len(flows) > MOST_FLOWS:
@@ -125,9 +100,7 @@ def _schedule(record: Any, file: str, *, paced: bool) -> _TecclSchedule:
     if not ranks:
         raise ValueError(f"{file}: there is no demand")
     wanted = _wanted(file, demand, ranks)
-    found = _TecclSchedule(
-        file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows], paced=paced
-    )
+    found = TecclSchedule(file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows])
     found.run()
     return found
 
@@ -155,7 +128,7 @@ def _wanted(file: str, demand: dict[str, Any], ranks: dict[int, int]) -> dict[Pi
     return found
 
 
-def _flow(file: str, text: object, ranks: dict[int, int]) -> _Flow:
+def _flow(file: str, text: object, ranks: dict[int, int]) -> TecclFlow:
     found = _FLOW.fullmatch(text) if isinstance(text, str) else None
     if not found:
         raise ValueError(f"{file}: flow {str(text)[:80]!r} is not understood")
@@ -163,14 +136,14 @@ def _flow(file: str, text: object, ranks: dict[int, int]) -> _Flow:
     for gpu in (origin, source, target):
         if gpu not in ranks:
             raise ValueError(f"{file}: flow {str(text)[:80]!r}: there is no GPU {gpu}")
-    return _Flow(epoch, (ranks[origin], chunk), ranks[source], ranks[target])
+    return TecclFlow(epoch, (ranks[origin], chunk), ranks[source], ranks[target])
 
 
-class _TecclSchedule:
-    def __init__(
-        self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[_Flow], *, paced: bool
-    ) -> None:
-        self.file, self.size, self.paced = file, size, paced
+class TecclSchedule:
+    """The flows in order, and the steps of a plan that come of them."""
+
+    def __init__(self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[TecclFlow]) -> None:
+        self.file, self.name, self.size = file, Path(file).name, size
         self.flows = sorted(flows)
         others = {len(targets - {piece[0]}) for piece, targets in wanted.items()}
         if others == {size - 1}:
@@ -194,16 +167,14 @@ class _TecclSchedule:
         for piece in self.places:
             self.own[piece[0]].append(piece)
         self.scratch = {piece: number for number, piece in enumerate(self.places)}
-        self.steps: list[list[Any]] = [[] for _ in range(size)]
-        self.epochs = [-1] * size
+        self.steps: list[list[Step]] = [[] for _ in range(size)]
         self.holds: list[dict[Piece, Chunk]] = [{} for _ in range(size)]
         self.edges: dict[tuple[int, int], deque[Piece]] = {}
         self.coming: list[dict[tuple[int, Piece], None]] = [{} for _ in range(size)]
         self.first: list[dict[Piece, int]] = [{} for _ in range(size)]  # who sends a chunk first
 
     def plan(self) -> Plan:
-        name = Path(self.file).name
-        return Plan(self.collective, name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
+        return Plan(self.collective, self.name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
 
     def run(self) -> None:
         for piece in self.places:
@@ -221,7 +192,7 @@ class _TecclSchedule:
         target = max(self.targets[piece], 0)
         return In(target * self.parts + self.places[piece])
 
-    def send(self, flow: _Flow) -> None:
+    def send(self, flow: TecclFlow) -> None:
         """Send a chunk; receive it first, if it has not been."""
         if flow.piece not in self.places:
             raise ValueError(f"{self.file}: nobody wants chunk {flow.piece[1]} of rank {flow.piece[0]}")
@@ -239,9 +210,6 @@ class _TecclSchedule:
             )
         chunk = self.holds[flow.source][flow.piece]
         steps = self.steps[flow.source]
-        if self.paced and flow.epoch > self.epochs[flow.source]:
-            self.epochs[flow.source] = flow.epoch
-            steps.append(Epoch(flow.epoch))
         last = steps[-1] if steps else None
         if isinstance(last, Send) and last.chunk == chunk:
             steps[-1] = Send(chunk, (*last.to, flow.target))

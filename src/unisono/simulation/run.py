@@ -183,12 +183,14 @@ def run(
     nbytes: float,
     streams: int = 1,
     switches: bool = False,
+    window: int = WINDOW,
 ) -> Result:
     """Run the programs of all ranks.
 
     blocks: of an actor: rank + stream * network.size.
     nbytes: of the buffer, which is in a cache or not.
     switches: those that add run programs, too: they come after the ranks.
+    window: messages that an edge holds until its receiver takes them.
 
     Raises:
         SimulationError: the run does not end.
@@ -209,7 +211,7 @@ def run(
         rates=rates + cores,
         costs=costs,
         costs_index=index[:endpoints],
-        window=WINDOW,
+        window=window,
         most_spans=conditions.spans,
         next=programs.next,
         route=programs.route,

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from unisono.engine.base.validation import flag, instance, not_negative, whole
 from unisono.networks import Network
@@ -72,7 +72,7 @@ def simulate(
         slow_links: name or number of a link -> factor of the time that a byte takes.
         lost_links: names or numbers of links on which nothing arrives.
         timeline: keep so many spans of what ranks did.
-        paced: a schedule of TE-CCL keeps its epochs: a message does not leave before its epoch begins.
+        paced: a schedule of TE-CCL keeps its epochs, and switches that are endpoints copy (`paced`).
     Raises:
         SimulationError: the run does not end; the message names the rank, the step and the link.
         PlanError: there is no such algorithm.  ValueError: an argument is out of range.
@@ -91,9 +91,8 @@ def simulate(
     if algorithm == IN_NETWORK:
         return _in_network(collective, network, nbytes, segment_bytes, conditions)
     if flag(paced, "paced"):
-        name, function, pieces = _paced(collective, algorithm, network)
-    else:
-        name, function, pieces = _function(collective, algorithm, network, root)
+        return _paced(collective, algorithm, network, nbytes, conditions)
+    name, function, pieces = _function(collective, algorithm, network, root)
     named = isinstance(algorithm, str) and not is_file(algorithm)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
@@ -159,17 +158,20 @@ def _function(
     return name, partial(_own_steps, f"{collective}/{name}", algorithm), 1
 
 
-def _paced(collective: str, algorithm: object, network: Network) -> tuple[str, Any, int]:
-    """As `_function`, of a schedule with its times."""
+def _paced(
+    collective: str, algorithm: object, network: Network, nbytes: float, conditions: Conditions
+) -> Result:
+    """A schedule with its times."""
     from unisono.schedules.teccl import read_paced
+    from unisono.simulation.paced import run_paced
 
     if not isinstance(algorithm, str) or not algorithm.endswith(".json"):
         raise ValueError(f"paced: algorithm is {algorithm!r}, expected a file of TE-CCL, which ends in .json")
-    steps = read_paced(algorithm)
-    if (steps.collective, steps.size) != (collective, network.size):
-        given = f"{steps.collective} of {steps.size} ranks"
+    schedule, epoch_s = read_paced(algorithm)
+    if (schedule.collective, schedule.size) != (collective, network.size):
+        given = f"{schedule.collective} of {schedule.size} ranks"
         raise ValueError(f"{algorithm} is {given}, expected {collective} of {network.size}")
-    return Path(algorithm).name, steps, steps.parts
+    return run_paced(schedule, epoch_s, network, nbytes, conditions)
 
 
 def _own_steps(what: str, function: StepFunction, rank: int, size: int, root: int) -> Iterator[Step]:
