@@ -59,7 +59,7 @@ def run_native(
         extra=0,
         digits=[],
         rates=[1e9] * count,
-        costs=[[0.0] * 7 + [1.0] + [0.0] * 4],
+        costs=[[0.0] * 7 + [1.0] + [0.0] * 5],
         costs_index=[],
         window=16,
         most_spans=0,

@@ -173,6 +173,8 @@ START: dict[str, float] = {
 
 INSIDE = ("inside_send_s", "inside_recv_s", "inside_s_per_byte", "inside_latency_s")
 BETWEEN = ("o_send_s", "o_recv_s", "o_s_per_byte", "latency_s", "bytes_per_s")
+IN_PLACE_BYTES = 128 << 10
+"""From this size on the engine passes a message without a copy of the sender, where every rank has a core."""
 CACHES = (256 << 10, 1 << 20, 4 << 20)
 
 
@@ -186,7 +188,7 @@ def parameters(placement: str) -> list[str]:
 def network_of(placement: str, values: dict[str, float]) -> Network:
     """The network with these parameters."""
     count, each = PLACEMENTS[placement]
-    given = {**START, **values}
+    given, cores = {**START, **values}, len(os.sched_getaffinity(0))
     costs = Costs(
         **{name: given[name] for name in ("o_send_s", "o_recv_s", "o_s_per_byte", "call_s")},
         **{name: given[name] for name in ("reduce_s_per_byte", "copy_s_per_byte")},
@@ -194,6 +196,7 @@ def network_of(placement: str, values: dict[str, float]) -> Network:
             send_s=given["inside_send_s"],
             recv_s=given["inside_recv_s"],
             s_per_byte=given["inside_s_per_byte"],
+            in_place_bytes=IN_PLACE_BYTES if each <= cores else 0,
         ),
         cache_bytes=int(given["cache_bytes"]),
         beyond_cache=max(1.0, given["beyond_cache"]),
@@ -203,7 +206,7 @@ def network_of(placement: str, values: dict[str, float]) -> Network:
         ranks=each,
         cable=Cable(given["latency_s"] / 2, given["bytes_per_s"]),
         inner=Cable(given["inside_latency_s"], 1e12),
-        cores=len(os.sched_getaffinity(0)) if count == 1 else 0,
+        cores=cores if count == 1 else 0,
         costs=costs,
     )
 

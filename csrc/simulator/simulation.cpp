@@ -255,12 +255,17 @@ void Simulation::end_work(uint32_t place) {
   wake(place);
 }
 
+bool Simulation::in_place(const Actor& actor, double bytes) const {
+  const double least = costs(actor).inside_in_place;
+  return least > 0 && bytes >= least;
+}
+
 // Of the message to the next receiver of a step. Bytes for ranks of this host are written once.
 double Simulation::send_overhead(const Actor& actor, const int32_t* edges, double bytes) const {
   const MessageCosts& cost = costs(actor);
   if (!edges_[static_cast<EdgeId>(edges[actor.peers_done])].inside)
     return cost.o_send + cost.o_per_byte * bytes;
-  bool written = false;
+  bool written = in_place(actor, bytes);
   for (uint32_t before = 0; before < actor.peers_done && !written; ++before)
     written = edges_[static_cast<EdgeId>(edges[before])].inside;
   return cost.inside_send + (written ? 0 : cost.inside_per_byte * bytes);
@@ -335,6 +340,7 @@ bool Simulation::begin_taking(Actor& actor, int32_t additions, const int32_t* ed
   const MessageCosts& cost = costs(actor);
   uint32_t fresh = 0, fresh_chunks = 0;  // whole numbers: the sum does not depend on the order
   uint32_t inside = 0, inside_chunks = 0;
+  const bool copies = actor.codes[actor.at] == static_cast<int32_t>(Code::kRecv);
   for (int32_t number = 0; number < count; ++number) {
     const Edge& edge = edges_[static_cast<EdgeId>(edges[number])];
     const Message& message = pool_[edge.first];
@@ -344,13 +350,13 @@ bool Simulation::begin_taking(Actor& actor, int32_t additions, const int32_t* ed
     }
     if (edge.chunks_taken > 0) continue;
     (edge.inside ? inside : fresh) += 1;
-    (edge.inside ? inside_chunks : fresh_chunks) += message.chunks;
+    if (!edge.inside)
+      fresh_chunks += message.chunks;
+    else if (copies || in_place(actor, message.bytes))
+      inside_chunks += message.chunks;
   }
-  const bool copies = actor.codes[actor.at] == static_cast<int32_t>(Code::kRecv);
   double overhead_s = cost.o_recv * fresh + cost.o_per_byte * actor.chunk * fresh_chunks;
-  if (inside > 0)
-    overhead_s +=
-        cost.inside_recv * inside + (copies ? cost.inside_per_byte * actor.chunk * inside_chunks : 0);
+  overhead_s += cost.inside_recv * inside + cost.inside_per_byte * actor.chunk * inside_chunks;
   return work(actor, overhead_s, cost.reduce_per_byte * actor.chunk * additions);
 }
 

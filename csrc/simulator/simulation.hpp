@@ -30,6 +30,8 @@ struct MessageCosts {
          copy_per_byte = 0;
   double slowdown = 1, delay = 0;  // factor of all above and of computing; when the rank begins
   double inside_send = 0, inside_recv = 0, inside_per_byte = 0;
+  double inside_in_place =
+      0;  // messages of so many bytes are not written: their receivers copy them; 0: none
 };
 
 // One digit of a rank's number; `moved`: one rank stands for all that differ in this digit only.
@@ -192,6 +194,7 @@ class Simulation {
   bool work(Actor& actor, double overhead_s, double compute_s);
   void end_work(uint32_t actor);
   void end_flow(uint32_t flow);
+  bool in_place(const Actor& actor, double bytes) const;
   double send_overhead(const Actor& actor, const int32_t* edges, double bytes) const;
   bool await(Actor& actor, int32_t event);
   void signal(Actor& actor, int32_t event);

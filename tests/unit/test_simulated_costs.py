@@ -50,6 +50,19 @@ def test_bytes_for_ranks_of_a_host_are_written_once() -> None:
     assert gathered.seconds == pytest.approx(2.0 + 20.0)  # a reduction reads the bytes where they are
 
 
+def test_large_messages_within_a_host_are_copied_once() -> None:
+    """From 4 bytes on the sender writes nothing; a reduction copies before it adds."""
+    inside = networks.InsideCosts(s_per_byte=1.0, in_place_bytes=4)
+    costs = Costs(inside=inside, reduce_s_per_byte=0.5)
+    network = networks.star(1, ranks=2, inner=Cable(0.0, 1e15), costs=costs)
+    small, large = (
+        un.simulate("broadcast", network, algorithm="direct", nbytes=nbytes).ends for nbytes in (2, 4)
+    )
+    assert small == pytest.approx([2.0, 4.0])
+    assert large == pytest.approx([0.0, 4.0])
+    assert un.simulate("reduce", network, algorithm="direct", nbytes=4).seconds == pytest.approx(4.0 + 2.0)
+
+
 @pytest.mark.parametrize("folds", [True, False])
 def test_ranks_share_the_cores_of_their_host(folds: bool) -> None:
     """Four ranks on two cores: work takes twice as long, whether one rank stands for all or not."""

@@ -47,6 +47,7 @@ _INSIDE: dict[str, tuple[str, Callable[[object], float]]] = {
     "send": ("send_s", seconds),
     "receive": ("recv_s", seconds),
     "per_byte": ("s_per_byte", seconds_per_byte),
+    "in_place": ("in_place_bytes", nbytes),
 }
 
 

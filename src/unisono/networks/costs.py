@@ -15,11 +15,14 @@ class InsideCosts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         send_s, recv_s: the rank is busy for so long per message.
         s_per_byte: and for so long per byte that it writes, or copies to its own buffer.
+        in_place_bytes: a message from this size on is not written: its receivers copy it from the sender's
+            memory, also before they reduce it; 0: none.
     """
 
     send_s: float = 0.0
     recv_s: float = 0.0
     s_per_byte: float = 0.0
+    in_place_bytes: int = 0
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +56,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         """The costs with a buffer of this size: times per byte are larger where it is in no cache."""
         if not self.cache_bytes or nbytes <= self.cache_bytes or self.beyond_cache == 1.0:
             return self
-        inside = self.inside and InsideCosts(
-            send_s=self.inside.send_s,
-            recv_s=self.inside.recv_s,
-            s_per_byte=self.inside.s_per_byte * self.beyond_cache,
+        inside = self.inside and msgspec.structs.replace(
+            self.inside, s_per_byte=self.inside.s_per_byte * self.beyond_cache
         )
         return msgspec.structs.replace(
             self,

@@ -1,4 +1,6 @@
-"""Schedules with times (TE-CCL's model: an epoch is as long as a chunk on a link. A switch forwards the bytes of a message as they
+"""Schedules with times (TE-CCL's epochs) on a network: a message leaves in its epoch, and switches copy.
+
+TE-CCL's model: an epoch is as long as a chunk on a link. A switch forwards the bytes of a message as they
 come, and may send copies to several ranks, in this epoch or in later ones: the sender's link is crossed once.
 So the switches of the network run programs, too. What tells a switch of a message is one without bytes before
 it. A copy leaves when the message would have come if it had been sent in the epoch that the schedule says.

@@ -19,7 +19,7 @@ SEGMENT_BYTES = 2 << 20
 LOCAL_SEGMENT_BYTES = 256 << 10
 """Those within one host."""
 
-SLICE_BYTES = 64
+SLICE_BYTES = 4096
 """A segment takes a multiple of it from each chunk."""
 
 MOST_SEGMENTS = 1 << 24
@@ -53,6 +53,8 @@ def _chunks(steps: Iterable[Step]) -> int:
 
 def segments_of(hosts: Sequence[int], nbytes: float, parts: int, segment_bytes: int | None) -> int:
     """How many segments the buffer is cut into, as csrc/engine/executor.cpp does. hosts: of the ranks."""
+    if segment_bytes is not None and whole(segment_bytes, "segment_bytes", 1) >= nbytes:
+        return 1  # the caller's own; the engine's may leave a rest, as below
     if segment_bytes is None:
         one_host = hosts.count(hosts[0]) == len(hosts)
         segment_bytes = LOCAL_SEGMENT_BYTES if one_host else SEGMENT_BYTES
