@@ -353,7 +353,7 @@ def winners(cells: Sequence[Cell], predicted: dict[Cell, float]) -> tuple[int, i
     return won, len(several)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=["measure", "fit", "check"])
@@ -362,7 +362,7 @@ def main() -> int:
     parser.add_argument("--placement", action="append", choices=list(PLACEMENTS), help="only these")
     parser.add_argument("--low", action="store_true", help="the tenth percentile, where the machine was busy")
     parser.add_argument("--all", action="store_true", help="`check` prints every cell")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     return {"measure": measure, "fit": fit, "check": check}[args.what](args)
 
 
