@@ -1,29 +1,39 @@
-"""The simulator: its speed, its scale, and its results beside published figures.
+"""The simulator: its speed, its scale, and its results beside published figures, each with a verdict.
 
-    python benchmarks/foresight.py [speed] [scale] [loggopsim] [summit] [bandwidth] [--ranks 24576,100000]
+    python benchmarks/foresight.py [speed] [complaints] [loggopsim] [summit] [bandwidth] [teccl] [grid] ....
+    python benchmarks/foresight.py teccl --teccl FOLDER   a copy of TE-CCL's teccl/examples/experiments
 
 Times are CPU seconds of one core (`time.process_time`), making programs and routes included except under
-`speed`. Each published figure has its source beside it.
+`speed`. Each published figure has its source beside it. `grid` judges what `benchmarks/grid.py` has measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import ceil
+from pathlib import Path
 
 import unisono as un
 from unisono import _native, networks
-from unisono.networks import Cable, Costs, Network
+from unisono.networks import Cable, Costs, Machine, Network
+from unisono.networks.graph import Connection, RankLocation, network_of
 from unisono.plans import Out, Recv, Reduce, Send
-from unisono.plans.codes import RECV, SEND, chunk_code
+from unisono.plans.codes import AWAIT, RECV, REDUCE, SEND, SIGNAL, chunk_code
 from unisono.plans.double_tree import TreeNode
 from unisono.plans.plan import Step
-from unisono.simulation import Call, Compute, Operation, Program, Wait, loggops, simulate_program
+from unisono.simulation import Operation, loggops
+from unisono.simulation.folding import unfolded
+from unisono.simulation.run import Conditions, run
 
 MIB = 1 << 20
+GRID = Path(__file__).parent / "results" / "foresight-grid.json"
 
 LOGGOPSIM = {
     "source": "LogGOPSim's README: binomialtreereduce, 8 ranks, 1,024 bytes, default parameters",
@@ -37,7 +47,10 @@ SUMMIT = {
         "ring": [179.5, 362.4, 653.3, 1337.3],
         "double_tree": [126.6, 140.3, 155.7, 169.2],
     },
-    "busbw_64MB_ring_MBps": [19077, 17842, 13081, 7449],  # figure 4
+    "busbw_64MB_MBps": {  # figure 4
+        "ring": [19077, 17842, 13081, 7449],
+        "double_tree": [19925, 16419, 15425, 15215],
+    },
     "predicted_gpus": [1536, 3072, 6144, 12288, 24576],
 }
 NVLINK_HOP_S = 0.6e-6
@@ -59,7 +72,7 @@ def run_native(
         extra=0,
         digits=[],
         rates=[1e9] * count,
-        costs=[[0.0] * 7 + [1.0, 0.0]],
+        costs=[[0.0] * 7 + [1.0] + [0.0] * 5],
         costs_index=[],
         window=16,
         most_spans=0,
@@ -69,7 +82,7 @@ def run_native(
     return found["messages"], time.process_time() - begun
 
 
-def speed() -> None:
+def speed() -> bool:
     """Messages per second of the event loop, 64 ranks."""
 
     def shift(distance: int, spread: int) -> Callable[[int], array]:
@@ -88,18 +101,25 @@ def speed() -> None:
         ("2 flows share a link, 64 sizes", shift(2, 1), lambda s, t: [s // 2, 64 + t], 128, 20_000),
     ]
     print("speed of the event loop: million messages per CPU second")
+    found = []
     for name, program, links, count, runs in cases:
         messages, seconds = run_native(64, links, count, program, runs)
-        print(f"  {name:44} {messages / seconds / 1e6:6.2f}")
+        found.append(messages / seconds / 1e6)
+        print(f"  {name:44} {found[-1]:6.2f}")
+    shared = min(found[2:])
+    held = verdict("5 million messages a second without contention", found[0] >= 5, f"{found[0]:.2f}")
+    return verdict("1 million with max-min sharing", shared >= 1, f"{shared:.2f} at least") and held
 
 
 # ---- scale ---------------------------------------------------------------------------------------------
 
 
-def scale(sizes: Sequence[int]) -> None:
+def scale(sizes: Sequence[int]) -> bool:
     """All-reduce of 64 MiB on many ranks, six per host; the double tree in segments of 2 MiB."""
     print("scale: all_reduce of 64 MiB; the peak is that of this process so far")
+    held = True
     for size in sizes:
+        limit_s = 10.0 if size <= 24576 else 60.0
         hosts = -(-size // 6)
         network = networks.star(hosts, ranks=6, cable=Cable(1e-6, 12.5e9)).first(hosts * 6)
         for algorithm in ("ring", "torus", "hierarchical", "double_tree"):
@@ -116,12 +136,15 @@ def scale(sizes: Sequence[int]) -> None:
                 f"peak {peak:4.2f} GiB",
                 flush=True,
             )
+            what = f"{algorithm} on {network.size} ranks in {limit_s:g} s and 4 GB"
+            held &= verdict(what, used <= limit_s and peak <= 4, f"{used:.1f} s, {peak:.2f} GiB")
+    return held
 
 
 # ---- published figures ---------------------------------------------------------------------------------
 
 
-def loggopsim() -> None:
+def loggopsim() -> bool:
     """The README's example, to the nanosecond."""
     schedule = []
     for rank in range(8):
@@ -131,8 +154,8 @@ def loggopsim() -> None:
             operations.append(Operation("send", 1024, rank & (rank - 1), requires=tuple(range(len(below)))))
         schedule.append(operations)
     ends = sorted(loggops(schedule), reverse=True)
-    equal = "equal" if ends == LOGGOPSIM["ends_ns"] else "DIFFERENT"
-    print(f"LogGOPSim: {ends} ns, published {LOGGOPSIM['ends_ns']}: {equal}")
+    print(f"LogGOPSim: {LOGGOPSIM['source']}")
+    return verdict("equal in every integer", ends == LOGGOPSIM["ends_ns"], f"{ends} ns")
 
 
 def tree_of_nodes(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
@@ -171,9 +194,10 @@ def summit_network(gpus: int, hop_s: float) -> Network:
     )
 
 
-def summit() -> None:
+def summit() -> bool:
     """Latency of 8 bytes: the hop between nodes and a constant are fitted, larger jobs are predicted."""
     print(f"Summit, all_reduce of 8 bytes; {SUMMIT['source']}")
+    worst = 0.0
     for name in ("ring", "double_tree"):
         algorithm = "ring" if name == "ring" else tree_of_nodes
 
@@ -188,49 +212,207 @@ def summit() -> None:
         )
         for count, us in zip(gpus, measured, strict=True):
             predicted = (seconds(count, hop_s) + constant_s) * 1e6
+            worst = max(worst, abs(predicted / us - 1))
             print(
                 f"    {count:6} GPUs {us:9.1f} us published {predicted:9.1f} us ({predicted / us - 1:+.1%})"
             )
         for count in SUMMIT["predicted_gpus"]:
             predicted = (seconds(count, hop_s) + constant_s) * 1e6
             print(f"    {count:6} GPUs {'':9}    predicted {predicted:9.1f} us", flush=True)
+    return verdict("latency of the fitted rows within 10 %", worst <= 0.10, f"worst {worst:.1%}")
 
 
-def ring_bandwidth(gpus: int, hop_s: float, rate: float, rings: int = 2) -> float:
-    """Bus bandwidth of 64 MiB in MB/s: two rings, half a step apart, as there are two cards per node."""
+class PipelinedTrees:
+    """NCCL's two trees over nodes, with a chain in each node: a piece goes up while the one before goes down.
+
+    Streams of a rank: up and down in tree 0 and in tree 1. Each tree has one half of the buffer.
+    """
+
+    def __init__(self, gpus: int, nbytes: float, piece: float) -> None:
+        self.size, self.pieces = gpus, max(1, round(nbytes / 2 / piece))
+        self.chunk = nbytes / 2 / self.pieces
+        self.each = int(SUMMIT["gpus_per_node"])
+        self.trees: dict[tuple[int, int], TreeNode] = {}
+
+    def place(self, tree: int, rank: int) -> tuple[int | None, list[int]]:
+        """The rank above, and those below."""
+        node, local = divmod(rank, self.each)
+        below = [rank + 1] if local + 1 < self.each else []
+        if local:
+            return rank - 1, below
+        if (tree, node) not in self.trees:
+            self.trees[tree, node] = TreeNode(tree, node, range(self.size // self.each))
+        found = self.trees[tree, node]
+        above = None if found.above is None else found.above * self.each
+        return above, [child * self.each for child in found.below] + below
+
+    def blocks(self, actor: int) -> Iterator[tuple[array, int]]:
+        """The codes of a stream."""
+        stream, rank = divmod(actor, self.size)
+        tree, first = stream % 2, stream * self.size
+        above, below = self.place(tree, rank)
+        yield chunk_code(self.chunk), 1
+        if stream < 2:
+            adds = array(
+                "i", [REDUCE, 1, len(below), len(below), *(first + each for each in below)] if below else []
+            )
+            if above is not None:
+                yield adds + array("i", [SEND, 1, 1, first + above]), self.pieces
+                return
+            for piece in range(self.pieces):
+                yield adds + array("i", [SIGNAL, tree * self.pieces + piece]), 1
+            return
+        sends = array("i", [number for each in below for number in (SEND, 1, 1, first + each)])
+        if above is not None:
+            yield array("i", [RECV, 1, first + above]) + sends, self.pieces
+            return
+        for piece in range(self.pieces):
+            yield array("i", [AWAIT, tree * self.pieces + piece]) + sends, 1
+
+
+def bus_bandwidth(kind: str, gpus: int, hop_s: float, rate: float, piece: float) -> float:
+    """Of an all_reduce of 64 MB in MB/s. piece: of the trees; a ring sends chunks of 1/gpus."""
     network = networks.star(
-        gpus // 6, ranks=6, cable=Cable(hop_s / 2, rate), inner=Cable(3.4e-6, 250e9), costs=Costs()
+        gpus // 6, ranks=6, cable=Cable(hop_s / 2, rate), inner=Cable(NVLINK_HOP_S, 1e12), costs=Costs()
     )
     nbytes = 64 * MIB
-    step_s = (5 * 3.4e-6 + hop_s + nbytes / gpus / rings / rate) / 6
-    items: list[Call | Compute | Wait] = []
-    for ring in range(rings):
-        items.append(Call("all_reduce", "ring", nbytes / rings, group=ring, handle=str(ring)))
-        items.append(Compute(step_s / rings))
-    items += [Wait(str(ring)) for ring in range(rings)]
-    program = Program(ranks=[items], groups=[()] * rings)
-    seconds = simulate_program(program, network, segment_bytes=nbytes).seconds
-    return 2 * (gpus - 1) / gpus * nbytes / seconds / 1e6
+    if kind == "ring":
+        found = un.simulate("all_reduce", network, algorithm="ring", nbytes=nbytes, segment_bytes=nbytes)
+    else:
+        trees = PipelinedTrees(gpus, nbytes, piece)
+        conditions = Conditions({}, {}, {}, 0)
+        found = run("trees", network, trees.blocks, unfolded(), conditions, nbytes=nbytes, streams=4)
+    return 2 * (gpus - 1) / gpus * nbytes / found.seconds / 1e6
 
 
-def summit_bandwidth() -> None:
-    """The hop with NCCL's protocol for large messages, and the rate of a node: the best of a grid."""
-    gpus, measured = SUMMIT["gpus"], SUMMIT["busbw_64MB_ring_MBps"]
+def summit_bandwidth() -> bool:
+    """Three constants for both algorithms: a hop between nodes, the rate of a node, the trees' piece."""
+    gpus, measured = SUMMIT["gpus"], SUMMIT["busbw_64MB_MBps"]
 
-    def worst(point: tuple[float, float]) -> float:
-        return max(
-            abs(ring_bandwidth(count, *point) / rate - 1) for count, rate in zip(gpus, measured, strict=True)
+    def errors(kind: str, *point: float) -> list[float]:
+        return [
+            bus_bandwidth(kind, count, *point) / rate - 1
+            for count, rate in zip(gpus, measured[kind], strict=True)
+        ]
+
+    best: tuple[float, tuple[float, float, float]] = (float("inf"), (0.0, 0.0, 0.0))
+    for hop, rate in product((60e-6, 65e-6, 70e-6), (19.5e9, 20e9, 20.5e9)):
+        ring = sum(error**2 for error in errors("ring", hop, rate, 0))
+        for piece in (MIB / 2, MIB, 2 * MIB):
+            point = (hop, rate, piece)
+            best = min(best, (ring + sum(error**2 for error in errors("double_tree", *point)), point))
+    hop, rate, piece = best[1]
+    print(f"Summit, all_reduce of 64 MB; {SUMMIT['source']}")
+    print(f"  a hop {hop * 1e6:.0f} us, a node {rate / 1e9} GB/s, pieces of {piece / MIB:g} MiB, for both")
+    worst = 0.0
+    for kind, rates in measured.items():
+        for count, published in zip(gpus, rates, strict=True):
+            found = bus_bandwidth(kind, count, *best[1])
+            worst = max(worst, abs(found / published - 1))
+            off = f"({found / published - 1:+.1%})"
+            print(f"    {kind:12} {count:6} GPUs {published:7} MB/s published {found:7.0f} {off}")
+        for count in SUMMIT["predicted_gpus"]:
+            found = bus_bandwidth(kind, count, *best[1])
+            print(f"    {kind:12} {count:6} GPUs              predicted {found:7.0f} MB/s", flush=True)
+    return verdict("bandwidth of the fitted rows within 15 %", worst <= 0.15, f"worst {worst:.1%}")
+
+
+# ---- TE-CCL ----------------------------------------------------------------------------------------------
+
+
+def dgx2(epoch_s: float) -> Network:
+    """Two hosts of 16 GPUs on a switch each, and 8 cables each way between them: TE-CCL's figures.
+
+    Its model counts latencies in whole epochs, and neglects what is at most a tenth of one.
+    """
+
+    def epochs(latency_s: float) -> float:
+        return ceil(latency_s / epoch_s - 1e-9) * epoch_s if latency_s > 0.1 * epoch_s else 0.0
+
+    inner, cross = Cable(epochs(0.35e-6), 125e9), Cable(epochs(2.6e-6), 12.5e9)
+    names = [[f"gpu{host}-{gpu}" for gpu in range(16)] for host in range(2)]
+    cables = [Connection((name, f"switch{host}"), inner) for host in range(2) for name in names[host]]
+    cables += [
+        Connection((names[host][gpu], names[1 - host][gpu - 1]), cross)
+        for host in range(2)
+        for gpu in range(1, 16, 2)
+    ]
+    return network_of(
+        "two DGX-2",
+        [RankLocation(name, host) for host in range(2) for name in names[host]],
+        cables,
+        [Machine("host0", 0, 0.0), Machine("host1", 0, 0.0)],
+        memories={},
+        adders=[("switch0", 0.0), ("switch1", 0.0)],
+    )
+
+
+def teccl(folder: str) -> bool:
+    """The published all_gather schedules of two DGX-2 hosts, by TE-CCL's model of time."""
+    found = sorted(Path(folder).rglob("DGX2_output/2_chassis/AllGather/*/*.json")) if folder else []
+    if not found:
+        print("TE-CCL: left out, needs --teccl FOLDER (teccl/examples/experiments of its repository)")
+        return True
+    late = early = 0
+    far = []
+    for file in found:
+        record = json.loads(file.read_text())
+        published, epoch_s = record["4-Collective_Finish_Time"], record["1-Epoch_Duration"]
+        number, unit = float(file.stem[:-2]), {"KB": 1e3, "MB": 1e6, "GB": 1e9}[file.stem[-2:]]
+        seconds = un.simulate(
+            "all_gather", dgx2(epoch_s), algorithm=str(file), nbytes=number * unit, paced=True
+        ).seconds
+        epochs = (seconds - published) / epoch_s
+        late, early = late + (epochs > 1e-6), early + (epochs < -1 - 1e-6)
+        kind, size = file.parent.name, file.stem
+        if kind == "Fast":
+            far.append(abs(seconds / published - 1))
+        print(
+            f"    {kind:16} {size:>6} {published * 1e6:12.3f} us published {seconds * 1e6:12.3f} "
+            f"({epochs:+.2f} epochs, {seconds / published - 1:+.1%})"
         )
+    never = verdict("TE-CCL: never later, at most one epoch earlier", not late + early,
+                    f"{late} later, {early} earlier of {len(found)}")  # fmt: skip
+    return verdict("DGX-2 all_gather rows within 5 %", max(far) <= 0.05, f"worst {max(far):.1%}") and never
 
-    grid = [(hop * 1e-6, rate * 1e9) for hop in (44, 47, 50, 53, 56) for rate in (18.0, 18.5, 19.0)]
-    hop_s, rate = min(grid, key=worst)
-    print(f"Summit, ring, all_reduce of 64 MiB: a hop {hop_s * 1e6:.0f} us, a node {rate / 1e9} GB/s")
-    for count, published in zip(gpus, measured, strict=True):
-        found = ring_bandwidth(count, hop_s, rate)
-        print(f"    {count:6} GPUs {published:7} MB/s published {found:7.0f} ({found / published - 1:+.1%})")
-    for count in SUMMIT["predicted_gpus"]:
-        found = ring_bandwidth(count, hop_s, rate)
-        print(f"    {count:6} GPUs              predicted {found:7.0f} MB/s", flush=True)
+
+# ---- complaints about other simulators, and the grid -------------------------------------------------
+
+
+def complaints() -> bool:
+    """One check for each complaint that users of other simulators have filed."""
+
+    def seconds(network: Network, **given: object) -> float:
+        arguments = {"algorithm": "ring", "nbytes": 1e6, **given}
+        return un.simulate("all_reduce", network, **arguments).seconds
+
+    ring, star = networks.ring(8), networks.star(8)
+    held = verdict("the topology changes the result", seconds(ring) != seconds(star), "ring and star of 8")
+    held &= verdict("a straggler can be given", seconds(star, slow={3: 10.0}) > seconds(star), "rank 3 x 10")
+    sizes = seconds(networks.dgx(4)), seconds(networks.dgx(8))
+    held &= verdict("32 and 64 GPUs differ", sizes[0] != sizes[1], f"{sizes[0]:.3g} and {sizes[1]:.3g} s")
+    link = star.links[star.route(2, 3)[0]].name
+    try:
+        seconds(star, lost_links=[link])
+    except un.SimulationError as error:
+        return verdict("a stuck run names its link", link in str(error), str(error)) and held
+    return verdict("a stuck run names its link", False, "it ended")
+
+
+def grid_check() -> bool:
+    """What `benchmarks/grid.py` has measured and fitted."""
+    import grid
+
+    if not GRID.exists():
+        print(f"own machines: left out, there is no {GRID}: see benchmarks/grid.py")
+        return True
+    return grid.main(["check", str(GRID)]) == 0
+
+
+def verdict(what: str, held: bool, detail: str) -> bool:
+    """Print whether a bound holds."""
+    print(f"  {'HOLDS' if held else 'DOES NOT HOLD'}: {what} ({detail})", flush=True)
+    return held
 
 
 def fit(
@@ -250,19 +432,29 @@ def fit(
     return (sy * cc - cy * sc) / determinant, (ss * cy - sc * sy) / determinant
 
 
-def main() -> None:
-    """Run what was asked for, or all."""
+def main() -> int:
+    """Run what was asked for, or all; the exit code is 1 if a bound does not hold."""
+    parts: dict[str, Callable[[argparse.Namespace], bool]] = {
+        "speed": lambda _: speed(),
+        "complaints": lambda _: complaints(),
+        "loggopsim": lambda _: loggopsim(),
+        "summit": lambda _: summit(),
+        "bandwidth": lambda _: summit_bandwidth(),
+        "teccl": lambda args: teccl(args.teccl),
+        "grid": lambda _: grid_check(),
+        "scale": lambda args: scale([int(size) for size in args.ranks.split(",")]),
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="speed, scale, loggopsim, summit, bandwidth (default: all)")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all)")
     parser.add_argument("--ranks", default="24576,100002", help="sizes for `scale`, a multiple of six each")
+    parser.add_argument("--teccl", default="", metavar="FOLDER", help="TE-CCL's published experiments")
     args = parser.parse_args()
-    parts = args.parts or ["speed", "loggopsim", "summit", "bandwidth", "scale"]
-    for part in parts:
-        if part == "scale":
-            scale([int(size) for size in args.ranks.split(",")])
-        else:
-            {"speed": speed, "loggopsim": loggopsim, "summit": summit, "bandwidth": summit_bandwidth}[part]()
+    if unknown := set(args.parts) - set(parts):
+        parser.error(f"no part {min(unknown)}: there are {', '.join(parts)}")
+    held = [parts[part](args) for part in args.parts or parts]
+    print(f"{sum(held)} of {len(held)} parts hold")
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,6 +18,10 @@ namespace {
 
 constexpr uint32_t kMostWindow = 1 << 12;  // messages without bytes arrive within each other's call
 
+void check_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 std::vector<int32_t> read_codes(const nb::bytes& block) {
   std::vector<int32_t> codes(block.size() / sizeof(int32_t));
   std::memcpy(codes.data(), block.c_str(), codes.size() * sizeof(int32_t));
@@ -46,19 +50,18 @@ class PythonProgramSource final : public simulator::ProgramSource {
     return latency_s;
   }
 
-  void poll() override {
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
+  void poll() override { check_signals(); }
 
  private:
   nb::callable next_, route_;
 };
 
 simulator::MessageCosts read_costs(const std::vector<double>& values) {
-  if (values.size() != 9) throw nb::value_error("costs are nine numbers");
+  if (values.size() != 13) throw nb::value_error("costs are thirteen numbers");
   for (const double value : values)
     if (!(value >= 0) || std::isinf(value)) throw nb::value_error("a cost is negative or infinite");
-  return {values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], values[8]};
+  return {values[0], values[1], values[2], values[3],  values[4],  values[5], values[6],
+          values[7], values[8], values[9], values[10], values[11], values[12]};
 }
 
 nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::SimulationOutcome& outcome) {
@@ -96,9 +99,19 @@ using Description = nb::typed<nb::dict, nb::str, nb::any>;
 Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
                      const std::vector<std::tuple<uint32_t, bool>>& digits, std::vector<double> rates,
                      const std::vector<std::vector<double>>& costs, std::vector<uint32_t> costs_index,
-                     uint32_t window, uint64_t most_spans, NextFunction next, RouteFunction route) {
-  simulator::Setup setup{ranks,  streams,   extra, {}, std::move(rates), {}, std::move(costs_index),
-                         window, most_spans};
+                     uint32_t window, uint64_t most_spans, NextFunction next, RouteFunction route,
+                     std::vector<uint32_t> hosts, const std::vector<std::tuple<uint32_t, uint32_t>>& cores,
+                     std::vector<double> latencies) {
+  simulator::Setup setup;
+  setup.ranks = ranks;
+  setup.streams = streams;
+  setup.extra = extra;
+  setup.rates = std::move(rates);
+  setup.costs_index = std::move(costs_index);
+  setup.hosts = std::move(hosts);
+  setup.latencies = std::move(latencies);
+  setup.window = window;
+  setup.most_spans = most_spans;
   uint64_t product = 1;
   for (const auto& [size, moved] : digits) {
     if (size == 0) throw nb::value_error("a digit has no values");
@@ -117,6 +130,17 @@ Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
     throw nb::value_error("costs_index is not that of all ranks");
   for (const double rate : setup.rates)
     if (!(rate >= 0)) throw nb::value_error("a link's rate is not a number or negative");
+  if ((!setup.hosts.empty() && setup.hosts.size() != ranks) || (!cores.empty() && cores.size() != ranks))
+    throw nb::value_error("hosts or cores are not those of all ranks");
+  for (const auto& [link, weight] : cores) {
+    if (link != simulator::kNoLink && (link >= setup.rates.size() || !(setup.rates[link] > 0) || weight == 0))
+      throw nb::value_error("cores name a link that is not there, or that is lost");
+    setup.cores.push_back({link, weight});
+  }
+  for (const double latency : setup.latencies)
+    if (!(latency >= 0) || std::isinf(latency)) throw nb::value_error("a latency is negative or not finite");
+  if (!setup.latencies.empty() && setup.latencies.size() != setup.rates.size())
+    throw nb::value_error("latencies are not those of all links");
   PythonProgramSource source(std::move(next), std::move(route));
   return describe(simulator::Simulation(std::move(setup), source).run());
 }
@@ -139,7 +163,7 @@ PortsTuple rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> h
   setup.reduce_s = reduce_s;
   setup.one_at_a_time = one_at_a_time;
   setup.traced = traced;
-  const simulator::PortsOutcome found = simulator::Ports(std::move(setup)).run();
+  const simulator::PortsOutcome found = simulator::Ports(std::move(setup)).run(check_signals);
   std::vector<std::tuple<uint32_t, uint32_t, uint64_t, uint32_t, double>> messages;
   for (const simulator::PortMessage& message : found.messages)
     messages.emplace_back(message.sender, message.receiver, message.step, message.sends, message.end);
@@ -160,7 +184,7 @@ std::tuple<std::vector<uint64_t>, uint64_t, std::vector<std::tuple<uint32_t, uin
           {static_cast<simulator::GoalOperation::GoalKind>(kind), size, peer, tag, cpu, nic, done, started});
     }
   const simulator::LogGops parameters{model[0], model[1], model[2], model[3], model[4], model[5]};
-  const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run();
+  const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run(check_signals);
   std::vector<std::tuple<uint32_t, uint32_t>> stuck;
   for (const simulator::GoalStuck& each : found.stuck) stuck.emplace_back(each.rank, each.operation);
   return {found.ends, found.messages, stuck};
@@ -171,7 +195,10 @@ std::tuple<std::vector<uint64_t>, uint64_t, std::vector<std::tuple<uint32_t, uin
 void bind_simulator(nb::module_& m) {
   m.def("simulate", &simulate, nb::arg("ranks"), nb::arg("streams"), nb::arg("extra"), nb::arg("digits"),
         nb::arg("rates"), nb::arg("costs"), nb::arg("costs_index"), nb::arg("window"), nb::arg("most_spans"),
-        nb::arg("next"), nb::arg("route"), "Runs programs on a network; see csrc/simulator/simulation.hpp.");
+        nb::arg("next"), nb::arg("route"), nb::arg("hosts") = std::vector<uint32_t>(),
+        nb::arg("cores") = std::vector<std::tuple<uint32_t, uint32_t>>(),
+        nb::arg("latencies") = std::vector<double>(),
+        "Runs programs on a network; see csrc/simulator/simulation.hpp.");
   m.def("simulate_ports", &rounds, nb::arg("programs"), nb::arg("hosts"), nb::arg("inside"),
         nb::arg("between"), nb::arg("reduce_s"), nb::arg("one_at_a_time"), nb::arg("traced"),
         "(seconds, stuck rank or -1, its step, messages, done) of a plan; see csrc/simulator/ports.hpp.");

@@ -1,8 +1,10 @@
 // What programs consist of. Each code is followed by its arguments; a double is two of them.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -18,7 +20,15 @@ enum class Code : int32_t {
   kSignal,   // event: happens on this rank now
   kAwait,    // event: waits until it has happened on this rank
   kSegment,  // the steps of the plan begin again, with the next segment
+  kUntil,    // a double: the next step does not begin before this second
 };
+
+// The double that follows a code.
+inline double as_double(const int32_t* halves) {
+  double value;
+  std::memcpy(&value, halves, sizeof value);
+  return value;
+}
 
 // How many numbers a code has, itself included.
 inline size_t length_of(const int32_t* codes) {
@@ -30,6 +40,7 @@ inline size_t length_of(const int32_t* codes) {
     case Code::kRecv:
     case Code::kChunk:
     case Code::kCompute:
+    case Code::kUntil:
       return 3;
     case Code::kSegment:
       return 1;
@@ -44,12 +55,17 @@ void check_codes(std::vector<int32_t>& codes, Name name) {
   for (size_t at = 0; at < codes.size();) {
     const auto code = static_cast<Code>(codes[at]);
     const bool sends = code == Code::kSend, reduces = code == Code::kReduce;
-    if (codes[at] < 0 || code > Code::kSegment) throw std::invalid_argument("a program has an unknown step");
+    if (codes[at] < 0 || code > Code::kUntil) throw std::invalid_argument("a program has an unknown step");
     const size_t left = codes.size() - at, head = sends ? 3 : reduces ? 4 : 1;
     if (left < head || ((sends || reduces) && codes[at + head - 1] < 0) || left < length_of(&codes[at]))
       throw std::invalid_argument("a program ends within a step");
     if (code <= Code::kCopy && codes[at + 1] < 0)
       throw std::invalid_argument("a program has a negative number of chunks");
+    if (reduces && codes[at + 2] < 0)
+      throw std::invalid_argument("a program has a negative number of additions");
+    if (code == Code::kChunk || code == Code::kCompute || code == Code::kUntil)
+      if (const double value = as_double(&codes[at + 1]); !(value >= 0) || std::isinf(value))
+        throw std::invalid_argument("a program has a size or a time that is negative or not finite");
     const size_t length = length_of(&codes[at]);
     if (sends || reduces)
       for (size_t peer = at + head; peer < at + length; ++peer) name(codes[peer], sends);

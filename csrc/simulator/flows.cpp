@@ -12,14 +12,16 @@ Flows::Flows(std::vector<double> rates) : links_(rates.size()) {
   }
 }
 
-BundleId Flows::add(const std::vector<RouteLink>& route) {
+BundleId Flows::add(const std::vector<RouteLink>& route, double most) {
   std::vector<std::pair<LinkId, uint32_t>> key;
-  key.reserve(route.size());
+  key.reserve(route.size() + 1);
+  if (most < kForEver) key.emplace_back(kNoLink, 0);  // all such flows have the same
   for (const RouteLink& crossing : route) key.emplace_back(crossing.link, crossing.weight);
   std::sort(key.begin(), key.end());
   const auto [found, added] = known_.try_emplace(std::move(key), static_cast<BundleId>(bundles_.size()));
   if (!added) return found->second;
   Bundle bundle;
+  bundle.bound = most;
   bundle.first = static_cast<uint32_t>(places_.size());
   bundle.count = static_cast<uint32_t>(route.size());
   for (const RouteLink& crossing : route) {

@@ -41,8 +41,8 @@ class Flows {
   // Rates in bytes per second; 0: the link is lost, and what crosses it never arrives.
   explicit Flows(std::vector<double> rates);
 
-  // The bundle of flows with this route.
-  BundleId add(const std::vector<RouteLink>& route);
+  // The bundle of flows with this route. Each flow has at most this rate of its own.
+  BundleId add(const std::vector<RouteLink>& route, double most = kForEver);
   // A flow of a bundle carries `bytes` from `now` on, more than none. False: over a lost link, for ever.
   bool begin(BundleId bundle, uint32_t flow, double bytes, double now);
   // Ends the flows of a bundle whose last byte has left by `now`, into `ended`.

@@ -11,11 +11,16 @@ namespace {
 // come out right: they wrap around.
 uint64_t further(uint64_t size, uint64_t per_byte) { return (size - 1) * per_byte; }
 
+// When a processor or a network card is free again, from a list that grows as they are used.
+uint64_t& busy_until(std::vector<uint64_t>& times, uint32_t number) {
+  if (number >= times.size()) times.resize(number + 1);
+  return times[number];
+}
+
 }  // namespace
 
 Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model)
     : ranks_(ranks.size()), model_(model) {
-  uint32_t cpus = 1, nics = 1;
   for (size_t number = 0; number < ranks.size(); ++number) {
     ranks_[number].operations = std::move(ranks[number]);
     for (const GoalOperation& operation : ranks_[number].operations) {
@@ -23,15 +28,8 @@ Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model)
         throw std::invalid_argument("an operation names a rank that is not there");
       if (operation.cpu > 255 || operation.nic > 255)
         throw std::invalid_argument("an operation names a processor or a network peer info above 255");
-      cpus = std::max(cpus, operation.cpu + 1);
-      nics = std::max(nics, operation.nic + 1);
     }
     link_operations(ranks_[number]);
-  }
-  for (GoalRank& rank : ranks_) {
-    rank.processor.assign(cpus, 0);
-    rank.sends.assign(nics, 0);
-    rank.receives.assign(nics, 0);
   }
 }
 
@@ -66,8 +64,9 @@ void Goal::issue(uint32_t number, uint64_t time, bool at_start) {
   for (const uint32_t each : free) {
     const GoalOperation& operation = rank.operations[each];
     if (!at_start) {
-      time = rank.processor[operation.cpu];
-      if (operation.kind == GoalOperation::kSend) time = std::max(time, rank.sends[operation.nic]);
+      time = busy_until(rank.processor, operation.cpu);
+      if (operation.kind == GoalOperation::kSend)
+        time = std::max(time, busy_until(rank.sends, operation.nic));
     }
     queue_.push({time, order_++, operation.size, operation.kind, number, operation.peer, each, operation.tag,
                  operation.cpu, operation.nic});
@@ -91,21 +90,47 @@ void Goal::finished(uint32_t number, uint32_t operation) {
   touched_.push_back(number);
 }
 
-bool Goal::match(std::list<PendingMatch>& queue, uint32_t peer, uint32_t tag, PendingMatch& found) {
-  for (auto each = queue.begin(); each != queue.end(); ++each) {
-    if (peer != kAny && each->peer != kAny && each->peer != peer) continue;
-    if (tag != kAny && each->tag != kAny && each->tag != tag) continue;
-    found = *each;
-    queue.erase(each);
+void Goal::MatchQueue::push(uint32_t peer, uint32_t tag, uint32_t operation) {
+  if (peer == kAny || tag == kAny)
+    any_.push_back({order_++, peer, tag, operation});
+  else
+    named_.emplace(MatchKey{peer, tag, order_++}, operation);
+}
+
+// The oldest that matches, which is removed.
+bool Goal::MatchQueue::take(uint32_t peer, uint32_t tag, PendingMatch& found) {
+  auto named = named_.lower_bound(MatchKey{peer, tag, 0});
+  if (peer == kAny || tag == kAny) {
+    named = named_.end();
+    for (auto each = named_.begin(); each != named_.end(); ++each) {
+      const auto& [its_peer, its_tag, order] = each->first;
+      if ((peer != kAny && its_peer != peer) || (tag != kAny && its_tag != tag)) continue;
+      if (named == named_.end() || order < std::get<2>(named->first)) named = each;
+    }
+  } else if (named != named_.end() &&
+             (std::get<0>(named->first) != peer || std::get<1>(named->first) != tag)) {
+    named = named_.end();
+  }
+  const auto any = std::find_if(any_.begin(), any_.end(), [&](const PendingMatch& each) {
+    return (peer == kAny || each.peer == kAny || each.peer == peer) &&
+           (tag == kAny || each.tag == kAny || each.tag == tag);
+  });
+  if (any != any_.end() && (named == named_.end() || any->order < std::get<2>(named->first))) {
+    found = *any;
+    any_.erase(any);
     return true;
   }
-  return false;
+  if (named == named_.end()) return false;
+  const auto& [its_peer, its_tag, order] = named->first;
+  found = {order, its_peer, its_tag, named->second};
+  named_.erase(named);
+  return true;
 }
 
 // Each of these runs an event; false: what it needs is busy, and `event.time` says until when.
 
 bool Goal::calculate(LogGopsEvent& event) {
-  uint64_t& processor = ranks_[event.rank].processor[event.cpu];
+  uint64_t& processor = busy_until(ranks_[event.rank].processor, event.cpu);
   if (processor > event.time) {
     event.time = processor;
     return false;
@@ -118,7 +143,7 @@ bool Goal::calculate(LogGopsEvent& event) {
 
 bool Goal::send(LogGopsEvent& event) {
   GoalRank& rank = ranks_[event.rank];
-  uint64_t &processor = rank.processor[event.cpu], &sends = rank.sends[event.nic];
+  uint64_t &processor = busy_until(rank.processor, event.cpu), &sends = busy_until(rank.sends, event.nic);
   if (const uint64_t busy = std::max(processor, sends); busy > event.time) {
     event.time = busy;
     return false;
@@ -142,16 +167,17 @@ bool Goal::send(LogGopsEvent& event) {
 void Goal::confirm(uint32_t sender, const LogGopsEvent& event, uint32_t operation) {
   GoalRank& rank = ranks_[sender];
   finished(sender, operation);
-  rank.processor[event.cpu] = std::max(rank.processor[event.cpu], event.time);
-  rank.sends[event.nic] = std::max(rank.sends[event.nic], event.time);
+  uint64_t &processor = busy_until(rank.processor, event.cpu), &sends = busy_until(rank.sends, event.nic);
+  processor = std::max(processor, event.time);
+  sends = std::max(sends, event.time);
 }
 
 bool Goal::receive(LogGopsEvent& event) {
   GoalRank& rank = ranks_[event.rank];
   started(event.rank, event.operation);
   PendingMatch found{};
-  if (!match(rank.unexpected, event.peer, event.tag, found)) {
-    rank.posted.push_back({event.peer, event.tag, event.operation});
+  if (!rank.unexpected.take(event.peer, event.tag, found)) {
+    rank.posted.push(event.peer, event.tag, event.operation);
     return true;
   }
   if (event.size > model_.S) confirm(found.peer, event, found.operation);
@@ -161,7 +187,8 @@ bool Goal::receive(LogGopsEvent& event) {
 
 bool Goal::arrive(LogGopsEvent& event) {
   GoalRank& rank = ranks_[event.rank];
-  uint64_t &processor = rank.processor[event.cpu], &receives = rank.receives[event.nic];
+  uint64_t& processor = busy_until(rank.processor, event.cpu);
+  uint64_t& receives = busy_until(rank.receives, event.nic);
   if (const uint64_t busy = std::max(processor, receives); busy > event.time) {
     event.time = busy;
     return false;
@@ -169,8 +196,8 @@ bool Goal::arrive(LogGopsEvent& event) {
   processor = event.time + model_.o + std::max(further(event.size, model_.O), further(event.size, model_.G));
   receives = event.time + model_.g + further(event.size, model_.G);
   PendingMatch found{};
-  if (!match(rank.posted, event.peer, event.tag, found)) {
-    rank.unexpected.push_back({event.peer, event.tag, event.operation});
+  if (!rank.posted.take(event.peer, event.tag, found)) {
+    rank.unexpected.push(event.peer, event.tag, event.operation);
     return true;
   }
   if (event.size > model_.S) confirm(event.peer, event, event.operation);
@@ -178,9 +205,11 @@ bool Goal::arrive(LogGopsEvent& event) {
   return true;
 }
 
-GoalOutcome Goal::run() {
+GoalOutcome Goal::run(const std::function<void()>& poll) {
+  uint64_t events = 0;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) issue(rank, 0, true);
   while (!queue_.empty()) {
+    if (++events % kPollEvents == 0) poll();
     LogGopsEvent event = queue_.pop();
     touched_.clear();
     const bool ran = event.kind == kMessage               ? arrive(event)
@@ -197,7 +226,9 @@ GoalOutcome Goal::run() {
   outcome.messages = messages_;
   for (uint32_t number = 0; number < ranks_.size(); ++number) {
     const GoalRank& rank = ranks_[number];
-    outcome.ends.push_back(*std::max_element(rank.processor.begin(), rank.processor.end()));
+    uint64_t end = 0;
+    for (const uint64_t free : rank.processor) end = std::max(end, free);
+    outcome.ends.push_back(end);
     for (uint32_t each = 0; each < rank.done.size(); ++each)
       if (!rank.done[each]) outcome.stuck.push_back({number, each});
   }

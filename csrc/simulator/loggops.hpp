@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
+#include <deque>
+#include <functional>
+#include <map>
+#include <tuple>
 #include <vector>
 
 #include "simulator/queue.hpp"
@@ -39,7 +42,8 @@ class Goal {
   static constexpr uint32_t kAny = UINT32_MAX;  // a peer or a tag that matches all
 
   Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model);
-  GoalOutcome run();
+  // poll: called now and then; it throws to end the run.
+  GoalOutcome run(const std::function<void()>& poll);
 
  private:
   enum GoalEventKind : uint32_t { kMessage = 4 };
@@ -51,7 +55,21 @@ class Goal {
     }
   };
   struct PendingMatch {
+    uint64_t order;
     uint32_t peer, tag, operation;
+  };
+  // What waits for its counterpart, the oldest first. What names its peer and its tag is found at once.
+  class MatchQueue {
+   public:
+    void push(uint32_t peer, uint32_t tag, uint32_t operation);
+    bool take(uint32_t peer, uint32_t tag, PendingMatch& found);
+
+   private:
+    using MatchKey = std::tuple<uint32_t, uint32_t, uint64_t>;  // peer, tag, order
+
+    uint64_t order_ = 0;
+    std::map<MatchKey, uint32_t> named_;
+    std::deque<PendingMatch> any_;  // whose peer or tag is kAny
   };
   struct GoalRank {
     std::vector<GoalOperation> operations;
@@ -60,7 +78,7 @@ class Goal {
     std::vector<bool> done;
     std::vector<uint32_t> free;                        // operations that may begin now
     std::vector<uint64_t> processor, sends, receives;  // when they are free again
-    std::list<PendingMatch> posted, unexpected;
+    MatchQueue posted, unexpected;
   };
 
   void link_operations(GoalRank& rank);
@@ -73,7 +91,6 @@ class Goal {
   bool receive(LogGopsEvent& event);
   bool arrive(LogGopsEvent& event);
   void confirm(uint32_t sender, const LogGopsEvent& event, uint32_t operation);
-  static bool match(std::list<PendingMatch>& queue, uint32_t peer, uint32_t tag, PendingMatch& found);
 
   std::vector<GoalRank> ranks_;
   LogGops model_;

@@ -28,9 +28,11 @@ Ports::Ports(PortsSetup setup) : setup_(std::move(setup)), ranks_(setup_.program
   outcome_.done.resize(ranks_.size());
 }
 
-PortsOutcome Ports::run() {
+PortsOutcome Ports::run(const std::function<void()>& poll) {
+  uint64_t events = 0;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) advance(rank);
   while (!queue_.empty()) {
+    if (++events % kPollEvents == 0) poll();
     const PortEvent event = queue_.pop();
     if (event.kind == kAsks)
       ask(event.sender, event.receiver, event.time);

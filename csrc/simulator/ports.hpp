@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -45,7 +46,8 @@ struct PortsOutcome {
 class Ports {
  public:
   explicit Ports(PortsSetup setup);
-  PortsOutcome run();
+  // poll: called now and then; it throws to end the run.
+  PortsOutcome run(const std::function<void()>& poll);
 
  private:
   enum PortEventKind : uint32_t {

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
 namespace unisono::simulator {
+
+// After so many events a run asks whether to end.
+inline constexpr uint64_t kPollEvents = 1 << 16;
 
 // `Event` has `bool before(const Event&) const`. Equal insertions give equal sequences: a run is
 // deterministic.

@@ -1,14 +1,12 @@
 #include "simulator/simulation.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace unisono::simulator {
 
 namespace {
-
-constexpr uint64_t kPollEvents = 1 << 16;
 
 uint64_t pair_of(uint32_t one, uint32_t other) { return static_cast<uint64_t>(one) << 32 | other; }
 
@@ -34,6 +32,9 @@ void Simulation::place_actors() {
     actors_.push_back(std::move(actor));
     actors_.back().now = costs(actors_.back()).delay;
     actors_.back().chain.compute = actors_.back().busy = actors_.back().now;
+    if (rank >= setup_.cores.size() || setup_.cores[rank].link == kNoLink) continue;
+    actors_.back().cores = flows_.add({setup_.cores[rank]}, 1.0);
+    versions_.resize(std::max<size_t>(versions_.size(), actors_.back().cores + 1));
   }
 }
 
@@ -85,19 +86,35 @@ Simulation::EdgeId Simulation::add_edge(uint32_t sender, uint32_t receiver) {
     if (crossing.link >= setup_.rates.size())
       throw std::invalid_argument("a route names a link that is not there");
   edge.direct = route_.empty();
-  edge.bundle = flows_.add(route_);
-  if (edge.bundle >= versions_.size()) versions_.resize(edge.bundle + 1);
+  edge.inside =
+      from < setup_.hosts.size() && to < setup_.hosts.size() && setup_.hosts[from] == setup_.hosts[to];
+  if (setup_.latencies.empty() || route_.size() < 2)
+    edge.bundle = bundle_of(route_);
+  else
+    add_hops(edge, static_cast<EdgeId>(edges_.size()));
   edges_.push_back(edge);
+  if (edges_.size() > kHopFlow || hops_.size() > kHopFlow) throw std::length_error("too many pairs of ranks");
   return static_cast<EdgeId>(edges_.size() - 1);
 }
 
-// ---- programs -----------------------------------------------------------------------------------------
-
-double Simulation::as_double(const int32_t* halves) {
-  double value;
-  std::memcpy(&value, halves, sizeof value);
-  return value;
+BundleId Simulation::bundle_of(const std::vector<RouteLink>& route) {
+  const BundleId bundle = flows_.add(route);
+  if (bundle >= versions_.size()) versions_.resize(bundle + 1);
+  return bundle;
 }
+
+// An edge whose messages are stored before each link but the first.
+void Simulation::add_hops(Edge& edge, EdgeId number) {
+  edge.bundle = bundle_of({route_[0]});
+  edge.latency = setup_.latencies[route_[0].link];
+  edge.hop = static_cast<uint32_t>(hops_.size());
+  for (size_t at = 1; at < route_.size(); ++at) {
+    const uint32_t next = at + 1 < route_.size() ? static_cast<uint32_t>(hops_.size() + 1) : kNone;
+    hops_.push_back({number, bundle_of({route_[at]}), setup_.latencies[route_[at].link], next, {}});
+  }
+}
+
+// ---- programs -----------------------------------------------------------------------------------------
 
 bool Simulation::load(uint32_t place) {
   programs_.poll();
@@ -163,6 +180,7 @@ void Simulation::advance(uint32_t place) {
 
 // Runs one step; false: it has to wait.
 bool Simulation::step(Actor& actor) {
+  if (actor.working) return false;
   const int32_t* codes = actor.codes.data() + actor.at;
   const auto code = static_cast<Code>(codes[0]);
   const double start = actor.now;
@@ -177,14 +195,14 @@ bool Simulation::step(Actor& actor) {
       if (!take(actor, codes[1], codes[2], codes + 4, codes[3])) return false;
       break;
     case Code::kCopy:
-      work(actor, costs(actor).copy_per_byte * actor.chunk * codes[1], actor.chain.compute);
+      if (!work(actor, 0, costs(actor).copy_per_byte * actor.chunk * codes[1])) return false;
       actor.step += static_cast<uint64_t>(codes[1]);
       break;
     case Code::kChunk:
       actor.chunk = as_double(codes + 1);
       break;
     case Code::kCompute:
-      work(actor, as_double(codes + 1), actor.chain.compute);
+      if (!work(actor, 0, as_double(codes + 1))) return false;
       ++actor.step;
       break;
     case Code::kSignal:
@@ -196,17 +214,61 @@ bool Simulation::step(Actor& actor) {
     case Code::kSegment:
       actor.step = 0;
       break;
+    case Code::kUntil:
+      actor.now = std::max(actor.now, as_double(codes + 1));
+      break;
   }
   actor.at += length_of(codes);
   if (spans_.size() < setup_.most_spans) note(actor, code, start);
   return true;
 }
 
-void Simulation::work(Actor& actor, double seconds, double& into) {
-  seconds *= costs(actor).slowdown;
-  actor.now += seconds;
-  actor.busy += seconds;
-  into += seconds;
+// The rank is busy for so long, or longer where it shares its core. False: it waits for the end, and is then
+// called again, with `worked` set.
+bool Simulation::work(Actor& actor, double overhead_s, double compute_s) {
+  if (std::exchange(actor.worked, false)) return true;
+  const double slowdown = costs(actor).slowdown;
+  const double seconds = (overhead_s + compute_s) * slowdown;
+  if (actor.cores == kEnoughCores || seconds <= 0) {
+    actor.now += seconds;
+    actor.busy += seconds;
+    actor.chain.overhead += overhead_s * slowdown;
+    actor.chain.compute += compute_s * slowdown;
+    return true;
+  }
+  actor.working = true;
+  actor.work_s = seconds;
+  actor.work_overhead_s = overhead_s * slowdown;
+  actor.work_since = actor.now;
+  queue_.push({actor.now, places_[actor.number], kBeginWork});
+  return false;
+}
+
+void Simulation::end_work(uint32_t place) {
+  Actor& actor = actors_[place];
+  actor.now = now_;
+  actor.busy += actor.work_s;
+  actor.chain.overhead += actor.work_overhead_s;
+  actor.chain.compute += now_ - actor.work_since - actor.work_overhead_s;
+  actor.working = false;
+  actor.worked = true;
+  wake(place);
+}
+
+bool Simulation::in_place(const Actor& actor, double bytes) const {
+  const double least = costs(actor).inside_in_place;
+  return least > 0 && bytes >= least;
+}
+
+// Of the message to the next receiver of a step. Bytes for ranks of this host are written once.
+double Simulation::send_overhead(const Actor& actor, const int32_t* edges, double bytes) const {
+  const MessageCosts& cost = costs(actor);
+  if (!edges_[static_cast<EdgeId>(edges[actor.peers_done])].inside)
+    return cost.o_send + cost.o_per_byte * bytes;
+  bool written = in_place(actor, bytes);
+  for (uint32_t before = 0; before < actor.peers_done && !written; ++before)
+    written = edges_[static_cast<EdgeId>(edges[before])].inside;
+  return cost.inside_send + (written ? 0 : cost.inside_per_byte * bytes);
 }
 
 bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count) {
@@ -214,16 +276,18 @@ bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_
   const double bytes = actor.chunk * chunks;
   for (; actor.peers_done < static_cast<uint32_t>(count); ++actor.peers_done) {
     const auto edge = static_cast<EdgeId>(edges[actor.peers_done]);
-    if (edges_[edge].outstanding >= setup_.window) {
-      edges_[edge].sender_waits = true;
-      return false;
+    if (!actor.worked) {
+      if (edges_[edge].outstanding >= setup_.window) {
+        edges_[edge].sender_waits = true;
+        return false;
+      }
+      if (actor.sends_again > actor.now) {
+        actor.chain.overhead += actor.sends_again - actor.now;
+        actor.now = actor.sends_again;
+      }
+      actor.sends_again = actor.now + cost.gap * cost.slowdown;
     }
-    if (actor.sends_again > actor.now) {
-      actor.chain.overhead += actor.sends_again - actor.now;
-      actor.now = actor.sends_again;
-    }
-    actor.sends_again = actor.now + cost.gap * cost.slowdown;
-    work(actor, cost.o_send + cost.o_per_byte * bytes, actor.chain.overhead);
+    if (!work(actor, send_overhead(actor, edges, bytes), 0)) return false;
     post(edge, actor, bytes, static_cast<uint32_t>(chunks));
   }
   actor.peers_done = 0;
@@ -233,31 +297,50 @@ bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_
 
 // Takes `chunks` from each edge, one after the other, and adds them.
 bool Simulation::take(Actor& actor, int32_t chunks, int32_t additions, const int32_t* edges, int32_t count) {
-  for (; actor.repeats < static_cast<uint32_t>(chunks); ++actor.repeats, ++actor.step)
+  for (; actor.repeats < static_cast<uint32_t>(chunks); ++actor.repeats, ++actor.step) {
+    if (++steps_ % kPollEvents == 0) programs_.poll();
     if (!take_once(actor, additions, edges, count)) return false;
+  }
   actor.repeats = 0;
   return true;
 }
 
-// Whether every edge holds an arrived message; asks for those that do not.
-bool Simulation::all_here(const Actor& actor, const int32_t* edges, int32_t count) {
-  bool here = true;
+bool Simulation::has_arrived(EdgeId edge) const {
+  const MessageId first = edges_[edge].first;
+  return first != kNone && pool_[first].arrives >= 0;
+}
+
+// Whether every edge holds an arrived message; asks for those that do not. The last one of them that arrives
+// wakes the actor, so the edges are looked through twice at most.
+bool Simulation::all_here(Actor& actor, const int32_t* edges, int32_t count) {
   for (int32_t number = 0; number < count; ++number) {
     const auto edge = static_cast<EdgeId>(edges[number]);
-    const MessageId first = edges_[edge].first;
-    if (first != kNone && pool_[first].arrives >= 0) continue;
-    here = false;
-    if (!edges_[edge].receiver_waits) ask(edge, actor.now);
-    const MessageId now_first = edges_[edge].first;  // a message without bytes has come at once
-    if (now_first != kNone && pool_[now_first].arrives >= 0) return all_here(actor, edges, count);
+    if (has_arrived(edge) || edges_[edge].receiver_waits) continue;
+    ++actor.missing;
+    ask(edge, actor.now);  // a message that crosses no link arrives at once
   }
-  return here;
+  return actor.missing == 0;
 }
 
 bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count) {
-  if (!all_here(actor, edges, count)) return false;
+  if (!std::exchange(actor.worked, false)) {
+    if (!all_here(actor, edges, count)) return false;
+    if (!begin_taking(actor, additions, edges, count)) return false;
+  }
+  for (int32_t number = 0; number < count; ++number) {
+    const auto edge = static_cast<EdgeId>(edges[number]);
+    if (!has_arrived(edge)) throw std::invalid_argument("a step names a rank twice");
+    if (++edges_[edge].chunks_taken >= pool_[edges_[edge].first].chunks) release(edge, actor);
+  }
+  return true;
+}
+
+// The work of taking a chunk from each edge. False: it has to wait for a core.
+bool Simulation::begin_taking(Actor& actor, int32_t additions, const int32_t* edges, int32_t count) {
   const MessageCosts& cost = costs(actor);
   uint32_t fresh = 0, fresh_chunks = 0;  // whole numbers: the sum does not depend on the order
+  uint32_t inside = 0, inside_chunks = 0;
+  const bool copies = actor.codes[actor.at] == static_cast<int32_t>(Code::kRecv);
   for (int32_t number = 0; number < count; ++number) {
     const Edge& edge = edges_[static_cast<EdgeId>(edges[number])];
     const Message& message = pool_[edge.first];
@@ -266,16 +349,15 @@ bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges
       actor.chain = message.chain;
     }
     if (edge.chunks_taken > 0) continue;
-    ++fresh;
-    fresh_chunks += message.chunks;
+    (edge.inside ? inside : fresh) += 1;
+    if (!edge.inside)
+      fresh_chunks += message.chunks;
+    else if (copies || in_place(actor, message.bytes))
+      inside_chunks += message.chunks;
   }
-  work(actor, cost.o_recv * fresh + cost.o_per_byte * actor.chunk * fresh_chunks, actor.chain.overhead);
-  work(actor, cost.reduce_per_byte * actor.chunk * additions, actor.chain.compute);
-  for (int32_t number = 0; number < count; ++number) {
-    const auto edge = static_cast<EdgeId>(edges[number]);
-    if (++edges_[edge].chunks_taken >= pool_[edges_[edge].first].chunks) release(edge, actor);
-  }
-  return true;
+  double overhead_s = cost.o_recv * fresh + cost.o_per_byte * actor.chunk * fresh_chunks;
+  overhead_s += cost.inside_recv * inside + cost.inside_per_byte * actor.chunk * inside_chunks;
+  return work(actor, overhead_s, cost.reduce_per_byte * actor.chunk * additions);
 }
 
 void Simulation::signal(Actor& actor, int32_t event) {
@@ -301,9 +383,9 @@ bool Simulation::await(Actor& actor, int32_t event) {
   return true;
 }
 
-void Simulation::note(const Actor& actor, Code code, double start, int32_t peer) {
+void Simulation::note(const Actor& actor, Code code, double start) {
   if (code == Code::kChunk || code == Code::kSegment || actor.now == start) return;
-  spans_.push_back({actor.number, static_cast<int32_t>(code), peer, actor.step, start, actor.now});
+  spans_.push_back({actor.number, static_cast<int32_t>(code), actor.step, start, actor.now});
 }
 
 // ---- messages -----------------------------------------------------------------------------------------
@@ -368,17 +450,46 @@ void Simulation::ask(EdgeId number, double time) {
 // The last byte of the flying message has left.
 void Simulation::arrive(EdgeId number, double left) {
   Edge& edge = edges_[number];
-  Message& message = pool_[edge.flying];
-  message.arrives = left + edge.latency;
+  const MessageId id = edge.flying;
+  Message& message = pool_[id];
   message.chain.transfer += left - message.departs;
   message.chain.latency += edge.latency;
   edge.scheduled = false;
   edge.flying = message.next;
-  if (edge.receiver_waits) {
-    edge.receiver_waits = false;
-    wake(edge.receiver);
-  }
+  if (edge.hop == kNone)
+    deliver(number, id, left + edge.latency);
+  else
+    forward(edge.hop, id, left + edge.latency);
   if (edge.flying != kNone) launch(number, left);
+}
+
+void Simulation::deliver(EdgeId number, MessageId id, double time) {
+  Edge& edge = edges_[number];
+  pool_[id].arrives = time;
+  if (!edge.receiver_waits || edge.first != id) return;
+  edge.receiver_waits = false;
+  if (--actors_[edge.receiver].missing == 0) wake(edge.receiver);
+}
+
+// A switch has a message, for its next link. Each of an edge's messages follows the one before.
+void Simulation::forward(uint32_t number, MessageId id, double time) {
+  Hop& hop = hops_[number];
+  hop.stored.push_back({id, time});
+  if (hop.stored.size() == 1) queue_.push({time, number, kBeginHop});
+}
+
+// The last byte of a hop's first message has left.
+void Simulation::end_hop(uint32_t number) {
+  Hop& hop = hops_[number];
+  const auto [id, arrived] = hop.stored.front();
+  hop.stored.pop_front();
+  pool_[id].chain.transfer += now_ - arrived;
+  pool_[id].chain.latency += hop.latency;
+  if (!hop.stored.empty()) queue_.push({std::max(now_, hop.stored.front().arrived), number, kBeginHop});
+  if (hop.next == kNone)
+    deliver(hop.edge, id, now_ + hop.latency);
+  else
+    forward(hop.next, id, now_ + hop.latency);
 }
 
 // The receiver has taken all of the first message.
@@ -407,12 +518,30 @@ void Simulation::handle(const SimulationEvent& event) {
   if (event.version == kBegin) {
     const Edge& edge = edges_[event.id];
     flows_.begin(edge.bundle, event.id, pool_[edge.flying].bytes, now_);
+  } else if (event.version == kBeginWork) {
+    flows_.begin(actors_[event.id].cores, kWorkFlow | event.id, actors_[event.id].work_s, now_);
+  } else if (event.version == kBeginHop) {
+    const Hop& hop = hops_[event.id];
+    const double bytes = pool_[hop.stored.front().id].bytes;
+    if (bytes > 0)
+      flows_.begin(hop.bundle, kHopFlow | event.id, bytes, now_);
+    else
+      end_hop(event.id);
   } else if (event.version == versions_[event.id]) {
     ++versions_[event.id];
     ended_.clear();
     flows_.end(event.id, now_, ended_);
-    for (const EdgeId edge : ended_) arrive(edge, now_);
+    for (const uint32_t flow : ended_) end_flow(flow);
   }
+}
+
+void Simulation::end_flow(uint32_t flow) {
+  if ((flow & kWorkFlow) != 0)
+    end_work(flow & ~kWorkFlow);
+  else if ((flow & kHopFlow) != 0)
+    end_hop(flow & ~kHopFlow);
+  else
+    arrive(flow, now_);
 }
 
 SimulationOutcome Simulation::run() {
@@ -421,7 +550,7 @@ SimulationOutcome Simulation::run() {
   for (;;) {
     if (!flows_.completed() && (queue_.empty() || queue_.top().time > now_))
       flows_.settle(now_, [this](BundleId bundle, double end) {
-        if (++versions_[bundle] == kBegin) versions_[bundle] = 0;
+        if (++versions_[bundle] >= kBeginHop) versions_[bundle] = 0;
         queue_.push({end, bundle, versions_[bundle]});
       });
     if (queue_.empty()) break;
@@ -456,6 +585,15 @@ SimulationOutcome Simulation::finish() {
   return outcome;
 }
 
+// The lost link that a message of an edge waits for, or kNoLink.
+LinkId Simulation::lost_link(const Edge& edge) const {
+  for (uint32_t hop = edge.hop; hop != kNone; hop = hops_[hop].next)
+    if (const LinkId lost = flows_.lost_link(hops_[hop].bundle);
+        lost != kNoLink && !hops_[hop].stored.empty())
+      return lost;
+  return edge.flying == kNone ? kNoLink : flows_.lost_link(edge.bundle);
+}
+
 // Every actor that is not done: whom it waits for, and the lost link that its message waits for.
 void Simulation::find_stuck(SimulationOutcome& outcome) const {
   std::vector<uint32_t> slots(actors_.size(), kNone);
@@ -471,7 +609,7 @@ void Simulation::find_stuck(SimulationOutcome& outcome) const {
       const uint32_t waits = sends ? edge.sender : edge.receiver;
       if (!(sends ? edge.sender_waits : edge.receiver_waits) || slots[waits] == kNone) continue;
       Stuck& stuck = outcome.stuck[slots[waits]];
-      const LinkId lost = edge.flying == kNone ? kNoLink : flows_.lost_link(edge.bundle);
+      const LinkId lost = lost_link(edge);
       if (stuck.link != kNoLink || (stuck.peer != stuck.actor && lost == kNoLink)) continue;
       stuck.peer = sends ? actors_[edge.receiver].number : edge.source;
       stuck.sends = sends;

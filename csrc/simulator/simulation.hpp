@@ -5,9 +5,13 @@
 // beginnings and ends of flows are events, because only they depend on what others do at the same time.
 //
 // Under a symmetry of the network one rank of each orbit is simulated (`Digits`).
+//
+// Where a host has fewer cores than actors, work is a flow, too: all that work at the same time share the
+// cores max-min fairly, and nobody has more than one. Clocks do not run ahead there.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -18,11 +22,16 @@
 
 namespace unisono::simulator {
 
-// What messages cost a rank, in seconds (LogGOPS). `rendezvous_bytes` 0: never.
+// What messages cost a rank, in seconds (LogGOPS). `rendezvous_bytes` 0: never. Those within a host may have
+// other costs: it writes the bytes once for all its receivers there, and a reduction reads them where they
+// are.
 struct MessageCosts {
   double o_send = 0, o_recv = 0, o_per_byte = 0, gap = 0, rendezvous_bytes = 0, reduce_per_byte = 0,
          copy_per_byte = 0;
   double slowdown = 1, delay = 0;  // factor of all above and of computing; when the rank begins
+  double inside_send = 0, inside_recv = 0, inside_per_byte = 0;
+  double inside_in_place =
+      0;  // messages of so many bytes are not written: their receivers copy them; 0: none
 };
 
 // One digit of a rank's number; `moved`: one rank stands for all that differ in this digit only.
@@ -50,8 +59,11 @@ struct Setup {
   std::vector<double> rates;  // of the links
   std::vector<MessageCosts> costs;
   std::vector<uint32_t> costs_index;  // by rank and extra endpoint; empty: all have the first
-  uint32_t window = 16;               // messages that an edge holds
-  uint64_t most_spans = 0;            // of the timeline; 0: none is kept
+  std::vector<uint32_t> hosts;    // of each rank, where costs within a host are others; empty: they are not
+  std::vector<double> latencies;  // of the links, where switches store and forward; empty: they do not
+  std::vector<RouteLink> cores;   // the cores of each rank's host, one of `rates`; kNoLink: it has enough
+  uint32_t window = 16;           // messages that an edge holds
+  uint64_t most_spans = 0;        // of the timeline; 0: none is kept
 };
 
 // How the seconds of the longest chain divide.
@@ -62,7 +74,7 @@ struct Chain {
 // What an actor did, for a timeline.
 struct ActorSpan {
   uint32_t actor;
-  int32_t code, peer;
+  int32_t code;
   uint64_t step;
   double start, end;
 };
@@ -101,10 +113,15 @@ class Simulation {
   struct SimulationEvent {
     double time;
     uint32_t id;       // of an edge whose message begins, or of a bundle of flows
-    uint32_t version;  // of the bundle's next end, or kBegin
+    uint32_t version;  // of the bundle's next end, or kBegin, kBeginWork, kBeginHop
     bool before(const SimulationEvent& other) const { return time < other.time; }
   };
   static constexpr uint32_t kBegin = UINT32_MAX;
+  static constexpr uint32_t kBeginWork = UINT32_MAX - 1;  // id: an actor
+  static constexpr uint32_t kBeginHop = UINT32_MAX - 2;   // id: a hop
+  static constexpr uint32_t kWorkFlow = 1U << 31;         // in the number of a flow: that of an actor
+  static constexpr uint32_t kHopFlow = 1U << 30;          // that of a hop
+  static constexpr BundleId kEnoughCores = UINT32_MAX;
 
   struct Message {
     double departs = 0, bytes = 0, arrives = -1;  // -1: it has not arrived
@@ -119,6 +136,8 @@ class Simulation {
     uint32_t source = 0;                // the number of the sender, where another actor stands for it
     double latency = 0;
     bool direct = false;                                    // no link is crossed
+    bool inside = false;                                    // a host, which has costs of its own
+    uint32_t hop = kNone;                                   // after the first link, where switches store
     MessageId first = kNone, flying = kNone, last = kNone;  // to be taken; not arrived; the newest
     uint32_t outstanding = 0;
     BundleId bundle = 0;
@@ -126,6 +145,18 @@ class Simulation {
     bool begun = false, scheduled = false;  // the flying message: its flow runs; its beginning is an event
     bool receiver_waits = false, sender_waits = false;
     double asked = -1;  // since when its receiver waits
+  };
+  // A further link of an edge, whose messages a switch stores before it.
+  struct HopMessage {
+    MessageId id;
+    double arrived;
+  };
+  struct Hop {
+    EdgeId edge;
+    BundleId bundle;
+    double latency;
+    uint32_t next = kNone;
+    std::deque<HopMessage> stored;  // the first one flies
   };
   struct Actor {
     uint32_t number = 0, rank = 0;
@@ -135,8 +166,12 @@ class Simulation {
     size_t at = 0;
     uint32_t runs = 0;                     // of these codes, this one included
     uint32_t repeats = 0, peers_done = 0;  // of the current code
+    uint32_t missing = 0;                  // messages that the current code waits for
     uint64_t step = 0;
     bool ready = false, done = false;
+    BundleId cores = kEnoughCores;
+    bool working = false, worked = false;  // on shared cores: a flow runs; it has ended
+    double work_s = 0, work_overhead_s = 0, work_since = 0;
     int64_t awaits = -1;
     Chain chain;
   };
@@ -154,12 +189,17 @@ class Simulation {
   bool send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count);
   bool take(Actor& actor, int32_t chunks, int32_t additions, const int32_t* edges, int32_t count);
   bool take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count);
-  bool all_here(const Actor& actor, const int32_t* edges, int32_t count);
-  void work(Actor& actor, double seconds, double& into);
+  bool begin_taking(Actor& actor, int32_t additions, const int32_t* edges, int32_t count);
+  bool all_here(Actor& actor, const int32_t* edges, int32_t count);
+  bool work(Actor& actor, double overhead_s, double compute_s);
+  void end_work(uint32_t actor);
+  void end_flow(uint32_t flow);
+  bool in_place(const Actor& actor, double bytes) const;
+  double send_overhead(const Actor& actor, const int32_t* edges, double bytes) const;
   bool await(Actor& actor, int32_t event);
   void signal(Actor& actor, int32_t event);
   void wake(uint32_t actor);
-  void note(const Actor& actor, Code code, double start, int32_t peer = -1);
+  void note(const Actor& actor, Code code, double start);
   // messages
   EdgeId edge_between(uint32_t sender, uint32_t receiver);
   EdgeId add_edge(uint32_t sender, uint32_t receiver);
@@ -167,8 +207,14 @@ class Simulation {
   void launch(EdgeId edge, double earliest);
   void begin(EdgeId edge);
   void arrive(EdgeId edge, double left);
+  void forward(uint32_t hop, MessageId id, double time);
+  void end_hop(uint32_t hop);
+  void deliver(EdgeId edge, MessageId id, double time);
+  void add_hops(Edge& edge, EdgeId number);
+  BundleId bundle_of(const std::vector<RouteLink>& route);
   void release(EdgeId edge, const Actor& actor);
   void ask(EdgeId edge, double time);
+  bool has_arrived(EdgeId edge) const;
   MessageId new_message();
   // symmetry
   void place_actors();
@@ -178,17 +224,17 @@ class Simulation {
   void handle(const SimulationEvent& event);
   void run_ready();
   SimulationOutcome finish();
+  LinkId lost_link(const Edge& edge) const;
   void find_stuck(SimulationOutcome& outcome) const;
   const MessageCosts& costs(const Actor& actor) const {
     return setup_.costs_index.empty() ? setup_.costs[0] : setup_.costs[setup_.costs_index[actor.rank]];
   }
-  static double as_double(const int32_t* halves);
 
   Setup setup_;
   ProgramSource& programs_;
   Flows flows_;
   std::vector<uint32_t> versions_;  // of the next end of each bundle
-  std::vector<EdgeId> ended_;
+  std::vector<uint32_t> ended_;     // flows
   Queue<SimulationEvent> queue_;
   double now_ = 0, end_ = 0;
   uint64_t messages_ = 0, events_ = 0, steps_ = 0;
@@ -196,6 +242,7 @@ class Simulation {
   std::vector<Actor> actors_;
   std::vector<uint32_t> places_;  // of an actor's number; kNone where another rank stands for it
   std::vector<Edge> edges_;
+  std::vector<Hop> hops_;
   std::vector<Message> pool_;
   std::vector<RouteLink> route_;
   MessageId free_ = kNone;

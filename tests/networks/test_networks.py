@@ -26,6 +26,12 @@ MADE = [
     nets.torus(4, 8),
     nets.torus(2, 3, 4, ranks=2),
     nets.full_mesh(5),
+    nets.full_mesh(5, cable=HALF),
+    nets.full_mesh(6, ranks=2, cable=HALF),
+    nets.two_hosts(ranks=2, cable=HALF),
+    nets.ring(7, cable=HALF),
+    nets.torus(2, 3, 4, cable=HALF),
+    nets.torus(4, 2, ranks=2, cable=HALF),
     nets.fat_tree(4),
     nets.fat_tree(8, oversubscription=2, ranks=2),
     nets.fat_tree(4, ranks=4, nics=2, inside="switch"),
@@ -81,6 +87,25 @@ def test_a_route_goes_from_link_to_link(network: Network) -> None:
             assert ends[0] == here, (source, target, [network.links[n].name for n in route])
             here = ends[1]
         assert here == hosts[network.hosts[target]]
+
+
+@each(
+    "network",
+    [
+        nets.two_hosts(cable=HALF),
+        nets.ring(5, cable=HALF),
+        nets.ring(2, cable=HALF),
+        nets.full_mesh(6, cable=HALF),
+    ],
+)
+def test_both_ways_of_a_half_duplex_cable_are_one_link(network: Network) -> None:
+    beside = [
+        (a, b) for a in range(network.size) for b in range(network.size) if len(network.route(a, b)) == 1
+    ]
+    assert beside
+    assert all(network.route(a, b) == network.route(b, a) for a, b in beside)
+    with pytest.raises(ValueError, match="full duplex"):
+        nets.dragonfly(4, 2, 2, cable=HALF)
 
 
 @each("network", MADE)

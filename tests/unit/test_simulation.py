@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +14,8 @@ import unisono as un
 from unisono import networks
 from unisono.engine.costs import plan_cost
 from unisono.networks import Cable, Costs, Network
-from unisono.plans import ALGORITHMS, Out, Recv, Send, make
+from unisono.plans import ALGORITHMS, Out, Plan, Recv, Reduce, Send, make
 from unisono.plans.plan import Step
-from unisono.simulation import (
-    Call,
-    Compute,
-    Program,
-    RecvFrom,
-    SendTo,
-    Wait,
-    read_program,
-    simulate_program,
-    write_program,
-)
 
 CABLE = Cable(2e-6, 1e9)
 FREE = Costs()
@@ -130,16 +120,6 @@ def test_overheads_are_those_of_loggp() -> None:
     assert found.ends == pytest.approx([sent, sent + 1e-6 + 2e-6 + 2e-6 + 1e-6])
 
 
-def test_a_rendezvous_waits_until_its_receiver_asks() -> None:
-    costs = Costs(rendezvous_bytes=1000)
-    network = networks.star(2, cable=Cable(1e-6, 1e9), costs=costs)
-    program = Program(ranks=[[SendTo(1, 1000.0)], [Compute(1e-3), RecvFrom(0)]])
-    found = simulate_program(program, network)
-    assert found.ends == pytest.approx(
-        [0.0, 1e-3 + 2e-6 + 1e-6 + 2e-6]
-    )  # the answer, the bytes, their latency
-
-
 def test_segments_overlap_along_a_chain() -> None:
     given: Any = {"algorithm": "hierarchical", "nbytes": 1 << 20}
     whole = un.simulate("broadcast", star(8), **given, segment_bytes=1 << 20)
@@ -227,80 +207,6 @@ def test_in_network_needs_a_switch_that_adds() -> None:
         un.simulate("all_reduce", star(4), algorithm="in_network", nbytes=8)
 
 
-# ---- programs ------------------------------------------------------------------------------------------
-
-
-def test_compute_overlaps_with_a_call_that_has_a_handle() -> None:
-    network = star(8)
-    call = un.simulate("all_reduce", network, algorithm="ring", nbytes=1e7).seconds
-    overlap = [Call("all_reduce", "ring", 1e7, handle="x"), Compute(2 * call), Wait("x")]
-    in_turn = [Call("all_reduce", "ring", 1e7), Compute(2 * call)]
-    assert simulate_program(Program(ranks=[overlap]), network).seconds == pytest.approx(2 * call)
-    assert simulate_program(Program(ranks=[in_turn]), network).seconds == pytest.approx(3 * call)
-
-
-def test_groups_at_once_share_the_links() -> None:
-    """Two groups over one cable: each gets half of it. Alone, one gets all."""
-    network = networks.two_hosts(ranks=2, cable=Cable(0.0, 1e9), costs=FREE)
-    groups = [[0, 2], [1, 3]]
-    both = Program(
-        ranks=[[Call("broadcast", "direct", 1e6, group=rank % 2)] for rank in range(4)], groups=groups
-    )
-    alone = Program(ranks=[[Call("broadcast", "direct", 1e6)]] * 3 + [[]], groups=[[0, 2]])
-    assert simulate_program(both, network).seconds == pytest.approx(2e-3)
-    alone = Program(
-        ranks=[[Call("broadcast", "direct", 1e6)], [], [Call("broadcast", "direct", 1e6)], []],
-        groups=[[0, 2]],
-    )
-    assert simulate_program(alone, network).seconds == pytest.approx(1e-3)
-
-
-def test_a_program_folds_where_all_its_calls_do() -> None:
-    network = networks.star(8, ranks=2, cable=CABLE, costs=COSTS)
-    items = [
-        Compute(1e-4),
-        Call("all_reduce", "ring", 1e5, handle="x"),
-        Call("all_reduce", "hierarchical", 1e6),
-        Wait("x"),
-    ]
-    same = simulate_program(Program(ranks=[items]), network)
-    each = simulate_program(Program(ranks=[items] * 16), network)
-    assert (same.seconds, same.messages, same.ends) == (each.seconds, each.messages, each.ends)
-    assert same.simulated * 8 == each.simulated
-
-
-def test_a_program_survives_json(tmp_path: Path) -> None:
-    items = [
-        Compute(1e-3),
-        Call("all_reduce", "ring", 8.0, handle="x"),
-        Wait("x"),
-        SendTo(1, 4.0),
-        RecvFrom(1),
-    ]
-    program = Program(ranks=[items, [RecvFrom(0), SendTo(0, 4.0)]], groups=[[0]], name="step")
-    write_program(program, tmp_path / "program.json")
-    assert read_program(tmp_path / "program.json") == program
-    assert simulate_program(program, star(2)).seconds > 1e-3
-    (tmp_path / "program.json").write_bytes(b"\x00garbage")
-    with pytest.raises(ValueError, match="is no program"):
-        read_program(tmp_path / "program.json")
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        ([Wait("x")], "rank 0, item 0 waits for 'x'"),
-        ([Compute(-1.0)], "rank 0, item 0: seconds"),
-        ([Call("all_reduce", "ring", 8.0, group=3)], "rank 0, item 0: group"),
-        ([SendTo(99, 8.0)], "rank 0, item 0: peer"),
-        ([Call("all_reduce", "nothing", 8.0)], "no algorithm 'nothing'"),
-    ],
-)
-def test_a_wrong_item_is_named(items: list[Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        simulate_program(Program(ranks=[items]), star(2))
-
-
 # ---- results and arguments -----------------------------------------------------------------------------
 
 
@@ -329,6 +235,7 @@ def test_the_parts_of_the_longest_chain_add_up() -> None:
         ({"size": 5}, "size"),
         ({"root": 4}, "root"),
         ({"segment_bytes": 0}, "segment_bytes"),
+        ({"segment_bytes": 10**400}, "segment_bytes"),
         ({"segment_bytes": 1, "nbytes": 1e12}, "segments"),
         ({"nbytes": 1e300}, "segments"),
         ({"algorithm": "nothing"}, "no algorithm"),
@@ -368,6 +275,32 @@ def test_an_argument_of_another_type_is_an_error(given: dict[str, Any], text: st
     arguments = {"collective": "all_reduce", "network": star(4), "algorithm": "ring", "nbytes": 8, **given}
     with pytest.raises(TypeError, match=text):
         un.simulate(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (Reduce(Out(0), frm=(1, 1)), "names a rank twice"),
+        (Reduce(Out(0), frm=()), "has no contribution"),
+        (Send(Out(0), to=(1, 1)), "names a rank twice"),
+        (Send(Out(0), to=(0,)), "a message from rank 0 to itself"),
+        (Recv(Out(0), frm=0), "a message from rank 0 to itself"),
+    ],
+)
+def test_steps_that_no_plan_has_are_refused(step: Step, text: str) -> None:
+    """Whether a function gives them or a plan holds them."""
+    with pytest.raises(ValueError, match=text):
+        un.simulate("all_reduce", star(2), algorithm=lambda rank, *_: [] if rank else [step], nbytes=8)
+    plan = Plan("all_reduce", "own", 2, 0, ((step,), ()))
+    with pytest.raises(ValueError, match=text):
+        un.simulate("all_reduce", star(2), algorithm=plan, nbytes=8)
+
+
+def test_steps_without_an_end_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than"):
+        un.simulate(
+            "broadcast", star(2), algorithm=lambda *_: itertools.repeat(Send(Out(0), to=(1,))), nbytes=8
+        )
 
 
 @pytest.mark.parametrize("to", [99, -1, 1 << 70])

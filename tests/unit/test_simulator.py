@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from fractions import Fraction
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import max_min
 from unisono import _native
-from unisono.plans.codes import RECV, SEND, chunk_code, compute_code
+from unisono.plans.codes import RECV, REDUCE, SEND, chunk_code, compute_code
 
 LINKS = 5
 
@@ -31,7 +32,7 @@ def native(
         "extra": 0,
         "digits": [],
         "rates": capacity,
-        "costs": [[0.0] * 7 + [1.0, 0.0]],
+        "costs": [[0.0] * 7 + [1.0] + [0.0] * 5],
         "costs_index": [],
         "window": 1 << 12,
         "most_spans": 0,
@@ -85,7 +86,7 @@ def test_random_programs_on_random_networks_take_as_long_as_in_exact_arithmetic(
     o_send, o_recv = Fraction(draw.choice([0, 3])), Fraction(draw.choice([0, 2]))
     programs = random_programs(draw, size)
     exact = max_min.run(programs, routes, latency, capacity, o_send, o_recv)
-    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, 0.0]]
+    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, *([0.0] * 5)]]
     found = native(
         [codes(p) for p in programs], routes, [*map(float, latency)], [*map(float, capacity)], costs=costs
     )
@@ -121,6 +122,12 @@ def test_two_flows_share_a_link_and_the_third_takes_what_the_first_leaves() -> N
         array("i", [SEND, 1, 1, 7]),
         array("i", [RECV, 1, -3]),
         array("i", [4, 1]),
+        array("i", [REDUCE, 1, -1, 1, 1]),
+        chunk_code(float("nan")),
+        chunk_code(-1.0),
+        compute_code(float("inf")),
+        compute_code(-1e-9),
+        array("i", [10]),
     ],
 )
 def test_a_malformed_program_is_an_error(block: array[int]) -> None:
@@ -135,7 +142,7 @@ def test_a_malformed_program_is_an_error(block: array[int]) -> None:
         ({"rates": [float("nan")]}, "rate"),
         ({"costs": []}, "costs"),
         ({"costs": [[1.0]]}, "costs"),
-        ({"costs": [[-1.0] * 9]}, "cost"),
+        ({"costs": [[-1.0] * 13]}, "cost"),
         ({"costs_index": [0, 4]}, "costs"),
         ({"costs_index": [0]}, "costs_index"),
         ({"digits": [(3, True)]}, "digits"),
@@ -153,6 +160,61 @@ def test_a_wrong_argument_is_an_error(given: dict[str, Any], text: str) -> None:
         native([program, array("i", [RECV, 1, 0])], {(0, 1): (0,)}, [0.0], [1.0], **given)
 
 
+def test_a_step_that_names_a_rank_twice_is_an_error() -> None:
+    """The second message is not there: nothing is read in its place."""
+    programs = [
+        chunk_code(1.0) + array("i", [REDUCE, 1, 1, 2, 1, 1]),
+        chunk_code(1.0) + array("i", [SEND, 1, 1, 0]),
+    ]
+    with pytest.raises(ValueError, match="names a rank twice"):
+        native(programs, {(1, 0): (0,)}, [0.0], [1.0])
+
+
+def test_a_reduction_of_many_ranks_looks_at_each_message_twice_at_most() -> None:
+    """Of 20,000 messages that arrive one after the other: a look at all for each would take minutes."""
+    count = 20_000
+    programs = [chunk_code(1.0) + array("i", [REDUCE, 1, count, count, *range(1, count + 1)])]
+    programs += [compute_code(rank * 1e-6) + chunk_code(1.0) + array("i", [SEND, 1, 1, 0])
+                 for rank in range(1, count + 1)]  # fmt: skip
+    begun = time.process_time()
+    found = native(programs, {(rank, 0): (0,) for rank in range(1, count + 1)}, [0.0], [1e12])
+    assert found["ends"][0] == pytest.approx(count * 1e-6, rel=1e-3)
+    assert time.process_time() - begun < 10
+
+
+def test_work_shares_the_cores_of_a_host() -> None:
+    """Three ranks on two cores, each with a second of work: a second and a half. One alone gets one core."""
+    second = compute_code(1.0)
+    shared = {"cores": [(0, 1)] * 3, "costs": [[0.0] * 7 + [1.0] + [0.0] * 5]}
+    assert native([second] * 3, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.5] * 3)
+    late = [second, compute_code(2.0), array("i")]
+    assert native(late, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.0, 2.0, 0.0])
+    busy = [compute_code(1.0), compute_code(1.0), compute_code(4.0)]
+    assert native(busy, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.5, 1.5, 4.5])
+
+
+def test_work_for_messages_shares_cores_too() -> None:
+    """On one core a sender's overhead and a third rank's work share; the receiver pays when it is alone."""
+    send = chunk_code(1.0) + array("i", [SEND, 1, 1, 1])
+    programs = [send, array("i", [RECV, 1, 0]), compute_code(2.0)]
+    costs = [[2.0, 3.0] + [0.0] * 5 + [1.0] + [0.0] * 5]
+    found = native(programs, {(0, 1): ()}, [0.0], [1.0], costs=costs, cores=[(0, 1)] * 3)
+    assert found["ends"] == pytest.approx([4.0, 7.0, 4.0])
+
+
+def test_switches_that_store_and_forward() -> None:
+    """Two messages of 4 bytes over links of 2 and 1 bytes a second: 2 + 4 seconds, and 4 for the second."""
+    send = chunk_code(4.0) + array("i", [SEND, 1, 1, 1]) + chunk_code(4.0) + array("i", [SEND, 1, 1, 1])
+    programs = [send, array("i", [RECV, 1, 0, RECV, 1, 0])]
+    routes = {(0, 1): (0, 1)}
+    stored = native(programs, routes, [0.5, 0.25], [2.0, 1.0], latencies=[0.5, 0.25])
+    assert stored["ends"] == pytest.approx([0.0, 2 + 0.5 + 4 + 4 + 0.25])
+    assert native(programs, routes, [0.5, 0.25], [2.0, 1.0])["ends"] == pytest.approx([0.0, 8.75])
+    lost = native(programs, routes, [0.5, 0.25], [2.0, 0.0], latencies=[0.5, 0.25])
+    assert [stuck[0] for stuck in lost["stuck"]] == [1]
+    assert lost["stuck"][0][5] == 1  # the link
+
+
 def any_step(draw: random.Random) -> list[int]:
     """A step with arguments that may be wrong."""
     count, peer = draw.choice([0, 1, 1, 3]), draw.choice([0, 1, 2, 2, draw.choice([-1, 3])])
@@ -164,9 +226,11 @@ def any_step(draw: random.Random) -> list[int]:
         [6, 5],
         [7, 5],
         [8],
-        [9],
+        [2, count, 1, 2, peer, peer],
+        [2, count, 1, 2, peer, (peer + 1) % 3],
+        [10],
     ]
-    return draw.choice(steps[: draw.choice([7, 7, 7, 8])])
+    return draw.choice(steps[: draw.choice([7, 7, 9, 9, 9, 10])])
 
 
 def test_any_programs_end_or_are_an_error() -> None:
@@ -179,7 +243,7 @@ def test_any_programs_end_or_are_an_error() -> None:
             for _ in range(3)
         ]
         try:
-            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 9])
+            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 13])
         except ValueError:
             wrong += 1
         else:

@@ -1,6 +1,6 @@
 """Networks as data: hosts, links, routes. The simulator runs plans on them.
 
-network.py      Network, NetworkLink, Costs, Symmetry
+network.py      Network, NetworkLink, Symmetry; costs.py: what messages cost a rank
 generators.py   fat_tree, torus, dragonfly ... ; fabric.py and fabrics.py build them
 graph.py        nodes and cables by name
 description.py  TOML files
@@ -9,6 +9,7 @@ quantities.py   "5 us", "100 Gbit/s"
 
 from __future__ import annotations
 
+from unisono.networks.costs import Costs, InsideCosts
 from unisono.networks.description import parse, read
 from unisono.networks.fabric import Cable
 from unisono.networks.found import find
@@ -24,13 +25,21 @@ from unisono.networks.generators import (
     torus,
     two_hosts,
 )
-from unisono.networks.network import Axis, Costs, Machine, Network, NetworkLink, Switch, Symmetry
+from unisono.networks.network import (
+    Axis,
+    Machine,
+    Network,
+    NetworkLink,
+    Switch,
+    Symmetry,
+)
 
 __all__ = [
     "Axis",
     "Cable",
     "Costs",
     "Hosts",
+    "InsideCosts",
     "Machine",
     "Network",
     "NetworkLink",

@@ -30,12 +30,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unisono.networks import generators
+from unisono.networks.cost_table import costs_of, known, quantity
 from unisono.networks.fabric import Cable
 from unisono.networks.graph import Connection, RankLocation, network_of
-from unisono.networks.network import Costs, Machine, Network
+from unisono.networks.network import Machine, Network
 from unisono.networks.places import At, DescriptionError, line_of
-from unisono.networks.quantities import bytes_per_s, nbytes, seconds
+from unisono.networks.quantities import bytes_per_s, seconds
 
 __all__ = ["FABRICS", "parse", "read"]
 
@@ -56,6 +59,8 @@ FABRICS: dict[str, Callable[..., Network]] = {
 """The kinds of a fabric."""
 
 MOST_BYTES = 64 << 20
+MOST_CABLES = 1 << 20
+SWITCHING = ("cut-through", "store-and-forward")
 
 
 def read(file: str | Path, size: int = 0) -> Network:
@@ -114,6 +119,8 @@ def _tables(text: str, file: str) -> dict[str, Any]:
         raise ValueError(f"{file}:{line}: {reason}") from None
     except RecursionError:
         raise ValueError(f"{file}:1: is nested too deeply") from None
+    except ValueError as error:  # a number of too many digits
+        raise ValueError(f"{file}: {error}") from None
     return found
 
 
@@ -130,12 +137,16 @@ def _network(tables: dict[str, Any]) -> Network:
         )
     if not named and not generated:
         raise DescriptionError(At(()), "describes nothing: expected a [fabric], or [[host]] and [[cable]]")
-    return _by_name(tables) if named else _generated(tables)
+    found = _by_name(tables) if named else _generated(tables)
+    switching = tables.get("switching", SWITCHING[0])
+    if switching not in SWITCHING:
+        raise DescriptionError(At(("switching",)), f"is {switching!r}, expected {' or '.join(SWITCHING)}")
+    return msgspec.structs.replace(found, stores=switching != SWITCHING[0])
 
 
 def _generated(tables: dict[str, Any]) -> Network:
     top = At(())
-    _known(tables, top, {"name", "hosts", "fabric", "costs", "grows"})
+    known(tables, top, {"name", "hosts", "fabric", "costs", "grows", "switching"})
     _grown(tables)
     hosts = _table(tables, "hosts", top, {"ranks", "inside", "inner", "nics", "cores", "memory"})
     arguments: dict[str, Any] = {}
@@ -151,9 +162,9 @@ def _generated(tables: dict[str, Any]) -> Network:
     if "inner" in hosts:
         arguments["inner"] = _cable(hosts["inner"], top / "hosts" / "inner")
     if "memory" in hosts:
-        arguments["memory_bytes_per_s"] = _quantity(bytes_per_s, hosts["memory"], top / "hosts" / "memory")
+        arguments["memory_bytes_per_s"] = quantity(bytes_per_s, hosts["memory"], top / "hosts" / "memory")
     if "costs" in tables:
-        arguments["costs"] = _costs(tables["costs"], top / "costs")
+        arguments["costs"] = costs_of(tables["costs"], top / "costs")
     fabric = _table(tables, "fabric", top, None)
     return _built(fabric, arguments, str(tables.get("name", "")))
 
@@ -187,15 +198,13 @@ def _grow(tables: dict[str, Any], factor: float) -> None:
 
 
 def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Network:
-    import msgspec
-
     at = At(("fabric",))
     kind = fabric.get("kind")
     if not isinstance(kind, str) or kind not in FABRICS:
         raise DescriptionError(at / "kind", f"is {kind!r}, expected one of {', '.join(FABRICS)}")
     parameters = inspect.signature(FABRICS[kind]).parameters
     own = {key for key, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
-    _known(fabric, at, {"kind", *own})
+    known(fabric, at, {"kind", *own})
     sizes: tuple[int, ...] = ()
     for key, value in fabric.items():
         here = at / key
@@ -206,7 +215,7 @@ def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Netw
                 raise DescriptionError(here, f"is {value!r}, expected a list such as [4, 8]")
             sizes = tuple(_whole(each, here, 1) for each in value)
         elif key == "adds_bytes_per_s":
-            arguments[key] = _quantity(bytes_per_s, value, here)
+            arguments[key] = quantity(bytes_per_s, value, here)
         elif key == "crossing":
             if not isinstance(value, bool):
                 raise DescriptionError(here, f"is {value!r}, expected true or false")
@@ -229,8 +238,8 @@ def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Netw
 
 def _by_name(tables: dict[str, Any]) -> Network:
     top = At(())
-    _known(tables, top, {"name", "host", "switch", "cable", "costs"})
-    common = _costs(tables["costs"], top / "costs") if "costs" in tables else generators.CPU
+    known(tables, top, {"name", "host", "switch", "cable", "costs", "switching"})
+    common = costs_of(tables["costs"], top / "costs") if "costs" in tables else generators.CPU
     places: list[RankLocation] = []
     machines: list[Machine] = []
     memories: dict[str, Cable] = {}
@@ -241,22 +250,24 @@ def _by_name(tables: dict[str, Any]) -> Network:
     written: list[int] = []
     for number, host in enumerate(_list(tables, "host")):
         at = top / "host" / number
-        _known(host, at, {"name", "host", "ranks", "memory", "cores", "memory_rate", "costs"})
+        known(host, at, {"name", "host", "ranks", "memory", "cores", "memory_rate", "costs"})
         name = _name(host, at, names)
         ranks = _whole(host.get("ranks", 1), at / "ranks", 1)
         if "costs" in host:
-            costs.append(_costs(host["costs"], at / "costs", common))
+            costs.append(costs_of(host["costs"], at / "costs", common))
         which = len(costs) - 1 if "costs" in host else 0
         machine = host.get("host", name)
         if not isinstance(machine, str):
             raise DescriptionError(at / "host", f"is {machine!r}, expected the name of a host")
         place = numbers.setdefault(machine, len(numbers))
+        if len(places) + ranks > generators.MOST_RANKS:
+            raise DescriptionError(at, f"there are more than {generators.MOST_RANKS} ranks")
         places += [RankLocation(name, place, which)] * ranks
         written += [number] * ranks
         if ranks > 1:
             memories[name] = _cable(host["memory"], at / "memory") if "memory" in host else generators.MEMORY
         rate = (
-            _quantity(bytes_per_s, host["memory_rate"], at / "memory_rate") if "memory_rate" in host else 0.0
+            quantity(bytes_per_s, host["memory_rate"], at / "memory_rate") if "memory_rate" in host else 0.0
         )
         if place == len(machines):
             machines.append(Machine(machine, _whole(host.get("cores", 0), at / "cores", 0), rate))
@@ -264,10 +275,10 @@ def _by_name(tables: dict[str, Any]) -> Network:
         raise DescriptionError(top, "has no [[host]]")
     for number, switch in enumerate(_list(tables, "switch")):
         at = top / "switch" / number
-        _known(switch, at, {"name", "adds"})
+        known(switch, at, {"name", "adds"})
         name = _name(switch, at, names)
         if "adds" in switch:
-            adders.append((name, _quantity(bytes_per_s, switch["adds"], at / "adds")))
+            adders.append((name, quantity(bytes_per_s, switch["adds"], at / "adds")))
     connections = _connections(tables, names)
     title = str(tables.get("name", "network"))
     try:
@@ -284,7 +295,7 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
     found = []
     for number, cable in enumerate(_list(tables, "cable")):
         at = At(("cable", number))
-        _known(cable, at, {"between", "latency", "rate", "duplex", "back", "count"})
+        known(cable, at, {"between", "latency", "rate", "duplex", "back", "count"})
         between = cable.get("between")
         if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
             raise DescriptionError(
@@ -297,6 +308,8 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
         back = _cable(cable["back"], at / "back") if "back" in cable else None
         each = Connection((between[0], between[1]), _cable(plain, at), back)
         found += [each] * _whole(cable.get("count", 1), at / "count", 1, 1 << 10)
+        if len(found) > MOST_CABLES:
+            raise DescriptionError(at, f"there are more than {MOST_CABLES} cables")
     return found
 
 
@@ -306,43 +319,14 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
 def _cable(value: Any, at: At) -> Cable:
     if not isinstance(value, dict):
         raise DescriptionError(at, f"is {value!r}, expected {{ latency = '5 us', rate = '100 Gbit/s' }}")
-    _known(value, at, {"latency", "rate", "duplex"})
+    known(value, at, {"latency", "rate", "duplex"})
     if "rate" not in value:
         raise DescriptionError(at, "lacks a rate")
     duplex = value.get("duplex", "full")
     if duplex not in ("full", "half"):
         raise DescriptionError(at / "duplex", f"is {duplex!r}, expected 'full' or 'half'")
-    latency = _quantity(seconds, value.get("latency", 0), at / "latency")
-    return Cable(latency, _quantity(bytes_per_s, value["rate"], at / "rate"), duplex)
-
-
-_COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
-    "send": ("o_send_s", seconds),
-    "receive": ("o_recv_s", seconds),
-    "gap": ("g_s", seconds),
-    "rendezvous": ("rendezvous_bytes", nbytes),
-    "per_byte": ("o_s_per_byte", lambda value: 1 / bytes_per_s(value)),
-    "reduce": ("reduce_s_per_byte", lambda value: 1 / bytes_per_s(value)),
-    "copy": ("copy_s_per_byte", lambda value: 1 / bytes_per_s(value)),
-}
-"""The keys of [costs]: the field of `Costs`, and the value's reader. Costs per byte are written as rates."""
-
-
-def _costs(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
-    import msgspec
-
-    if not isinstance(value, dict):
-        raise DescriptionError(at, f"is {value!r}, expected a table")
-    _known(value, at, set(_COSTS))
-    changes = {_COSTS[key][0]: _quantity(_COSTS[key][1], each, at / key) for key, each in value.items()}
-    return msgspec.structs.replace(base, **changes)
-
-
-def _quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:
-    try:
-        return reader(value)
-    except ValueError as error:
-        raise DescriptionError(at, str(error)) from None
+    latency = quantity(seconds, value.get("latency", 0), at / "latency")
+    return Cable(latency, quantity(bytes_per_s, value["rate"], at / "rate"), duplex)
 
 
 def _whole(value: Any, at: At, least: int, most: int = generators.MOST_RANKS) -> int:
@@ -353,12 +337,12 @@ def _whole(value: Any, at: At, least: int, most: int = generators.MOST_RANKS) ->
     return value
 
 
-def _table(tables: dict[str, Any], key: str, at: At, known: set[str] | None) -> dict[str, Any]:
+def _table(tables: dict[str, Any], key: str, at: At, keys: set[str] | None) -> dict[str, Any]:
     value = tables.get(key, {})
     if not isinstance(value, dict):
         raise DescriptionError(at / key, f"is {value!r}, expected a table [{key}]")
-    if known is not None:
-        _known(value, at / key, known)
+    if keys is not None:
+        known(value, at / key, keys)
     return value
 
 
@@ -377,9 +361,3 @@ def _name(table: dict[str, Any], at: At, names: set[str]) -> str:
         raise DescriptionError(at / "name", f"{name!r} is the name of two nodes")
     names.add(name)
     return name
-
-
-def _known(table: dict[str, Any], at: At, known: set[str]) -> None:
-    for key in table:
-        if key not in known:
-            raise DescriptionError(at / key, f"is unknown, expected one of {', '.join(sorted(known))}")

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from unisono.networks.costs import Costs
 from unisono.networks.network import (
     HALF,
     Axis,
-    Costs,
     Family,
     Links,
     Machine,

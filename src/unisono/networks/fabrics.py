@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.networks.fabric import Cable, Hop, both_ways
-from unisono.networks.network import Axis, Family, Switch
+from unisono.networks.network import HALF, Axis, Family, Switch
 
 __all__ = ["Crossbar", "Dragonfly", "FatTree", "FullMesh", "RailOptimised", "Torus"]
 
@@ -147,7 +147,8 @@ class RailOptimised(Fixed):
 class Torus(Fixed):
     """Hosts on a grid that closes in each dimension; routes follow the dimensions in order, the shorter way.
 
-    In a dimension of two there is one cable between the two; one that goes half way round goes up.
+    In a dimension of two there is one cable between the two; one that goes half way round goes up. A cable in
+    half duplex is one link, that of its lower end.
     """
 
     def __init__(self, sizes: tuple[int, ...], cable: Cable) -> None:
@@ -158,16 +159,22 @@ class Torus(Fixed):
         )
         self._sizes = sizes
         self._cable = cable
-        self._ways = [(n, by) for n, size in enumerate(sizes) for by in (1, -1)[: size - 1]]
+        self._half = cable.duplex == HALF
+        directions = (1,) if self._half else (1, -1)
+        self._ways = [(n, by) for n, size in enumerate(sizes) for by in directions[: size - 1]]
         """Dimension and direction of each family."""
 
     def families(self, host: str, ports: int, port_axis: int) -> list[Family]:  # noqa: ARG002
-        """Two links per host and dimension, up and down."""
+        """Two links per host and dimension, up and down; in half duplex one."""
         axes = tuple(range(len(self._sizes)))
-        return [
-            Family(host.format, _beside(host, self._sizes, number, by), self._sizes, axes, *self._cable)
-            for number, by in self._ways
-        ]
+        found = []
+        for number, by in self._ways:
+            sizes = list(self._sizes)
+            if self._half and sizes[number] == 2:
+                sizes[number] = 1  # the one cable belongs to both
+            target = _beside(host, self._sizes, number, by)
+            found.append(Family(host.format, target, tuple(sizes), axes, *self._cable))
+        return found
 
     def path(self, source: Where, leaves: int, target: Where, arrives: int) -> list[Hop]:  # noqa: ARG002
         """Dimension by dimension."""
@@ -176,30 +183,56 @@ class Torus(Fixed):
             distance = (target[number] - here[number]) % size
             by = 1 if 2 * distance <= size else -1
             for _ in range(distance if by > 0 else size - distance):
-                hops.append((self._ways.index((number, by)), tuple(here)))
-                here[number] = (here[number] + by) % size
+                there = [*here[:number], (here[number] + by) % size, *here[number + 1 :]]
+                hops.append(self._hop(number, by, here, there))
+                here = there
         return hops
+
+    def _hop(self, number: int, by: int, here: list[int], there: list[int]) -> Hop:
+        if not self._half:
+            return self._ways.index((number, by)), tuple(here)
+        low = list(here if by > 0 else there)
+        if self._sizes[number] == 2:
+            low[number] = 0
+        return self._ways.index((number, 1)), tuple(low)
 
 
 class FullMesh(Fixed):
-    """A cable between every two hosts."""
+    """A cable between every two hosts. In half duplex it is one link, counted from its nearer end.
+
+    Example: of 6 hosts in half duplex, 3 and 1 share link (1, 2 places on), 4 and 1 the opposites' link 1.
+    """
 
     def __init__(self, hosts: int, cable: Cable) -> None:
         self.axes = (Axis("host", hosts, "cyclic"),)
         self._cable = cable
 
     def families(self, host: str, ports: int, port_axis: int) -> list[Family]:  # noqa: ARG002
-        """From each host to the one `d + 1` places on."""
+        """From each host to the one `d + 1` places on; in half duplex half of them, and opposite hosts."""
         hosts = self.axes[0].size
 
         def target(source: int, distance: int) -> str:
             return host.format((source + distance + 1) % hosts)
 
-        return [Family(host.format, target, (hosts, hosts - 1), (0, -1), *self._cable)]
+        def opposite(source: int) -> str:
+            return host.format(source + hosts // 2)
+
+        if self._cable.duplex != HALF:
+            return [Family(host.format, target, (hosts, hosts - 1), (0, -1), *self._cable)]
+        found = [Family(host.format, target, (hosts, (hosts - 1) // 2), (0, -1), *self._cable)]
+        if hosts % 2 == 0:
+            found.append(Family(host.format, opposite, (hosts // 2,), (0,), *self._cable))
+        return found
 
     def path(self, source: Where, leaves: int, target: Where, arrives: int) -> list[Hop]:  # noqa: ARG002
         """The one cable."""
-        return [(0, (source[0], (target[0] - source[0]) % self.axes[0].size - 1))]
+        hosts = self.axes[0].size
+        distance = (target[0] - source[0]) % hosts
+        if self._cable.duplex != HALF or 2 * distance < hosts:
+            return [(0, (source[0], distance - 1))]
+        if 2 * distance == hosts:
+            return [(1, (source[0] % distance,))]
+        return [(0, (target[0], hosts - distance - 1))]
 
 
 class Dragonfly(Fixed):

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 
 from unisono.engine.base.validation import instance, positive, whole
+from unisono.networks.costs import Costs
 from unisono.networks.fabric import Cable, Fabric, Interior, MemoryInterior, SwitchInterior, assemble
 from unisono.networks.fabrics import Crossbar, Dragonfly, FatTree, FullMesh, RailOptimised, Torus
-from unisono.networks.network import Costs, Network
+from unisono.networks.network import HALF, Network
 
 __all__ = [
     "Hosts",
@@ -183,6 +184,9 @@ def dragonfly(
     Example: dragonfly(4, 2, 2) has 9 groups of 8 hosts.
     """
     routers, hosts, cables = _count(routers, "routers", 2), _count(hosts, "hosts"), _count(cables, "cables")
+    for each_cable, what in ((cable, "cable"), (between or cable, "between")):
+        if check_cable(each_cable).duplex == HALF:
+            raise ValueError(f"{what}: the cables of a dragonfly are full duplex")
     fabric = Dragonfly(routers, hosts, cables, check_cable(cable), check_cable(between or cable))
     return _network(f"dragonfly({routers}, {hosts}, {cables})", fabric, each)
 

@@ -6,12 +6,15 @@ rank chooses among them, in the order of their cables.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from unisono.networks.costs import Costs
 from unisono.networks.fabric import Cable
-from unisono.networks.network import FULL, HALF, Costs, Family, Links, Machine, Network, Switch, numbered
+from unisono.networks.network import FULL, HALF, Family, Links, Machine, Network, Switch, numbered
 
 __all__ = ["Connection", "GraphRouter", "RankLocation", "network_of"]
 
@@ -115,6 +118,10 @@ def _neighbours(
     return found
 
 
+MOST_DISTANCES = 1 << 26
+"""Numbers that a router keeps: distances of all nodes, to as many of them as that allows."""
+
+
 class GraphRouter:
     """Shortest routes; the distances to a node are computed when a route to it is first asked for.
 
@@ -131,69 +138,80 @@ class GraphRouter:
         adders: Sequence[str],
         connections: Sequence[Connection],
     ) -> None:
-        self.nodes, self.neighbours, self.inside, self._adders = nodes, neighbours, inside, adders
+        self.nodes, self.neighbours, self.inside = nodes, neighbours, inside
         self.connections = connections
-        self._into: dict[str, list[str]] = {}
+        names = dict.fromkeys((*neighbours, *nodes, *adders))
+        names.update((node, None) for ways in neighbours.values() for node, _ in ways)
+        self._names = list(names)
+        numbers = {name: number for number, name in enumerate(self._names)}
+        self._ranks = [numbers[node] for node in nodes]
+        self._adders = [numbers[node] for node in adders]
+        self._inside = {numbers[node]: link for node, link in inside.items()}
+        self._ways: list[list[tuple[int, int]]] = [[] for _ in self._names]
+        self._into: list[list[int]] = [[] for _ in self._names]
+        self._direct: dict[tuple[int, int], list[int]] = {}
         for source, targets in neighbours.items():
-            for target, _ in targets:
-                self._into.setdefault(target, []).append(source)
-        self._distances: dict[str, dict[str, int]] = {}
+            for target, link in targets:
+                here, there = numbers[source], numbers[target]
+                self._ways[here].append((there, link))
+                self._into[there].append(here)
+                self._direct.setdefault((here, there), []).append(link)
+        self._to = lru_cache(maxsize=max(16, MOST_DISTANCES // len(self._names)))(self._distances)
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """The links from a rank to another."""
-        return self._found(self.nodes[source], self.nodes[target], target)
+        return self._found(self._ranks[source], self._ranks[target], target)
 
     def to_switch(self, source: int, switch: int) -> tuple[int, ...]:
         """The links from a rank to a switch that adds."""
-        return self._found(self.nodes[source], self._adders[switch], switch)
+        return self._found(self._ranks[source], self._adders[switch], switch)
 
     def from_switch(self, switch: int, target: int) -> tuple[int, ...]:
         """The links from a switch that adds to a rank."""
-        return self._found(self._adders[switch], self.nodes[target], target)
+        return self._found(self._adders[switch], self._ranks[target], target)
 
     def check(self) -> None:
         """Refuse a network in which rank 0 cannot reach another rank, or the other way round."""
-        first = self.nodes[0]
+        first = self._ranks[0]
         reached = {first}
         waiting = deque(reached)
         while waiting:
-            for node, _ in self.neighbours.get(waiting.popleft(), ()):
+            for node, _ in self._ways[waiting.popleft()]:
                 if node not in reached:
                     reached.add(node)
                     waiting.append(node)
         back = self._to(first)
-        for rank, node in enumerate(self.nodes):
-            if node not in reached or node not in back:
+        for rank, node in enumerate(self._ranks):
+            if node not in reached or back[node] < 0:
                 source, target = (0, rank) if node not in reached else (rank, 0)
                 raise ValueError(
                     f"no route from rank {source} (on {self.nodes[source]}) to rank {target} "
                     f"(on {self.nodes[target]}): no cables connect the two"
                 )
 
-    def _found(self, here: str, target: str, choice: int) -> tuple[int, ...]:
+    def _found(self, here: int, target: int, choice: int) -> tuple[int, ...]:
         if here == target:
-            return (self.inside[here],) if here in self.inside else ()
-        distances, links = self._to(target), []
-        if here not in distances:
-            raise ValueError(f"no route from {here} to {target}")
-        while here != target:
-            nearer = [
-                way for way in self.neighbours[here] if distances.get(way[0], -1) == distances[here] - 1
-            ]
+            return (self._inside[here],) if here in self._inside else ()
+        distances = self._to(target)
+        links: list[int] = []
+        if distances[here] < 0:
+            raise ValueError(f"no route from {self._names[here]} to {self._names[target]}")
+        while distances[here] > 1:
+            nearer = [way for way in self._ways[here] if distances[way[0]] == distances[here] - 1]
             here, link = nearer[choice % len(nearer)]
             links.append(link)
-        return tuple(links)
+        last = self._direct[here, target]
+        return (*links, last[choice % len(last)])
 
-    def _to(self, target: str) -> dict[str, int]:
-        """The number of links from each node to this one."""
-        found = self._distances.get(target)
-        if found is None:
-            found = self._distances[target] = {target: 0}
-            waiting = deque([target])
-            while waiting:
-                node = waiting.popleft()
-                for source in self._into.get(node, ()):
-                    if source not in found:
-                        found[source] = found[node] + 1
-                        waiting.append(source)
+    def _distances(self, target: int) -> array[int]:
+        """The number of links from each node to this one; -1: there is no route."""
+        found = array("i", [-1]) * len(self._names)
+        found[target] = 0
+        waiting = deque([target])
+        while waiting:
+            node = waiting.popleft()
+            for source in self._into[node]:
+                if found[source] < 0:
+                    found[source] = found[node] + 1
+                    waiting.append(source)
         return found

@@ -10,6 +10,7 @@ distances, such as NVLinkBandwidth, are not read.  Source: hwloc 2's hwloc2.dtd.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from unisono.engine.encoding.xml_reader import Element, read
@@ -19,6 +20,9 @@ from unisono.networks.graph import Connection, RankLocation, network_of
 from unisono.networks.network import Machine, Network
 
 __all__ = ["network_of_topology", "read_hwloc"]
+
+MOST_NODES = 1 << 10
+"""NUMA nodes of a host: all of them are connected."""
 
 MEMORY = Cable(3e-7, 40e9)
 BETWEEN = Cable(5e-7, 20e9)
@@ -47,7 +51,7 @@ def network_of_topology(topology: Element, name: str = "host") -> Network:
     if not found.cores:
         raise topology.error("has no Core and no PU")
     places = [RankLocation(node, 0) for node in found.cores]
-    shared = {node: MEMORY for node in dict.fromkeys(found.cores) if found.cores.count(node) > 1}
+    shared = {node: MEMORY for node, count in Counter(found.cores).items() if count > 1}
     machine = Machine(name, len(found.cores), MEMORY.bytes_per_s * len(found.nodes))
     return network_of(name, places, found.between(), [machine], memories=shared, costs=(CPU,))
 
@@ -73,16 +77,21 @@ class _Topology:
             for other in self.nodes[at + 1 :]
         ]
 
+    def node(self, element: Element) -> str:
+        """Note a NUMA node."""
+        name = f"numa{element.whole('os_index', 0, MOST_NODES - 1, len(self.nodes))}"
+        if name not in self.nodes:
+            self.nodes.append(name)
+        return name
+
     def walk(self, element: Element, memory: str) -> None:
         """Visit an object and those in it. memory: the NUMA node that is nearest."""
         kind = element.text("type")
         for child in element.all("object"):
             if child.text("type") == "NUMANode":
-                memory = f"numa{child.whole('os_index', 0, 1 << 16, len(self.nodes))}"
-                self.nodes += [memory] * (memory not in self.nodes)
+                memory = self.node(child)
         if kind == "NUMANode" and list(element.all("object")):  # hwloc 1: cores lie within
-            memory = f"numa{element.whole('os_index', 0, 1 << 16, len(self.nodes))}"
-            self.nodes += [memory] * (memory not in self.nodes)
+            memory = self.node(element)
         if kind == "Core" or (kind == "PU" and not memory.startswith("core")):
             memory = memory or self._first()
             self.cores.append(memory)
@@ -110,7 +119,9 @@ class _Topology:
         rate = float(text) * 1e9 or UNKNOWN_PCI
         self.connections.append(Connection((above, node), Cable(PCI_S, rate)))
         if gpu:
-            self.gpus.append(node)
+            if gpu in self.gpus:
+                raise element.error(f"{gpu} stands there twice")
+            self.gpus.append(gpu)
         for child in element.all("object"):
             if child.text("type") in ("Bridge", "PCIDev"):
                 self.device(child, node)

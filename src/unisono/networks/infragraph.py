@@ -23,6 +23,7 @@ __all__ = ["network_of_infrastructure", "read_infragraph"]
 
 MOST_BYTES = 64 << 20
 MOST_NODES = 1 << 20
+MOST_DEPTH = 32
 LANES = 16
 RATES = {
     "gigabits_per_second": 1e9 / 8,
@@ -56,7 +57,7 @@ def _loaded(file: Path, data: bytes) -> Any:
             return json.loads(data)
         except json.JSONDecodeError as error:
             raise ValueError(f"{file}:{error.lineno}: {error.msg}") from None
-        except (UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # no UTF-8, or a number of too many digits
             raise ValueError(f"{file}: {error}") from None
     try:
         import yaml
@@ -97,10 +98,12 @@ class _ComponentGraph:
         }
         self.links = _links(top, "")
         self.kinds: dict[str, str] = {}
+        self.counts: dict[str, int] = {}  # of the components of a name
         self.devices_within: set[str] = set()
         self.hosts: dict[str, str] = {}
         self.connections: list[Connection] = []
         self.instances: dict[str, tuple[str, int]] = {}
+        total = 0
         for at, each in enumerate(_list(top, "instances", "")):
             place = f"instances[{at}]"
             device = _text(each, "device", place)
@@ -108,6 +111,9 @@ class _ComponentGraph:
                 raise _Wrong(f"{place}: there is no device {device!r}")
             name = _text(each, "name", place)
             self.instances[name] = (device, _count(each, place))
+            total += self.instances[name][1]
+            if total > MOST_NODES:
+                raise _Wrong(f"{place}: there are more than {MOST_NODES} instances")
             for number in range(self.instances[name][1]):
                 self.device(f"{name}.{number}", device, f"{name}.{number}", ())
         for at, edge in enumerate(_list(top, "edges", "")):
@@ -117,14 +123,19 @@ class _ComponentGraph:
         """The nodes and cables of one instance of a device."""
         if name in within:
             raise _Wrong(f"device {name!r} contains itself")
+        if len(within) > MOST_DEPTH:
+            raise _Wrong(f"device {name!r} lies within more than {MOST_DEPTH} others")
         device = self.devices[name]
         for component, (kind, count) in device.components.items():
+            self.counts[f"{prefix}.{component}"] = count
             for number in range(count):
                 node = f"{prefix}.{component}.{number}"
                 if kind == "device":
                     if component not in self.devices:
                         raise _Wrong(f"{device.where}: there is no device {component!r}")
                     self.devices_within.add(node)
+                    if len(self.devices_within) > MOST_NODES:
+                        raise _Wrong(f"there are more than {MOST_NODES} devices within others")
                     self.device(node, component, host, (*within, name))
                     continue
                 self.kinds[node], self.hosts[node] = kind, host
@@ -160,19 +171,14 @@ class _ComponentGraph:
     def _nodes(self, prefixes: list[str], parts: list[str], where: str) -> list[str]:
         for part in parts:
             name, chosen = _sliced(part, where)
-            longer = []
-            for prefix in prefixes:
-                count = 0
-                while self._exists(f"{prefix}.{name}.{count}"):
-                    count += 1
-                longer += [f"{prefix}.{name}.{number}" for number in range(count)[chosen]]
-            prefixes = longer
+            prefixes = [
+                f"{prefix}.{name}.{number}"
+                for prefix in prefixes
+                for number in range(self.counts.get(f"{prefix}.{name}", 0))[chosen]
+            ]
         if not prefixes:
             raise _Wrong(f"{where}: there is no component {'.'.join(parts)!r}")
         return prefixes
-
-    def _exists(self, node: str) -> bool:
-        return node in self.kinds or node in self.devices_within
 
     def edge(self, edge: Any, where: str, links: dict[str, Cable], nodes: Any) -> None:
         """The cables of an edge."""
@@ -186,6 +192,8 @@ class _ComponentGraph:
                 raise _Wrong(f"{where}: one2one of {len(one)} and {len(other)} components")
             count = max(len(one), len(other))
             pairs = list(zip(one * (count // len(one)), other * (count // len(other)), strict=True))
+        elif len(one) * len(other) > MOST_NODES and scheme == "many2many":
+            raise _Wrong(f"{where}: many2many of {len(one)} and {len(other)} components")
         elif scheme == "many2many":
             pairs = [(a, b) for a, b in product(one, other) if a != b]
         elif scheme == "ring":

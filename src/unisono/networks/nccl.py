@@ -29,6 +29,9 @@ OTHER_CPUS = 10e9
 
 NVLINK_S, PCI_S, CPU_S = 0.7e-6, 0.3e-6, 0.5e-6
 
+MOST_CPUS = 1 << 10
+"""All of them are connected."""
+
 GPU_CLASS, SWITCH_CLASS = "0x03", "0x0680"
 
 
@@ -58,7 +61,7 @@ class _System:
         self.gpus: dict[str, tuple[int, Element, str]] = {}  # node -> rank, its element, address on the bus
 
     def cpu(self, cpu: Element) -> None:
-        node = f"cpu{cpu.whole('numaid', -1, 1 << 16, len(self.cpus))}"
+        node = f"cpu{cpu.whole('numaid', -1, MOST_CPUS - 1, len(self.cpus))}"
         if node in self.cpus:
             raise cpu.error("has the numaid of another one")
         self.arch = cpu.text("arch", "")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 import msgspec
 
 from unisono.engine.base.validation import whole
+from unisono.networks.costs import Costs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Axis",
-    "Costs",
     "Family",
     "Links",
     "Machine",
@@ -64,28 +64,13 @@ class NetworkLink(NamedTuple):
         return source, target
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a message costs its ranks: LogGOPS, where L and G are those of the links.
+class Machine(NamedTuple):
+    """A host.
 
     Attributes:
-        o_send_s, o_recv_s: the rank is busy for so long per message, when it sends and when it receives (o).
-        o_s_per_byte: and for so long per byte (O).
-        g_s: between two messages that a rank begins to send, at least (g).
-        rendezvous_bytes: from this size on, a message waits until its receiver asks for it (S); 0: never.
-        reduce_s_per_byte: of combining one more contribution of a byte.  copy_s_per_byte: of `Copy`.
+        cores: which its ranks share, where there are more ranks than cores; 0: each rank has one.
+        memory_bytes_per_s: of all its cores together; 0: no limit.
     """
-
-    o_send_s: float = 0.0
-    o_recv_s: float = 0.0
-    o_s_per_byte: float = 0.0
-    g_s: float = 0.0
-    rendezvous_bytes: int = 0
-    reduce_s_per_byte: float = 0.0
-    copy_s_per_byte: float = 0.0
-
-
-class Machine(NamedTuple):
-    """A host. cores: 0: each rank has one. memory_bytes_per_s: of all its cores together; 0: no limit."""
 
     name: str
     cores: int
@@ -295,6 +280,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         costs_index: which of the costs each rank has; (): all have the first.
         switches: those that add; the endpoint `size + i` of `route` is switch i.
         symmetry: the maps of the network onto itself; None: none is known.
+        stores: a switch has a whole message before it sends it on; False: it forwards the bytes as they come.
     """
 
     name: str
@@ -307,6 +293,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     costs_index: Sequence[int] = ()
     switches: tuple[Switch, ...] = ()
     symmetry: Symmetry | None = None
+    stores: bool = False
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """The numbers of the links that a message crosses, in order; () from a rank to itself.

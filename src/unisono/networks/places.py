@@ -32,6 +32,10 @@ class DescriptionError(ValueError):
         self.at = at
 
 
+MOST_COLUMNS = 512
+"""Of a line that are looked at; names are shorter."""
+
+
 def line_of(text: str, at: At) -> int:
     """The line of a place in a TOML text; that of the nearest enclosing one where it is not written out.
 
@@ -41,6 +45,7 @@ def line_of(text: str, at: At) -> int:
     table: tuple[str | int, ...] = ()
     counts: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.splitlines(), 1):
+        line = line[:MOST_COLUMNS]
         head = re.match(r"\s*(\[\[?)\s*([\w\-.\"' ]+?)\s*\]", line)
         key = re.match(r"\s*([\w\-]+|\"[^\"]*\"|'[^']*')\s*(?:\.|=)", line)
         if head:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["bytes_per_s", "nbytes", "seconds", "written_rate", "written_time"]
+__all__ = ["bytes_per_s", "factor", "nbytes", "seconds", "seconds_per_byte", "written_rate", "written_time"]
 
 _TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9, "ps": 1e12}  # in a second
 _PREFIXES = {
     "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
 }  # fmt: skip
-_NUMBER = r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"
+_NUMBER = r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"
 _TIME = re.compile(_NUMBER + "(s|ms|us|µs|ns|ps)")
 _RATE = re.compile(_NUMBER + "(|[kKMGT]i?)(B|bit|b)(?:/s|ps)")
 _SIZE = re.compile(_NUMBER + "(|[kKMGT]i?)(B|)")
@@ -42,12 +42,33 @@ def bytes_per_s(value: object) -> float:
         found = _RATE.fullmatch(value)
         if not found:
             raise ValueError(f"{value!r} is no rate, expected such as '100 Gbit/s' or '50 GB/s'")
-        rate = float(found[1]) * _PREFIXES[found[2]] / (1 if found[3] == "B" else 8)
+        rate = _finite(float(found[1]), value) * _PREFIXES[found[2]] / (1 if found[3] == "B" else 8)
     else:
         rate = _number(value, "rate in bytes per second, or a text such as '50 GB/s'")
     if rate <= 0:
         raise ValueError(f"the rate is {value!r}, expected one above 0")
     return _finite(rate, value)
+
+
+def seconds_per_byte(value: object) -> float:
+    """The time of a byte, from a rate as `bytes_per_s` reads it. Example: seconds_per_byte("2 B/s") == 0.5.
+
+    Raises:
+        ValueError: it is no rate, not above 0, or not finite.
+    """
+    return _finite(1 / bytes_per_s(value), value)
+
+
+def factor(value: object) -> float:
+    """A factor of at least 1. Example: factor(2.5) == 2.5.
+
+    Raises:
+        ValueError: it is no number, below 1, or not finite.
+    """
+    number = _number(value, "number of at least 1")
+    if number < 1:
+        raise ValueError(f"{value!r} is below 1")
+    return number
 
 
 def nbytes(value: object) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from unisono.networks.costs import Costs
 from unisono.networks.graph import GraphRouter
-from unisono.networks.network import Costs, Network
+from unisono.networks.network import Network
 
 __all__ = ["MOST_LINKS", "toml"]
 
@@ -34,6 +35,8 @@ def _lines(network: Network) -> Iterator[str]:
             f"{network.name} was made by a generator: its file is shorter than a list of its links"
         )
     yield f"name = {json.dumps(network.name)}"
+    if network.stores:
+        yield 'switching = "store-and-forward"'
     places = list(network.router.nodes)
     adders = {switch.name: switch.adds_bytes_per_s for switch in network.switches}
     memories = dict(network.router.inside)
@@ -85,4 +88,13 @@ def _costs(costs: Costs) -> str:
     ):
         if value:
             found.append(f"{name} = {1 / value!r}")
+    if costs.call_s:
+        found.append(f"call = {costs.call_s!r}")
+    if costs.cache_bytes:
+        found.append(f"cache = {costs.cache_bytes}, beyond_cache = {costs.beyond_cache!r}")
+    if costs.inside is not None:
+        inside = f"send = {costs.inside.send_s!r}, receive = {costs.inside.recv_s!r}"
+        inside += f", per_byte = {1 / costs.inside.s_per_byte!r}" if costs.inside.s_per_byte else ""
+        inside += f", in_place = {costs.inside.in_place_bytes}" if costs.inside.in_place_bytes else ""
+        found.append(f"inside = {{ {inside} }}")
     return ", ".join(found)

@@ -23,18 +23,31 @@ __all__ = [
     "SEGMENT",
     "SEND",
     "SIGNAL",
+    "UNTIL",
     "Programs",
     "chunk_code",
     "compute_code",
     "encoded",
     "plan_codes",
     "translated",
+    "until_code",
 ]
 
-SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT = range(9)
+SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT, UNTIL = range(10)
 """The codes, as `simulator::Code` has them."""
 
-HEADS = {SEND: 3, RECV: 2, REDUCE: 4, COPY: 2, CHUNK: 3, COMPUTE: 3, SIGNAL: 2, AWAIT: 2, SEGMENT: 1}
+HEADS = {
+    SEND: 3,
+    RECV: 2,
+    REDUCE: 4,
+    COPY: 2,
+    CHUNK: 3,
+    COMPUTE: 3,
+    SIGNAL: 2,
+    AWAIT: 2,
+    SEGMENT: 1,
+    UNTIL: 3,
+}
 """How many numbers a code has before its peers."""
 
 BLOCK_CODES = 1 << 14
@@ -48,6 +61,11 @@ def chunk_code(nbytes: float) -> array[int]:
 def compute_code(seconds: float) -> array[int]:
     """The rank computes for so long."""
     return array("i", [COMPUTE, *_halves(seconds)])
+
+
+def until_code(seconds: float) -> array[int]:
+    """The next step does not begin before this second."""
+    return array("i", [UNTIL, *_halves(seconds)])
 
 
 class Programs:

@@ -40,6 +40,7 @@ COLLECTIVES = {
 MOST_GPUS = 1 << 12
 MOST_CHUNKS = 1 << 16
 MOST_STEPS = 1 << 18
+MOST_BLOCKS = 1 << 14
 KINDS = ("s", "r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re", "nop")
 
 
@@ -120,13 +121,17 @@ def _algorithm(algo: Element) -> Algorithm:
     size = algo.whole("ngpus", 1, MOST_GPUS, len(found))
     chunks = algo.whole("nchunksperloop", 1, MOST_CHUNKS)
     gpus: dict[int, Gpu] = {}
-    steps = 0
+    steps = blocks = 0
     for gpu in found:
         number = gpu.whole("id", 0, size - 1)
         if number in gpus:
             raise gpu.error(f"is the second one with id {number}")
         gpus[number] = _gpu(gpu, number, size, chunks)
+        blocks += len(gpus[number].blocks)
+        if blocks > MOST_BLOCKS:
+            raise gpu.error(f"there are more than {MOST_BLOCKS} thread blocks")
         steps += sum(step.units for block in gpus[number].blocks for step in block.steps)
+        steps += len(gpus[number].copies)
         if steps > MOST_STEPS:
             raise gpu.error(f"there are more than {MOST_STEPS} steps")
     for number in range(size):
@@ -144,15 +149,15 @@ def _gpu(gpu: Element, rank: int, size: int, chunks: int) -> Gpu:
     most = max(chunks, given, out)  # in place one of the two is often 0
     limits = {"i": most, "o": most, "s": scratch}
     blocks: dict[int, Block] = {}
+    ways: dict[tuple[str, int, int], int] = {}
     for tb in gpu.all("tb"):
         block = _block(tb, rank, size, limits)
         if block.number in blocks:
             raise tb.error(f"is the second one with id {block.number}")
-        for other in blocks.values():
-            for way in ("send", "receive"):
-                peer = getattr(block, way)
-                if peer >= 0 and (peer, block.channel) == (getattr(other, way), other.channel):
-                    raise tb.error(f"thread block {other.number} has the same {way} GPU and channel")
+        for way, peer in (("send", block.send), ("receive", block.receive)):
+            other = ways.setdefault((way, peer, block.channel), block.number)
+            if peer >= 0 and other != block.number:
+                raise tb.error(f"thread block {other} has the same {way} GPU and channel")
         blocks[block.number] = block
     for block in blocks.values():
         for step in block.steps:

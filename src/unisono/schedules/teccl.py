@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from unisono.errors import PlanError
 from unisono.plans.plan import Chunk, Copy, In, Out, Plan, Recv, Send, Step, Tmp
 
-__all__ = ["parse_teccl", "read_teccl"]
+__all__ = ["Piece", "TecclFlow", "TecclSchedule", "parse_teccl", "read_paced", "read_teccl"]
 
 MOST_BYTES = 64 << 20
 MOST_FLOWS = 1 << 18
@@ -36,7 +36,9 @@ Piece = tuple[int, int]
 """A chunk: the rank that it comes from, and its number there."""
 
 
-class _Flow(NamedTuple):
+class TecclFlow(NamedTuple):
+    """A chunk from a rank to another in an epoch."""
+
     epoch: int
     piece: Piece
     source: int
@@ -49,16 +51,34 @@ def read_teccl(file: str | Path) -> Plan:
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong.  PlanError: it is no plan.
     """
-    with Path(file).open("rb") as opened:
+    return parse_teccl(_record(Path(file)), str(file))
+
+
+def _record(file: Path) -> Any:
+    with file.open("rb") as opened:
         data = opened.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"{file}: is larger than {MOST_BYTES >> 20} MiB")
     try:
-        return parse_teccl(json.loads(data), str(file))
+        return json.loads(data)
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}:{error.lineno}: {error.msg}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, or a number of too many digits
         raise ValueError(f"{file}: {error}") from None
+
+
+def read_paced(file: str | Path) -> tuple[TecclSchedule, float]:
+    """The schedule in a file, and the seconds of an epoch, for the simulator.
+
+    Raises:
+        OSError, ValueError, PlanError: as `read_teccl`.
+    """
+    record = _record(Path(file))
+    schedule = _schedule(record, str(file))
+    epoch_s = record.get("1-Epoch_Duration")
+    if isinstance(epoch_s, bool) or not isinstance(epoch_s, (int, float)) or not 0 < epoch_s < 1e6:
+        raise ValueError(f"{file}: 1-Epoch_Duration is {epoch_s!r}, expected seconds")
+    return schedule, float(epoch_s)
 
 
 def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
@@ -67,6 +87,10 @@ def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
     Raises:
         ValueError: it is wrong.  PlanError: it is no plan; the message names the rank.
     """
+    return _schedule(record, file).plan()
+
+
+def _schedule(record: Any, file: str) -> TecclSchedule:
     demand = record.get("6-Demand_Met") if isinstance(record, dict) else None
     flows = record.get("7-Flows") if isinstance(record, dict) else None
     if not isinstance(demand, dict) or not isinstance(flows, list) or len(flows) > MOST_FLOWS:
@@ -76,7 +100,9 @@ def parse_teccl(record: Any, file: str = "schedule.json") -> Plan:
     if not ranks:
         raise ValueError(f"{file}: there is no demand")
     wanted = _wanted(file, demand, ranks)
-    return _TecclSchedule(file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows]).plan()
+    found = TecclSchedule(file, len(ranks), wanted, [_flow(file, each, ranks) for each in flows])
+    found.run()
+    return found
 
 
 def _number(file: str, pattern: re.Pattern[str], text: object) -> int:
@@ -91,7 +117,9 @@ def _wanted(file: str, demand: dict[str, Any], ranks: dict[int, int]) -> dict[Pi
     found: dict[Piece, set[int]] = {}
     for name, sources in demand.items():
         target = ranks[_number(file, _GPU, name)]
-        for origin, chunks in sources.items() if isinstance(sources, dict) else ():
+        if not isinstance(sources, dict):
+            raise ValueError(f"{file}: what {name} wants is {str(sources)[:40]!r}, expected a table")
+        for origin, chunks in sources.items():
             gpu = _number(file, _GPU, origin)
             if gpu not in ranks or not isinstance(chunks, dict):
                 raise ValueError(f"{file}: GPU {gpu} gives chunks, but wants none")
@@ -100,7 +128,7 @@ def _wanted(file: str, demand: dict[str, Any], ranks: dict[int, int]) -> dict[Pi
     return found
 
 
-def _flow(file: str, text: object, ranks: dict[int, int]) -> _Flow:
+def _flow(file: str, text: object, ranks: dict[int, int]) -> TecclFlow:
     found = _FLOW.fullmatch(text) if isinstance(text, str) else None
     if not found:
         raise ValueError(f"{file}: flow {str(text)[:80]!r} is not understood")
@@ -108,12 +136,14 @@ def _flow(file: str, text: object, ranks: dict[int, int]) -> _Flow:
     for gpu in (origin, source, target):
         if gpu not in ranks:
             raise ValueError(f"{file}: flow {str(text)[:80]!r}: there is no GPU {gpu}")
-    return _Flow(epoch, (ranks[origin], chunk), ranks[source], ranks[target])
+    return TecclFlow(epoch, (ranks[origin], chunk), ranks[source], ranks[target])
 
 
-class _TecclSchedule:
-    def __init__(self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[_Flow]) -> None:
-        self.file, self.size = file, size
+class TecclSchedule:
+    """The flows in order, and the steps of a plan that come of them."""
+
+    def __init__(self, file: str, size: int, wanted: dict[Piece, set[int]], flows: list[TecclFlow]) -> None:
+        self.file, self.name, self.size = file, Path(file).name, size
         self.flows = sorted(flows)
         others = {len(targets - {piece[0]}) for piece, targets in wanted.items()}
         if others == {size - 1}:
@@ -133,13 +163,20 @@ class _TecclSchedule:
         if len(set(counts.values())) != 1:
             raise ValueError(f"{file}: blocks have {min(counts.values())} to {max(counts.values())} chunks")
         self.parts = max(counts.values())
+        self.own: list[list[Piece]] = [[] for _ in range(size)]
+        for piece in self.places:
+            self.own[piece[0]].append(piece)
         self.scratch = {piece: number for number, piece in enumerate(self.places)}
         self.steps: list[list[Step]] = [[] for _ in range(size)]
         self.holds: list[dict[Piece, Chunk]] = [{} for _ in range(size)]
         self.edges: dict[tuple[int, int], deque[Piece]] = {}
-        self.coming: list[list[tuple[int, Piece]]] = [[] for _ in range(size)]
+        self.coming: list[dict[tuple[int, Piece], None]] = [{} for _ in range(size)]
+        self.first: list[dict[Piece, int]] = [{} for _ in range(size)]  # who sends a chunk first
 
     def plan(self) -> Plan:
+        return Plan(self.collective, self.name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
+
+    def run(self) -> None:
         for piece in self.places:
             self.holds[piece[0]][piece] = self.given(piece)
         for flow in self.flows:
@@ -149,20 +186,18 @@ class _TecclSchedule:
             for source, piece in self.coming[rank]:
                 if piece not in self.holds[rank]:
                     self.receive(rank, source, piece)
-        name = Path(self.file).name
-        return Plan(self.collective, name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
 
     def given(self, piece: Piece) -> Chunk:
         """Where its rank has a chunk."""
         target = max(self.targets[piece], 0)
         return In(target * self.parts + self.places[piece])
 
-    def send(self, flow: _Flow) -> None:
+    def send(self, flow: TecclFlow) -> None:
         """Send a chunk; receive it first, if it has not been."""
         if flow.piece not in self.places:
             raise ValueError(f"{self.file}: nobody wants chunk {flow.piece[1]} of rank {flow.piece[0]}")
         if flow.piece not in self.holds[flow.source]:
-            source = next((rank for rank, piece in self.coming[flow.source] if piece == flow.piece), None)
+            source = self.first[flow.source].get(flow.piece)
             if source is None:
                 raise PlanError(
                     f"{self.file}: rank {flow.source} sends chunk {flow.piece[1]} of rank {flow.piece[0]} in "
@@ -181,7 +216,8 @@ class _TecclSchedule:
         else:
             steps.append(Send(chunk, (flow.target,)))
         self.edges.setdefault((flow.source, flow.target), deque()).append(flow.piece)
-        self.coming[flow.target].append((flow.source, flow.piece))
+        self.coming[flow.target][flow.source, flow.piece] = None
+        self.first[flow.target].setdefault(flow.piece, flow.source)
 
     def receive(self, rank: int, source: int, piece: Piece) -> None:
         """Receive from a rank until the chunk has come: messages keep their order."""
@@ -198,9 +234,8 @@ class _TecclSchedule:
         return Tmp(self.scratch[piece])
 
     def copy_own(self, rank: int) -> None:
-        for piece in self.places:
-            if piece[0] == rank and self.targets[piece] == -1:
-                self.steps[rank].append(Copy(Out(rank * self.parts + self.places[piece]), self.given(piece)))
+        for piece in self.own[rank] if self.collective == "all_gather" else ():
+            self.steps[rank].append(Copy(Out(rank * self.parts + self.places[piece]), self.given(piece)))
         if self.collective == "all_to_all":
             for place in range(self.parts):
                 own = rank * self.parts + place

@@ -88,7 +88,7 @@ def folded(network: Network, programs: Programs, root: int, *, trusted: bool) ->
     trusted: comparing some ranks is enough.
     """
     symmetry = network.symmetry
-    if symmetry is None:
+    if symmetry is None or network.stores:
         return unfolded()
     length = sum(map(len, programs.blocks(0)))
     if length * network.size <= COMPARED_CODES:

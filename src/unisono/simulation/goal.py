@@ -64,6 +64,7 @@ def loggops(
         >>> loggops([[Operation("send", 8, peer=1)], [Operation("recv", 8, peer=0)]])
         [1500, 5542]
     """
+    schedule = [listed(given, "the operations of a rank") for given in listed(schedule, "schedule")]
     size = len(schedule)
     model = [whole(value, name, 0, 1 << 40) for value, name in zip((L, o, g, G, O, S), "LogGOS", strict=True)]
     ranks = [
@@ -73,6 +74,7 @@ def loggops(
         ]
         for rank, given in enumerate(schedule)
     ]
+    _check_sum(ranks, *model)
     ends, _, stuck = simulate_goal(ranks, model)
     if stuck:
         rank, number = stuck[0]
@@ -86,8 +88,26 @@ def loggops(
 _Numbers = tuple[int, int, int, int, int, int, list[int], list[int]]
 
 
+def _check_sum(ranks: list[list[_Numbers]], *model: int) -> None:
+    """Refuse times that do not fit, even if everything happens one after the other."""
+    latency, o, g, per_byte, o_per_byte, _ = model
+    count = nbytes = calculated = 0
+    for kind, size, *_ in (each for given in ranks for each in given):
+        count += 1
+        nbytes += 0 if kind == KINDS["calc"] else size
+        calculated += size if kind == KINDS["calc"] else 0
+    if count * (latency + 2 * (o + g)) + 2 * nbytes * (per_byte + o_per_byte) + calculated > _MOST:
+        raise ValueError(
+            f"the schedule may take more than {_MOST} ns: {count} operations, {nbytes} bytes and "
+            f"{calculated} ns of calculations"
+        )
+
+
 def _checked(operation: Operation, where: str, size: int) -> _Numbers:
-    kind = KINDS.get(operation.kind)
+    names = getattr(operation, "_fields", ())
+    if "irequires" not in names:  # TraceAction of unisono.schedules is another class
+        raise TypeError(f"{where}: is a {type(operation).__name__}, expected an Operation")
+    kind = KINDS.get(str(operation.kind))
     if kind is None:
         raise ValueError(f"{where}: kind is {operation.kind!r}, expected {', '.join(KINDS)}")
     takes = operation.kind == "recv"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from unisono._native import simulate as simulate_native
 from unisono.engine.base.validation import instance, listed, not_negative, positive, whole
 from unisono.errors import SimulationError
 from unisono.networks import Network, find
-from unisono.plans.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL
+from unisono.networks.costs import Costs, InsideCosts
+from unisono.plans.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL, UNTIL
 from unisono.plans.plan import MOST_RANKS
 from unisono.simulation.folding import Folding
 from unisono.simulation.result import Breakdown, Limit, LinkUse, Result, Span
-
-if TYPE_CHECKING:
-    from unisono.networks.network import Costs
 
 __all__ = ["Blocks", "Conditions", "network_of", "run"]
 
@@ -36,6 +36,7 @@ KINDS = {
     COMPUTE: "compute",
     SIGNAL: "signal",
     AWAIT: "await",
+    UNTIL: "until",
 }
 
 
@@ -87,26 +88,33 @@ class Conditions(NamedTuple):
         """Whether a rank or a link differs from its images under a symmetry."""
         return bool(self.slow or self.delay or self.rates)
 
-    def costs(self, network: Network) -> tuple[list[list[float]], list[int]]:
-        """The different costs, and the index of each rank's and switch's; []: all have the first."""
+    def costs(self, network: Network, nbytes: float) -> tuple[list[list[float]], list[int]]:
+        """The different costs with such a buffer; and which each rank and switch has, []: all the first."""
         kept: dict[tuple[float, ...], int] = {}
         index = []
+        numbers = lru_cache(maxsize=256)(partial(_numbers_of, nbytes))
         uniform = not (network.costs_index or self.slow or self.delay or network.switches)
         for rank in range(0 if uniform else network.size):
-            costs = _numbers_of(network.costs_of(rank), self.slow.get(rank, 1.0), self.delay.get(rank, 0.0))
+            costs = numbers(network.costs_of(rank), self.slow.get(rank, 1.0), self.delay.get(rank, 0.0))
             index.append(kept.setdefault(costs, len(kept)))
         for switch in network.switches:
             adds = 1 / switch.adds_bytes_per_s if switch.adds_bytes_per_s else 0.0
-            index.append(kept.setdefault((0.0,) * 5 + (adds, 0.0, 1.0, 0.0), len(kept)))
+            costs = _numbers_of(0, Costs(reduce_s_per_byte=adds), 1.0, 0.0)
+            index.append(kept.setdefault(costs, len(kept)))
         if uniform:
-            kept[_numbers_of(network.costs[0], 1.0, 0.0)] = 0
+            kept[numbers(network.costs[0], 1.0, 0.0)] = 0
         return [list(each) for each in kept], index
 
 
-def _numbers_of(costs: Costs, slowdown: float, delay: float) -> tuple[float, ...]:
+def _numbers_of(nbytes: float, costs: Costs, slowdown: float, delay: float) -> tuple[float, ...]:
     """As `simulator::MessageCosts` has them."""
-    own = costs.o_send_s, costs.o_recv_s, costs.o_s_per_byte, costs.g_s, float(costs.rendezvous_bytes)
-    return (*own, costs.reduce_s_per_byte, costs.copy_s_per_byte, slowdown, delay)
+    costs = costs.of_buffer(nbytes)
+    inside = costs.inside or InsideCosts()
+    return (
+        *(costs.o_send_s, costs.o_recv_s, costs.o_s_per_byte, costs.g_s, float(costs.rendezvous_bytes)),
+        *(costs.reduce_s_per_byte, costs.copy_s_per_byte, slowdown, delay),
+        *(inside.send_s, inside.recv_s, inside.s_per_byte, float(inside.in_place_bytes)),
+    )
 
 
 def _numbers(network: Network, names: Iterable[str | int]) -> dict[str | int, int]:
@@ -138,7 +146,7 @@ class _NetworkPrograms:
 
     def __init__(self, network: Network, blocks: Blocks, folding: Folding) -> None:
         self._router, self._size, self._folding = network.router, network.size, folding
-        self._latency = network.links.latency_s.tolist()
+        self.latency_s: list[float] = network.links.latency_s.tolist()
         self._blocks = blocks
         self._running: dict[int, Iterator[tuple[array[int], int]]] = {}
 
@@ -161,7 +169,7 @@ class _NetworkPrograms:
             links = self._router.to_switch(source, target - self._size)
         else:
             links = self._router.path(source, target)
-        latency = self._latency
+        latency = self.latency_s
         return sum([latency[link] for link in links]), self._folding.links(links)
 
 
@@ -172,13 +180,17 @@ def run(
     folding: Folding,
     conditions: Conditions,
     *,
+    nbytes: float,
     streams: int = 1,
     switches: bool = False,
+    window: int = WINDOW,
 ) -> Result:
     """Run the programs of all ranks.
 
     blocks: of an actor: rank + stream * network.size.
+    nbytes: of the buffer, which is in a cache or not.
     switches: those that add run programs, too: they come after the ranks.
+    window: messages that an edge holds until its receiver takes them.
 
     Raises:
         SimulationError: the run does not end.
@@ -186,7 +198,8 @@ def run(
     rates = network.links.bytes_per_s.tolist()
     for link, factor in conditions.rates.items():
         rates[link] *= factor
-    costs, index = conditions.costs(network)
+    costs, index = conditions.costs(network, nbytes)
+    cores, shares = _cores(network, folding, streams, len(rates))
     extra = len(network.switches) if switches else 0
     endpoints = network.size + extra
     programs = _NetworkPrograms(network, blocks, folding)
@@ -195,17 +208,54 @@ def run(
         streams=streams,
         extra=extra,
         digits=list(folding.digits) if folding.order > 1 else [],
-        rates=rates,
+        rates=rates + cores,
         costs=costs,
         costs_index=index[:endpoints],
-        window=WINDOW,
+        window=window,
         most_spans=conditions.spans,
         next=programs.next,
         route=programs.route,
+        hosts=_hosts_with_costs(network),
+        cores=shares,
+        latencies=[*programs.latency_s, *[0.0] * len(cores)] if network.stores else [],
     )
     if found["stuck"]:
         raise SimulationError(_stuck(name, network, found["stuck"], endpoints, folding.order))
     return _result(name, network, folding, found, endpoints)
+
+
+NO_LINK = (1 << 32) - 1
+
+
+def _cores(
+    network: Network, folding: Folding, streams: int, first: int
+) -> tuple[list[float], list[tuple[int, int]]]:
+    """The cores of each host that has too few, as links from number `first` on; how each rank crosses them.
+
+    A rank that stands for others crosses the link as often as there are of those on its host.
+    """
+    ranks = Counter(network.hosts)
+    crowded = [host for host in ranks if 0 < network.machines[host].cores < ranks[host] * streams]
+    if not crowded:
+        return [], []
+    links = {host: first + number for number, host in enumerate(crowded)}
+    standing = folding.standing_rank
+    together = Counter((standing(rank), host) for rank, host in enumerate(network.hosts))
+    shares = [
+        (links[host], together[rank, host]) if host in links and together[rank, host] else (NO_LINK, 1)
+        for rank, host in enumerate(network.hosts)
+    ]
+    return [float(network.machines[host].cores) for host in crowded], shares
+
+
+def _hosts_with_costs(network: Network) -> list[int]:
+    """The host of each rank, where messages within a host have costs of their own; [] if none has."""
+    if not any(costs.inside for costs in network.costs):
+        return []
+    return [
+        host if network.costs_of(rank).inside else network.size + rank
+        for rank, host in enumerate(network.hosts)
+    ]
 
 
 def _stuck(name: str, network: Network, stuck: list[Any], endpoints: int, order: int) -> str:
@@ -237,7 +287,9 @@ def _result(name: str, network: Network, folding: Folding, found: dict[str, Any]
         ends[rank] = max(ends.get(rank, 0.0), end)
         busy[rank] = busy.get(rank, 0.0) + worked
     used = [
-        LinkUse(link, network.links[link].name, *use) for link, use in enumerate(found["links"]) if use[0] > 0
+        LinkUse(link, network.links[link].name, *use)
+        for link, use in enumerate(found["links"][: len(network.links)])
+        if use[0] > 0
     ]
     used.sort(key=lambda use: (-use.limiting_s, -use.busy_s, use.link))
     breakdown = Breakdown(*found["chain"])

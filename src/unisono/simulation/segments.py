@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 from unisono.engine.base.validation import whole
 from unisono.networks import Network
+from unisono.plans.codes import compute_code
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Copy, Reduce, Step
 
-__all__ = ["parts_of", "segments_of"]
+__all__ = ["call_code", "parts_of", "segments_of"]
 
 SEGMENT_BYTES = 2 << 20
 """The engine's segments between hosts (docs/design.md), over all chunks."""
@@ -17,10 +19,17 @@ SEGMENT_BYTES = 2 << 20
 LOCAL_SEGMENT_BYTES = 256 << 10
 """Those within one host."""
 
-SLICE_BYTES = 64
+SLICE_BYTES = 4096
 """A segment takes a multiple of it from each chunk."""
 
 MOST_SEGMENTS = 1 << 24
+MOST_SEGMENT_BYTES = 1 << 62
+
+
+def call_code(network: Network, rank: int) -> array[int]:
+    """What a call costs a rank before its first step."""
+    seconds = network.costs_of(rank).call_s
+    return compute_code(seconds) if seconds else array("i")
 
 
 def parts_of(collective: str, steps: Callable[[int], Iterable[Step]], size: int) -> int:
@@ -42,11 +51,14 @@ def _chunks(steps: Iterable[Step]) -> int:
     return most
 
 
-def segments_of(network: Network, nbytes: float, parts: int, segment_bytes: int | None) -> int:
-    """How many segments the buffer is cut into, as csrc/engine/executor.cpp does."""
+def segments_of(hosts: Sequence[int], nbytes: float, parts: int, segment_bytes: int | None) -> int:
+    """How many segments the buffer is cut into, as csrc/engine/executor.cpp does. hosts: of the ranks."""
+    if segment_bytes is not None and whole(segment_bytes, "segment_bytes", 1) >= nbytes:
+        return 1  # the caller's own; the engine's may leave a rest, as below
     if segment_bytes is None:
-        segment_bytes = SEGMENT_BYTES if network.hosts[0] != network.hosts[-1] else LOCAL_SEGMENT_BYTES
-    segment = whole(segment_bytes, "segment_bytes", 1) / parts
+        one_host = hosts.count(hosts[0]) == len(hosts)
+        segment_bytes = LOCAL_SEGMENT_BYTES if one_host else SEGMENT_BYTES
+    segment = whole(segment_bytes, "segment_bytes", 1, MOST_SEGMENT_BYTES) / parts
     if segment >= SLICE_BYTES:
         segment = segment // SLICE_BYTES * SLICE_BYTES
     segments = max(1, -int(-(nbytes / parts) // segment))

@@ -14,12 +14,12 @@ from unisono.plans.catalog import steps_of
 from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.custom import checked
-from unisono.plans.plan import Copy, Plan, Send, Step, StepFunction
+from unisono.plans.plan import Copy, Plan, Recv, Reduce, Send, Step, StepFunction
 from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, network_of, run
-from unisono.simulation.segments import parts_of, segments_of
+from unisono.simulation.segments import call_code, parts_of, segments_of
 
 __all__ = ["simulate"]
 
@@ -29,6 +29,9 @@ KEPT_CODES = 1 << 26
 """Numbers of programs that are kept in memory, over all ranks; longer programs are made again per segment."""
 
 LEAST_BLOCK_CODES = 1 << 12
+
+MOST_OWN_STEPS = 1 << 22
+"""Of a rank, where the steps are the caller's: a function that never ends is refused."""
 
 CHUNK_CODES = 3
 """Of `chunk_code`."""
@@ -49,6 +52,7 @@ def simulate(
     slow_links: Mapping[str | int, float] | None = None,
     lost_links: Collection[str | int] = (),
     timeline: int = 0,
+    paced: bool = False,
 ) -> Result:
     """How long a collective takes on a network, and what limits it.
 
@@ -68,6 +72,7 @@ def simulate(
         slow_links: name or number of a link -> factor of the time that a byte takes.
         lost_links: names or numbers of links on which nothing arrives.
         timeline: keep so many spans of what ranks did.
+        paced: a schedule of TE-CCL keeps its epochs, and switches that are endpoints copy (`paced`).
     Raises:
         SimulationError: the run does not end; the message names the rank, the step and the link.
         PlanError: there is no such algorithm.  ValueError: an argument is out of range.
@@ -85,15 +90,17 @@ def simulate(
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
     if algorithm == IN_NETWORK:
         return _in_network(collective, network, nbytes, segment_bytes, conditions)
+    if flag(paced, "paced"):
+        return _paced(collective, algorithm, network, nbytes, conditions)
     name, function, pieces = _function(collective, algorithm, network, root)
     named = isinstance(algorithm, str) and not is_file(algorithm)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
     parts = parts_of(collective, programs.steps, size) * pieces
-    segments = segments_of(network, nbytes, parts, segment_bytes)
+    segments = segments_of(network.hosts, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
-    blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
-    return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
+    blocks = _Blocks(programs, nbytes / parts / segments, segments, most, network)
+    return run(f"{collective}/{name}", network, blocks.of, folding, conditions, nbytes=nbytes)
 
 
 def _in_network(
@@ -104,7 +111,7 @@ def _in_network(
     if collective != "all_reduce" or not count:
         what = collective if count else f"{network.name}, none of whose switches adds"
         raise ValueError(f"{IN_NETWORK} is an algorithm of all_reduce, got {what}")
-    segments = segments_of(network, nbytes, count, segment_bytes)
+    segments = segments_of(network.hosts, nbytes, count, segment_bytes)
     head = chunk_code(nbytes / count / segments)
     everyone = range(size)
     adds = array("i", [REDUCE, 1, size - 1, size, *everyone, SEND, 1, size, *everyone])
@@ -117,12 +124,17 @@ def _in_network(
         if actor >= size:
             yield head + adds, segments
             return
-        yield head + gives, 1  # a segment ahead: the way up and the way down overlap
+        yield (
+            call_code(network, actor) + head + gives,
+            1,
+        )  # a segment ahead: the way up and the way down overlap
         if segments > 1:
             yield gives + takes, segments - 1
         yield takes, 1
 
-    return run(f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, switches=True)
+    return run(
+        f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, nbytes=nbytes, switches=True
+    )
 
 
 def _function(
@@ -138,11 +150,28 @@ def _function(
         planned = steps_in(algorithm, collective, network.size, root)
         return Path(algorithm).name, planned, planned.parts
     if isinstance(algorithm, Plan):
-        return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), algorithm.parts
+        parts = whole(algorithm.parts, "the parts of the plan", 1)
+        return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), parts
     if not callable(algorithm):
         raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name, a function or a plan")
     name = str(getattr(algorithm, "__name__", "custom"))
     return name, partial(_own_steps, f"{collective}/{name}", algorithm), 1
+
+
+def _paced(
+    collective: str, algorithm: object, network: Network, nbytes: float, conditions: Conditions
+) -> Result:
+    """A schedule with its times."""
+    from unisono.schedules.teccl import read_paced
+    from unisono.simulation.paced import run_paced
+
+    if not isinstance(algorithm, str) or not algorithm.endswith(".json"):
+        raise ValueError(f"paced: algorithm is {algorithm!r}, expected a file of TE-CCL, which ends in .json")
+    schedule, epoch_s = read_paced(algorithm)
+    if (schedule.collective, schedule.size) != (collective, network.size):
+        given = f"{schedule.collective} of {schedule.size} ranks"
+        raise ValueError(f"{algorithm} is {given}, expected {collective} of {network.size}")
+    return run_paced(schedule, epoch_s, network, nbytes, conditions)
 
 
 def _own_steps(what: str, function: StepFunction, rank: int, size: int, root: int) -> Iterator[Step]:
@@ -152,11 +181,26 @@ def _own_steps(what: str, function: StepFunction, rank: int, size: int, root: in
         raise TypeError(f"{what}: it gives rank {rank} a {type(given).__name__}, expected steps")
     for number, step in enumerate(given):
         where = f"{what}: rank {rank}, step {number}"
+        if number == MOST_OWN_STEPS:
+            raise ValueError(f"{where}: there are more than {MOST_OWN_STEPS} steps")
         found = checked(where, step)
-        peers = () if isinstance(found, Copy) else found.to if isinstance(found, Send) else found.frm
-        for peer in (peers,) if isinstance(peers, int) else peers:
-            whole(peer, f"{where}: a rank", 0, size - 1)
+        _check_peers(where, found, rank, size)
         yield found
+
+
+def _check_peers(where: str, step: Step, rank: int, size: int) -> None:
+    """Refuse ranks that are not there, twice there, or the rank itself where it cannot be."""
+    if isinstance(step, Copy):
+        return
+    peers = step.to if isinstance(step, Send) else (step.frm,) if isinstance(step, Recv) else step.frm
+    for peer in peers:
+        whole(peer, f"{where}: a rank", 0, size - 1)
+    if len(set(peers)) < len(peers):
+        raise ValueError(f"{where}: {step} names a rank twice")
+    if isinstance(step, Reduce) and not peers:
+        raise ValueError(f"{where}: {step} has no contribution")
+    if not isinstance(step, Reduce) and rank in peers:
+        raise ValueError(f"{where}: {step} is a message from rank {rank} to itself")
 
 
 def _steps_of_plan(plan: Plan, collective: str, size: int, root: int) -> StepFunction:
@@ -168,7 +212,9 @@ def _steps_of_plan(plan: Plan, collective: str, size: int, root: int) -> StepFun
     wanted, given = (collective, size, root), (plan.collective, plan.size, plan.root)
     if wanted != given:
         raise ValueError(f"{plan} is a plan of {given}, expected {wanted}: collective, size, root")
-    return lambda rank, _size, _root: plan.steps[rank]
+    if len(plan.steps) != size:
+        raise ValueError(f"{plan} has the steps of {len(plan.steps)} ranks, expected {size}")
+    return partial(_own_steps, str(plan), lambda rank, _size, _root: plan.steps[rank])
 
 
 def _program(function: StepFunction, size: int, root: int, rank: int) -> Iterator[Step]:
@@ -201,9 +247,12 @@ class _Blocks(NamedTuple):
     chunk_bytes: float
     segments: int
     most: int
+    network: Network
 
     def of(self, rank: int) -> Iterator[tuple[array[int], int]]:
         """(block, how often it runs). Programs that are not too long are given once for all segments."""
+        if call := call_code(self.network, rank):
+            yield call, 1
         whole = chunk_code(self.chunk_bytes)
         blocks = self.programs.blocks(rank)
         for block in blocks:

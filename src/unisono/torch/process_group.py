@@ -130,6 +130,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
                 size,
                 name=name,
                 timeout_s=timeout_s,
+                members=tuple(self._global_ranks) if len(self._global_ranks) == size else None,
                 parent=parent,
             )
         if within is NOWHERE:

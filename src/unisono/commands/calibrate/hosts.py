@@ -29,7 +29,7 @@ import numpy as np
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
-from unisono.networks.network import Costs
+from unisono.networks.costs import Costs
 from unisono.networks.quantities import written_rate, written_time
 
 __all__ = ["HostMeasurements", "measure_hosts", "written"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from unisono.commands.launch.frontend import run
 from unisono.commands.launch.job import Job, add_arguments, job_from
@@ -34,10 +35,27 @@ def main(args: argparse.Namespace) -> int:
             sys.stderr.write(f"unisono run: {remark}\n")
         if job.gpus:
             _prepare_virtual_gpus()
-        return run(job, environ)
+        code = run(job, environ)
+        if job.record and job.node_rank == 0 and not code:
+            _collect(job.record)
+        return code
     except (AuthenticationError, LaunchError, RendezvousError, StoreError) as error:
         sys.stderr.write(f"unisono run: {error}\n")
         return 2
+
+
+def _collect(file: str) -> None:
+    """Make one program of what the ranks have recorded."""
+    from unisono.simulation.items import write_program
+    from unisono.simulation.recording import program_of, read_parts
+
+    try:
+        parts = read_parts(file)
+        write_program(program_of(parts, Path(file).stem), file)
+        for part in parts:
+            Path(f"{file}.rank{part.rank}").unlink()
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"--record {file}: {error}") from None
 
 
 def _prepare_virtual_gpus() -> None:

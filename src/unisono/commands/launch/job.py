@@ -56,6 +56,7 @@ class Job:
         grace_s: seconds for the other ranks to end by themselves after the first failure.
         replace: the PyTorch backend that Unisono replaces in the ranks; "": the environment decides.
         json_errors: the file for the record of how the job ended; "": none.
+        record: the file for the program of what the ranks have called; "": none.
         full_tracebacks: Unisono's own frames are shown, too.
         gpus: the virtual GPUs of this machine.
         stdin: rank 0 inherits the launcher's standard input (the other ranks read nothing).
@@ -71,6 +72,7 @@ class Job:
     grace_s: float = 1.0
     stdin: bool = False
     json_errors: str = ""
+    record: str = ""
     full_tracebacks: bool = False
     replace: str = ""
     nnodes: int = 1
@@ -149,6 +151,8 @@ def rank_environment(
         environ["UNISONO_TLS"] = "1"
     if job.advertise:
         environ["UNISONO_ADVERTISE"] = job.advertise
+    if job.record:
+        environ["UNISONO_RECORD"] = job.record
     if job.replace:
         environ["UNISONO_REPLACE"] = job.replace
     if job.gpus:
@@ -223,6 +227,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-r", "--redirects", metavar="S", default="0", help="what goes to files only, written as for --tee")
     add(*_both("--local-ranks-filter"), metavar="R,R", default="", help="show only these ranks")
     add(*_both("--json-errors"), metavar="FILE", help="write how every rank ended, and of what, to FILE")
+    add(
+        "--record",
+        metavar="FILE",
+        help="write what all ranks call as a program that `unisono simulate` takes",
+    )
     add(*_both("--full-tracebacks"), action="store_true", help="show Unisono's own frames, too")
     add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
     add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it no rank does")
@@ -293,7 +302,8 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         **_master(args, nnodes),
         grace_s=_grace(args.grace),
         stdin=args.stdin,
-        json_errors=_json_errors(args.json_errors),
+        json_errors=_writable("--json-errors", args.json_errors),
+        record=_writable("--record", args.record),
         full_tracebacks=args.full_tracebacks,
         nnodes=nnodes,
         node_rank=node_rank,
@@ -486,7 +496,7 @@ def _log_dir(path: str | None) -> str | None:
     return path
 
 
-def _json_errors(path: str | None) -> str:
+def _writable(flag: str, path: str | None) -> str:
     """Make the file now, so that an unwritable one is an error before a long job and not after it."""
     if path is None:
         return ""
@@ -494,7 +504,7 @@ def _json_errors(path: str | None) -> str:
         with open(path, "w"):
             return os.path.abspath(path)
     except OSError as error:
-        raise LaunchError(f"--json-errors {path} cannot be written: {error.strerror}.") from None
+        raise LaunchError(f"{flag} {path} cannot be written: {error.strerror}.") from None
 
 
 def _command(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
     trials     one simulation in a process of its own, with a limit of its time
     search     --best: hierarchies and segment sizes     report    table, JSON, timeline
+    programs   a job of many calls, recorded or written
 
 The networks are those of `unisono network`; docs/simulate.md is the tour.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unisono.engine.environment.env import parse_size
 from unisono.errors import UnisonoError
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "main"]
 
 PATIENCE_S = 60.0
+MOST_PATIENCE_S = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("collective", help="all_reduce, broadcast, all_gather ...")
+    add("collective", help="all_reduce, broadcast, all_gather ...; or JOB.json, a program (`run --record`)")
     add("--network", required=True, metavar="NET", help="FILE.toml, or a name that `unisono network` lists")
     add("-n", "--ranks", type=int, default=0, help="number of ranks (default: all of the network)")
     add("--bytes", default="8,64M", metavar="SIZES", help="sizes of the whole buffer (default 8,64M)")
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="names, file.py:function or schedule files, with commas between; all: the catalogue (default)",
     )
+    add("--replica", type=int, default=0, metavar="R", help="of a program: -n makes more of each R ranks")
     add("--root", type=int, default=0, help="root of rooted collectives (default 0)")
     add("--segment", default="", metavar="SIZE", help="bytes of a segment (default: as the engine cuts)")
     add("--slow", action="append", default=[], metavar="RANK=FACTOR", help="a straggler; may be repeated")
@@ -75,14 +78,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _simulated(args: argparse.Namespace) -> int:
+    from unisono.commands.simulate.programs import is_program, simulate_job
     from unisono.commands.simulate.report import as_json, progress, table
     from unisono.commands.simulate.search import candidates, save
     from unisono.commands.simulate.trials import run, timeline
 
-    sizes = _sizes(args.bytes)
-    network, wishes = _wishes(args, sizes[0])
     if args.timeline and Path(args.timeline).suffix not in (".json", ".svg"):
         raise ValueError(f"--timeline {args.timeline}: expected a name that ends in .json or .svg")
+    if is_program(args.collective):
+        return simulate_job(args, _conditions(args))
+    if args.replica:
+        raise ValueError("--replica is for a program, such as `unisono run --record` writes")
+    sizes = _sizes(args.bytes)
+    network, wishes = _wishes(args, sizes[0])
     if args.output and not args.best:
         raise ValueError("-o needs --best: it writes the winner")
     trials: list[Trial] = []
@@ -124,8 +132,8 @@ def _wishes(args: argparse.Namespace, nbytes: int) -> tuple[Network, list[Wish]]
         raise ValueError(f"no collective {args.collective!r}: there are {', '.join(ALGORITHMS)}")
     if args.ranks < 0:
         raise ValueError(f"-n {args.ranks}: at least one rank")
-    if not args.patience > 0:
-        raise ValueError(f"--patience {args.patience}: expected seconds above 0")
+    if not 0 < args.patience <= MOST_PATIENCE_S:
+        raise ValueError(f"--patience {args.patience}: expected seconds above 0, {MOST_PATIENCE_S} at most")
     network = find(args.network, args.ranks)
     if args.ranks > network.size:
         raise ValueError(f"-n {args.ranks}: {network.name} has {network.size} ranks")
@@ -141,15 +149,19 @@ def _wishes(args: argparse.Namespace, nbytes: int) -> tuple[Network, list[Wish]]
         if not any(mark in name for mark in ".:/") and name not in known:
             raise ValueError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
     segment = _sizes(args.segment)[0] if args.segment else None
-    conditions = {
+    conditions = _conditions(args)
+    return network, [
+        Wish(args.collective, name, nbytes, args.root, segment, (), conditions) for name in names
+    ]
+
+
+def _conditions(args: argparse.Namespace) -> dict[str, Any]:
+    return {
         "slow": _pairs(args.slow, "--slow", whole=True),
         "delay": _pairs(args.delay, "--delay", whole=True),
         "slow_links": _pairs(args.slow_link, "--slow-link", whole=False),
         "lost_links": tuple(args.lost_link),
     }
-    return network, [
-        Wish(args.collective, name, nbytes, args.root, segment, (), conditions) for name in names
-    ]
 
 
 def _pairs(texts: list[str], option: str, *, whole: bool) -> dict[int | str, float]:

@@ -199,6 +199,9 @@ VARIABLES = _table(
     EnvironmentVariable(
         "UNISONO_CALIBRATION", "calibration", _text, "file that `unisono calibrate` wrote; none: the defaults"
     ),
+    EnvironmentVariable(
+        "UNISONO_RECORD", "record", _text, "FILE: each rank writes its calls to FILE.rank<r> (`run --record`)"
+    ),
     EnvironmentVariable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
     EnvironmentVariable(
         "UNISONO_REPLACE", "replace", _backend, "PyTorch backend that Unisono replaces: gloo"

@@ -25,6 +25,7 @@ class _SettingFields(NamedTuple):
     join: str = ""
     ranks_per_host: int = 0
     calibration: str = ""
+    record: str = ""
     cache_home: str = ""
     replace: str = ""
     virtual_gpus: int = 0

@@ -75,6 +75,10 @@ class NativeGroup(MembershipGroup):
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
         super().__init__(planner, engine, hosts, members, meeting)
+        if settings is not None and settings.record:
+            from unisono.engine.group.recording import record
+
+            record(self, settings.record)
 
     @property
     def generation(self) -> int:

@@ -1,0 +1,370 @@
+"""The simulator beside this machine: every collective and algorithm, 2 to 8 ranks, one host and several.
+
+    python benchmarks/grid.py measure grid.json     nine minutes, on an otherwise idle machine, as root
+    python benchmarks/grid.py fit grid.json         fits a network to every other cell of each placement
+    python benchmarks/grid.py check grid.json       errors on the cells that were not fitted
+
+Hosts are network namespaces of this machine, with links of 1 Gbit/s. A cell is a collective, an algorithm and
+a size. Its figure is the median over passes of the median of the slowest rank's times. `fit` writes the
+networks into the file: a star for each placement, with the costs of `networks.Costs`. `check` prints every
+cell that is off by more than 25 %. It counts the sizes where the algorithm that is predicted to be the best
+is within 5 % of the one that was measured to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from turns import HostWorkerGroup, hosts, network
+
+import unisono as un
+from unisono import networks
+from unisono.commands.bench.cases import OPERATIONS, BenchCase, sweep
+from unisono.commands.bench.measure import calls_for
+from unisono.commands.bench.noise import CoreSpeed, CpuMeter, ticks_of
+from unisono.commands.bench.report import noise_line
+from unisono.commands.bench.worker_group import BenchError, WorkerGroup
+from unisono.networks import Cable, Costs, InsideCosts, Network
+from unisono.plans import ALGORITHMS
+
+PLACEMENTS = {"2": (1, 2), "4": (1, 4), "8": (1, 8), "2x1": (2, 1), "2x2": (2, 2), "4x1": (4, 1)}
+"""Name -> hosts, ranks on each."""
+
+RATE = "1gbit"
+SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+BURST_BYTES = 1 << 20
+"""What a shaped link lets through at once is used up before the clock runs (`hosts.Node.shape`)."""
+
+BLOCK_MS = 40.0
+MOST_CALL_US = 1.2e6
+"""A cell that takes longer is measured once only."""
+
+
+class Cell(NamedTuple):
+    """What was measured: microseconds."""
+
+    placement: str
+    collective: str
+    algorithm: str
+    nbytes: int
+    us: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.placement:>4} {self.collective}/{self.algorithm} {self.nbytes} B"
+
+
+# ---- measuring -----------------------------------------------------------------------------------------
+
+
+def cases(ranks: int) -> Iterator[BenchCase]:
+    """All cells of a placement, the smallest first."""
+    for size in SIZES:
+        for collective, names in ALGORITHMS.items():
+            if collective == "barrier" and size != SIZES[0]:
+                continue
+            for algorithm in names:
+                rest: dict[str, Any] = {"op": "sum", "root": 0, "ranks": ranks, "algorithm": algorithm}
+                yield from sweep(
+                    OPERATIONS[collective], first=size, last=size, factor=2.0, dtype="f32", **rest
+                )
+
+
+def measure_cell(
+    side: WorkerGroup, case: BenchCase, shaped: bool, known_us: float | None
+) -> tuple[float, float]:
+    """Microseconds of a call, of the slowest rank: the median, and the tenth percentile."""
+    side.ask({"do": "bind", "case": case.to_json()})
+    if known_us is None:
+        known_us = float(side.time_block(1, 1).max())
+        if known_us > MOST_CALL_US:
+            return known_us, known_us
+    warmup = 2
+    if shaped and case.nbytes:
+        warmup = int(min(40, max(1, BURST_BYTES // case.nbytes)))
+    calls = min(400, max(3, calls_for(known_us, BLOCK_MS)))
+    slowest = side.time_block(calls, warmup).max(axis=0)
+    return float(np.median(slowest)), float(np.percentile(slowest, 10))
+
+
+def measure_placement(name: str, seconds: float) -> list[dict[str, Any]]:
+    """Passes over all cells while the time lasts; a cell that would take too long for it is left out."""
+    count, each = PLACEMENTS[name]
+    found: dict[BenchCase, list[tuple[float, float]]] = {}
+    with ExitStack() as stack:
+        side: WorkerGroup
+        if count == 1:
+            side = WorkerGroup("unisono", each)
+        else:
+            net, token = stack.enter_context(network(count, RATE))
+            side = HostWorkerGroup("unisono", net, each, token)
+        stack.enter_context(side)
+        meter = CpuMeter(ticks_of(side.pids))
+        deadline = time.monotonic() + seconds
+        passes = 0
+        while time.monotonic() < deadline:
+            for case in cases(count * each):
+                if passes and case not in found:
+                    continue
+                before = found.get(case)
+                if time.monotonic() + (before[0][0] * 4e-6 if before else 0) > deadline:
+                    break
+                try:
+                    us = measure_cell(side, case, count > 1, before[0][0] if before else None)
+                except BenchError as error:
+                    print(f"  left out: {case.operation}/{case.algorithm} {case.nbytes} B: {error}")
+                    continue
+                found.setdefault(case, []).append(us)
+            passes += 1
+        print(
+            f"{name}: {len(found)} cells, {passes} passes; {noise_line(meter.read(), os.cpu_count() or 1)}",
+            flush=True,
+        )
+    return [
+        {"placement": name, "collective": case.operation, "algorithm": case.algorithm,
+         "nbytes": case.nbytes, "us": [median for median, _ in us], "low_us": [low for _, low in us]}
+        for case, us in found.items()
+    ]  # fmt: skip
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Measure all placements; write the record."""
+    if problem := hosts.why_not():
+        print(f"left out: {problem}", file=sys.stderr)
+        return 1
+    names = args.placement or list(PLACEMENTS)
+    cells: list[dict[str, Any]] = []
+    for name in names:
+        cells += measure_placement(name, args.minutes * 60 / len(names))
+    record = {"rate": RATE, "measured": time.strftime("%Y-%m-%d"), "pace": str(CoreSpeed()), "cells": cells}
+    Path(args.file).write_text(json.dumps(record) + "\n")
+    return 0
+
+
+# ---- the model -----------------------------------------------------------------------------------------
+
+START: dict[str, float] = {
+    "call_s": 1e-6,
+    "inside_send_s": 2e-7,
+    "inside_recv_s": 2e-7,
+    "inside_s_per_byte": 1e-10,
+    "inside_latency_s": 3e-7,
+    "reduce_s_per_byte": 1e-10,
+    "copy_s_per_byte": 1e-10,
+    "beyond_cache": 2.0,
+    "o_send_s": 8e-6,
+    "o_recv_s": 8e-6,
+    "o_s_per_byte": 3e-10,
+    "latency_s": 2e-5,
+    "bytes_per_s": 1.2e8,
+}
+"""The parameters of a network, and where the fit begins."""
+
+INSIDE = ("inside_send_s", "inside_recv_s", "inside_s_per_byte", "inside_latency_s")
+BETWEEN = ("o_send_s", "o_recv_s", "o_s_per_byte", "latency_s", "bytes_per_s")
+IN_PLACE_BYTES = 128 << 10
+"""From this size on the engine passes a message without a copy of the sender, where every rank has a core."""
+CACHES = (256 << 10, 1 << 20, 4 << 20)
+
+
+def parameters(placement: str) -> list[str]:
+    """Those that a placement has."""
+    count, each = PLACEMENTS[placement]
+    left_out = (INSIDE if each == 1 else ()) + (BETWEEN if count == 1 else ())
+    return [name for name in START if name not in left_out]
+
+
+def network_of(placement: str, values: dict[str, float]) -> Network:
+    """The network with these parameters."""
+    count, each = PLACEMENTS[placement]
+    given, cores = {**START, **values}, len(os.sched_getaffinity(0))
+    costs = Costs(
+        **{name: given[name] for name in ("o_send_s", "o_recv_s", "o_s_per_byte", "call_s")},
+        **{name: given[name] for name in ("reduce_s_per_byte", "copy_s_per_byte")},
+        inside=InsideCosts(
+            send_s=given["inside_send_s"],
+            recv_s=given["inside_recv_s"],
+            s_per_byte=given["inside_s_per_byte"],
+            in_place_bytes=IN_PLACE_BYTES if each <= cores else 0,
+        ),
+        cache_bytes=int(given["cache_bytes"]),
+        beyond_cache=max(1.0, given["beyond_cache"]),
+    )
+    return networks.star(
+        count,
+        ranks=each,
+        cable=Cable(given["latency_s"] / 2, given["bytes_per_s"]),
+        inner=Cable(given["inside_latency_s"], 1e12),
+        cores=cores if count == 1 else 0,
+        costs=costs,
+    )
+
+
+def predict(net: Network, cell: Cell) -> float:
+    """Microseconds by the simulator."""
+    found = un.simulate(cell.collective, net, algorithm=cell.algorithm, nbytes=cell.nbytes)
+    return found.seconds * 1e6
+
+
+def fitted(placement: str, cells: Sequence[Cell]) -> dict[str, float]:
+    """The parameters with the smallest errors on these cells, over some sizes of the cache."""
+    names = parameters(placement)
+    best: tuple[float, dict[str, float]] = (np.inf, {})
+    start = np.log([START[name] for name in names])
+    for cache in CACHES:
+
+        def errors(point: NDArray[np.float64], cache: int = cache) -> NDArray[np.float64]:
+            values = dict(zip(names, np.exp(point), strict=True)) | {"cache_bytes": float(cache)}
+            net = network_of(placement, values)
+            return np.array([np.log(predict(net, cell) / cell.us) for cell in cells])
+
+        point, cost = minimized(errors, start)
+        start = point
+        if cost < best[0]:
+            values = dict(zip(names, map(float, np.exp(point)), strict=True))
+            best = cost, {**values, "cache_bytes": float(cache)}
+        print(f"  {placement}: cache of {cache >> 10} KiB: {cost:.4f}", flush=True)
+    return best[1]
+
+
+def minimized(
+    errors: Callable[[NDArray[np.float64]], NDArray[np.float64]], start: NDArray[np.float64], rounds: int = 12
+) -> tuple[NDArray[np.float64], float]:
+    """Levenberg and Marquardt's method on errors of which large ones count less; the mean error, too."""
+    point, damping = start.copy(), 1e-2
+    now = errors(point)
+    for _ in range(rounds):
+        weights = np.sqrt(1 / np.maximum(np.abs(now), 0.05))  # the sum of absolute errors
+        slopes = np.empty((now.size, point.size))
+        for k in range(point.size):
+            moved = point.copy()
+            moved[k] += 0.05
+            slopes[:, k] = (errors(moved) - now) / 0.05
+        matrix, right = slopes * weights[:, None], -now * weights
+        better = False
+        for _ in range(4):
+            normal = matrix.T @ matrix
+            normal[np.diag_indices_from(normal)] += damping * (np.diag(normal) + 1e-6)
+            step = np.clip(np.linalg.solve(normal, matrix.T @ right), -1.5, 1.5)
+            then = errors(point + step)
+            if np.abs(then).mean() < np.abs(now).mean():
+                gain = np.abs(now).mean() - np.abs(then).mean()
+                point, now, damping, better = point + step, then, damping / 4, gain > 1e-4
+                break
+            damping *= 6
+        if not better:
+            break
+    return point, float(np.abs(now).mean())
+
+
+# ---- fit and check ---------------------------------------------------------------------------------------
+
+
+def load(args: argparse.Namespace) -> tuple[dict[str, Any], list[Cell]]:
+    """The record and its cells."""
+    record: dict[str, Any] = json.loads(Path(args.file).read_text())
+    figure = (lambda cell: min(cell["low_us"])) if args.low else (lambda cell: np.median(cell["us"]))
+    names = ("placement", "collective", "algorithm", "nbytes")
+    return record, [Cell(*(cell[name] for name in names), us=float(figure(cell))) for cell in record["cells"]]
+
+
+def half(cells: Sequence[Cell], parity: int) -> list[Cell]:
+    """Every other cell of each size, so that both halves have all collectives, algorithms and sizes."""
+    order = sorted(cells, key=lambda cell: (cell.nbytes, cell.collective, cell.algorithm))
+    return [cell for at, cell in enumerate(order) if (at + SIZES.index(_size(cell.nbytes))) % 2 == parity]
+
+
+def _size(nbytes: int) -> int:
+    return min(SIZES, key=lambda size: abs(size - nbytes))
+
+
+def fit(args: argparse.Namespace) -> int:
+    """Fit each placement on half of its cells; write the parameters into the file."""
+    record, cells = load(args)
+    record.setdefault("fitted", {})
+    for placement in args.placement or PLACEMENTS:
+        mine = half([cell for cell in cells if cell.placement == placement], 0)
+        if mine:
+            record["fitted"][placement] = fitted(placement, mine)
+            Path(args.file).write_text(json.dumps(record) + "\n")
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print the errors on the other half; the exit code is 1 if a bound does not hold."""
+    record, cells = load(args)
+    errors: list[float] = []
+    good = sets = 0
+    for placement, values in record.get("fitted", {}).items():
+        net = network_of(placement, values)
+        mine = [cell for cell in cells if cell.placement == placement]
+        predicted = {cell: predict(net, cell) for cell in mine}
+        judged = half(mine, 1)
+        off = np.array([predicted[cell] / cell.us - 1 for cell in judged])
+        errors += list(off)
+        misses = [cell for cell in judged if abs(predicted[cell] / cell.us - 1) > 0.25]
+        won, best_of = winners(mine, predicted)
+        good, sets = good + won, sets + best_of
+        print(
+            f"{placement:>4}: {len(judged)} cells, error median {np.median(np.abs(off)):.0%}, "
+            f"95th percentile {np.percentile(np.abs(off), 95):.0%}, {len(misses)} off by more than 25 %; "
+            f"best algorithm {won} of {best_of}"
+        )
+        for cell in judged if args.all else misses:
+            print(
+                f"      {cell.name:52} measured {cell.us:12.1f} us, predicted {predicted[cell]:12.1f} us "
+                f"({predicted[cell] / cell.us - 1:+.0%})"
+            )
+    if not errors:
+        print("nothing is fitted yet: python benchmarks/grid.py fit FILE")
+        return 1
+    median, high = np.median(np.abs(errors)), np.percentile(np.abs(errors), 95)
+    held = median <= 0.10 and high <= 0.25 and good >= 0.95 * sets
+    print(
+        f"all: {len(errors)} cells that were not fitted: median {median:.1%} (10 %), "
+        f"95th percentile {high:.1%} (25 %); "
+        f"the predicted best is within 5 % of the best in {good} of {sets} (95 %): "
+        f"{'HOLDS' if held else 'DOES NOT HOLD'}"
+    )
+    return 0 if held else 1
+
+
+def winners(cells: Sequence[Cell], predicted: dict[Cell, float]) -> tuple[int, int]:
+    """(how often the predicted best algorithm is within 5 % of the measured best, out of how many)."""
+    groups: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.collective, cell.nbytes), []).append(cell)
+    several = [group for group in groups.values() if len(group) > 1]
+    won = sum(
+        min(group, key=lambda cell: predicted[cell]).us <= 1.05 * min(cell.us for cell in group)
+        for group in several
+    )
+    return won, len(several)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["measure", "fit", "check"])
+    parser.add_argument("file", nargs="?", default="grid.json")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for `measure` (9)")
+    parser.add_argument("--placement", action="append", choices=list(PLACEMENTS), help="only these")
+    parser.add_argument("--low", action="store_true", help="the tenth percentile, where the machine was busy")
+    parser.add_argument("--all", action="store_true", help="`check` prints every cell")
+    args = parser.parse_args(argv)
+    return {"measure": measure, "fit": fit, "check": check}[args.what](args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

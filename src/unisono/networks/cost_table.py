@@ -1,0 +1,73 @@
+"""The table [costs] of a network's TOML file, and how a quantity of it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from unisono.networks import generators
+from unisono.networks.costs import Costs, InsideCosts
+from unisono.networks.places import At, DescriptionError
+from unisono.networks.quantities import factor, nbytes, seconds, seconds_per_byte
+
+__all__ = ["costs_of", "known", "quantity"]
+
+_COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
+    "send": ("o_send_s", seconds),
+    "receive": ("o_recv_s", seconds),
+    "gap": ("g_s", seconds),
+    "rendezvous": ("rendezvous_bytes", nbytes),
+    "call": ("call_s", seconds),
+    "cache": ("cache_bytes", nbytes),
+    "beyond_cache": ("beyond_cache", factor),
+    "per_byte": ("o_s_per_byte", seconds_per_byte),
+    "reduce": ("reduce_s_per_byte", seconds_per_byte),
+    "copy": ("copy_s_per_byte", seconds_per_byte),
+}
+"""The keys of [costs]: the field of `Costs`, and the value's reader. Costs per byte are written as rates."""
+
+
+def costs_of(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
+    if not isinstance(value, dict):
+        raise DescriptionError(at, f"is {value!r}, expected a table")
+    known(value, at, {*_COSTS, "inside"})
+    changes = {
+        _COSTS[key][0]: quantity(_COSTS[key][1], each, at / key)
+        for key, each in value.items()
+        if key != "inside"
+    }
+    if "inside" in value:
+        changes["inside"] = _inside_costs(value["inside"], at / "inside")
+    return msgspec.structs.replace(base, **changes)
+
+
+_INSIDE: dict[str, tuple[str, Callable[[object], float]]] = {
+    "send": ("send_s", seconds),
+    "receive": ("recv_s", seconds),
+    "per_byte": ("s_per_byte", seconds_per_byte),
+    "in_place": ("in_place_bytes", nbytes),
+}
+
+
+def _inside_costs(value: Any, at: At) -> InsideCosts:
+    if not isinstance(value, dict):
+        raise DescriptionError(at, f"is {value!r}, expected {{ send = '0.2 us', per_byte = '10 GB/s' }}")
+    known(value, at, set(_INSIDE))
+    return InsideCosts(
+        **{_INSIDE[key][0]: quantity(_INSIDE[key][1], each, at / key) for key, each in value.items()}
+    )
+
+
+def quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        raise DescriptionError(at, str(error)) from None
+
+
+def known(table: dict[str, Any], at: At, known: set[str]) -> None:
+    for key in table:
+        if key not in known:
+            raise DescriptionError(at / key, f"is unknown, expected one of {', '.join(sorted(known))}")
