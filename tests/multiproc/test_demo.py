@@ -1,5 +1,6 @@
 """What `make demo` shows without PyTorch: ranks train, and name the one that is killed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,3 +19,23 @@ def test_ranks_train_and_name_the_one_that_is_killed():
     assert float(last) < float(first) - 0.3
     pid = re.search(r"\[rank 2\] kill -9 (\d+)\n", done.stdout)[1]
     assert f"PeerLost: barrier failed: rank 2 (pid {pid}) was ended by SIGKILL" in done.stderr
+
+
+def test_ranks_go_on_without_the_one_that_is_killed_and_it_is_replaced():
+    words = [
+        "run",
+        "--elastic",
+        "2:3",
+        "--respawn",
+        "3",
+        str(EXAMPLE.with_name("elastic.py")),
+        "--lose-a-rank",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", *words],
+        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PAUSE_S": "0.03"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is out: ended by SIGKILL; 2 ranks go on" in done.stderr
+    assert done.stdout.count("the largest eigenvalue is") == 3, done.stdout
+    assert "found by 3 ranks" in done.stdout, done.stdout
