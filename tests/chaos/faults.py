@@ -80,9 +80,9 @@ def draw(seed: int, number: int, with_hosts: bool) -> Case:
     kind = chance.choice(KINDS if with_hosts else KINDS[:-1])
     elastic = chance.random() < 0.6
     size = chance.choice([2, 3, 4, 4, 5, 6])
-    phases = ["start", "calls", "calls", "calls", "close"]
+    phases = ["start", *["calls"] * 5, "close", "close"]
     if elastic:
-        phases += ["shrink", "shrink", "admit", "admit"]
+        phases += ["shrink"] * 3 + ["admit"] * 4
     phase = chance.choice(phases)
     if kind in ("raise", "slow") and phase == "shrink":
         phase = "calls"

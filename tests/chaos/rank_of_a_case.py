@@ -215,7 +215,6 @@ def begin(case: dict[str, Any], number: int) -> None:
         os.dup2(out, fd)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    faulthandler.dump_traceback_later(5.0, repeat=True)
     for name, value in case["environment"].items():
         os.environ[name] = value
     Rank(case, number).run()

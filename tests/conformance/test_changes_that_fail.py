@@ -65,6 +65,28 @@ def test_a_rank_that_calls_something_else_is_told(per_host: int) -> None:
     on(3, per_host, work)
 
 
+@pytest.mark.parametrize("per_host", [6, 3])
+def test_a_rank_that_does_not_come_is_the_only_one_that_is_late(per_host: int) -> None:
+    """The ranks call shrink one after another, so their deadlines differ."""
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 5:
+            over.wait(30)
+            with pytest.raises(un.Evicted, match="late"):
+                group.shrink()
+            return
+        time.sleep(0.15 * (group.rank % 3))
+        following = group.shrink(timeout=1)
+        assert [(one.rank, one.why) for one in following.left] == [(5, "late")]
+        check(following)
+        over.set()
+        following.close()
+
+    over = threading.Event()
+    on(6, per_host, work)
+
+
 def test_a_rank_that_gave_up_cannot_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shrink, "OVERTIME_S", -0.5)
 
