@@ -250,8 +250,15 @@ class Run:
         self.check_groups(facts, hit)
 
     def sides(self, hit: set[int]) -> set[int]:
-        """The ranks that may be evicted: of a cut link those of either side."""
-        return set(self.pids) if self.case["kind"] == "cut" and hit else hit
+        """The ranks that may be evicted: of a cut link those of either side.
+
+        A rank that is alone on its host and stopped looks like a host behind a cut link.
+        """
+        case, per_host = self.case, int(self.case["environment"]["UNISONO_RANKS_PER_HOST"])
+        place = {n: n // per_host if per_host else self.home[n] for n in range(case["size"])}
+        alone = any(list(place.values()).count(place.get(n)) <= len(hit) for n in hit if n in place)
+        cut = case["kind"] == "cut" or (case["kind"] == "stop" and alone and len(set(place.values())) > 1)
+        return set(self.pids) if cut and hit else hit
 
     def check_names(self, facts: dict[int, dict[str, Any]], hit: set[int], sides: set[int]) -> None:
         """The first error of each rank names a process that was hit, or one that has failed because of it."""
@@ -285,7 +292,7 @@ class Run:
         if self.case["elastic"] and self.case["phase"] in ("calls", "shrink", "admit"):
             well = [n for n, mine in facts.items() if n not in hit and n < self.case["size"]]
             done = [n for n in well if facts[n].get("done")]
-            if well and not done and self.case["kind"] != "cut":
+            if well and not done and not self.sides(hit) > hit:
                 self.wrong.append("no rank went on")
 
 

@@ -16,6 +16,7 @@ import hosts
 
 pytestmark = pytest.mark.hosts
 
+ENDLESS = 1_000_000
 PROGRAM = str(Path(__file__).resolve().parents[1] / "multiproc" / "programs" / "goes_on.py")
 
 
@@ -84,27 +85,31 @@ def both(net: hosts.Network, token: Path, steps: int, *flags: str) -> list[Node]
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_host_ends_and_the_other_one_finishes(net: hosts.Network, tmp_path: Path, number: int) -> None:
-    nodes = both(net, tmp_path / "token", 150)
+    nodes = both(net, tmp_path / "token", ENDLESS)
     nodes[0].await_line("size 4")
     net[number].kill()
+    nodes[1 - number].await_line("generation [1-9] size 2")
+    (tmp_path / "token-stop").touch()
     assert nodes[1 - number].end() == 0, nodes[1 - number].output
-    assert nodes[1 - number].output.count("done 150 size 2") == 2, nodes[1 - number].output
+    assert nodes[1 - number].output.count(f"done {ENDLESS} size 2") == 2, nodes[1 - number].output
     nodes[number].end()
 
 
 def test_the_host_of_the_store_leaves_and_another_launcher_joins(net: hosts.Network, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    nodes = both(net, token, 400)
+    nodes = both(net, token, ENDLESS)
     nodes[1].await_line("size 4")
     nodes[0].process.send_signal(2)
     assert nodes[0].end() == 130, nodes[0].output
     nodes[1].await_line("generation [1-9] size 2")
     address = nodes[1].await_line(rf"--join (?:[^ ]*,)?({net[1].address}:\d+)")
-    newcomers = Node(net[0], token, 400, "--join", address)
+    newcomers = Node(net[0], token, ENDLESS, "--join", address)
+    newcomers.await_line("size 4")
+    (tmp_path / "token-stop").touch()
     assert newcomers.end() == 0, newcomers.output
     assert nodes[1].end() == 0, nodes[1].output
-    assert newcomers.output.count("done 400 size 4") == 2, newcomers.output
-    assert nodes[1].output.count("done 400 size 4") == 2, nodes[1].output
+    assert newcomers.output.count(f"done {ENDLESS} size 4") == 2, newcomers.output
+    assert nodes[1].output.count(f"done {ENDLESS} size 4") == 2, nodes[1].output
 
 
 def test_both_hosts_finish(net: hosts.Network, tmp_path: Path) -> None:
@@ -114,14 +119,19 @@ def test_both_hosts_finish(net: hosts.Network, tmp_path: Path) -> None:
 
 
 def test_a_rank_of_each_host_is_replaced_there(net: hosts.Network, tmp_path: Path) -> None:
-    nodes = both(net, tmp_path / "token", 400, "--respawn", "3")
+    nodes = both(net, tmp_path / "token", ENDLESS, "--respawn", "3")
     for node in nodes:
         node.await_line("size 4")
     ranks = [pid for host in net for pid in host.processes() if _runs(pid)]
     for pid in (ranks[0], ranks[-1]):
         os.kill(pid, 9)
+    for node in nodes:
+        node.await_line(r"generation [2-9] size 4")
+    (tmp_path / "token-stop").touch()
     assert [node.end() for node in nodes] == [0, 0], nodes[0].output + nodes[1].output
-    assert all(node.output.count("done 400 size 4") == 2 for node in nodes), nodes[0].output + nodes[1].output
+    assert all(node.output.count(f"done {ENDLESS} size 4") == 2 for node in nodes), (
+        nodes[0].output + nodes[1].output
+    )
 
 
 def _runs(pid: int) -> bool:

@@ -49,9 +49,26 @@ def test_a_rank_that_raises_is_shown_and_the_others_go_on(launcher: Launcher) ->
 
 @pytest.mark.parametrize(("what", "whom"), [("kill", "0"), ("stop", "1"), ("raise", "2"), ("kill", "0,2")])
 def test_lost_ranks_are_replaced(launcher: Launcher, what: str, whom: str) -> None:
-    found = launcher.run(GOES_ON, "--elastic", "1:3", "--respawn", "2", args=("300", what, whom, "20"))
-    assert found.returncode == 0, found.stderr
-    assert done(found.stdout) == ["done 300 size 3"] * 3, found.stdout + found.stderr
+    stop = launcher.folder / "stop"
+    launcher.environ["STOP"] = str(stop)
+    words = ("1000000", what, whom, "20")
+    running = launcher.start(GOES_ON, "--elastic", "1:3", "--respawn", "2", args=words)
+    said = until_said(running, r"generation [2-9] size 3")
+    stop.touch()
+    out, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, said + out + errors
+    assert done(out) == ["done 1000000 size 3"] * 3, said + out + errors
+
+
+def until_said(running: subprocess.Popen[str], text: str) -> str:
+    """Read standard output until a line fits."""
+    assert running.stdout is not None
+    said = ""
+    for line in running.stdout:
+        said += line
+        if re.search(text, line):
+            return said
+    raise AssertionError(said)
 
 
 def test_fewer_than_the_minimum_is_an_end_with_the_exit_code_of_the_loss(launcher: Launcher) -> None:
@@ -64,10 +81,20 @@ def test_fewer_than_the_minimum_is_an_end_with_the_exit_code_of_the_loss(launche
 
 
 def test_a_rank_that_dies_at_start_does_not_spin(launcher: Launcher) -> None:
-    found = launcher.run(GOES_ON, "--elastic", "1:3", "--respawn", "2", args=("300", "vain", "1", "20"))
-    assert found.returncode == 0, found.stderr
-    assert done(found.stdout) == ["done 300 size 2"] * 2
-    assert "rank 1 is not replaced again: 2 replacements did not stay" in found.stderr
+    stop = launcher.folder / "stop"
+    launcher.environ["STOP"] = str(stop)
+    words = ("1000000", "vain", "1", "20")
+    running = launcher.start(GOES_ON, "--elastic", "1:3", "--respawn", "2", args=words)
+    assert running.stderr is not None
+    errors = ""
+    while "rank 1 is not replaced again: 2 replacements did not stay" not in errors:
+        line = running.stderr.readline()
+        assert line, errors
+        errors += line
+    stop.touch()
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    assert done(out) == ["done 1000000 size 2"] * 2
 
 
 def test_a_failure_before_there_is_a_group_ends_the_job(launcher: Launcher) -> None:
@@ -125,24 +152,27 @@ def token_of(launcher: Launcher, digits: str = "ab") -> str:
 
 def test_another_launcher_joins_and_outlives_the_first(launcher: Launcher) -> None:
     token = token_of(launcher)
-    words = ("400", "nothing", "9", "0")
+    words = ("1000000", "nothing", "9", "0")
+    stop = launcher.folder / "stop"
+    launcher.environ["STOP"] = str(stop)
     first = launcher.start(GOES_ON, "--elastic", "1:4", "-n", "2", "--token-file", token, args=words)
     address = address_of(first)
     second = launcher.start(GOES_ON, "--join", address, "-n", "2", "--token-file", token, args=words)
-    assert second.stdout is not None
-    for line in second.stdout:
-        if "size 4" in line:
-            break
+    until_said(second, "size 4")
     first.kill()
     first.communicate(timeout=20)
+    until_said(second, "size 2")
+    stop.touch()
     out, errors = second.communicate(timeout=60)
     assert second.returncode == 0, errors
-    assert done(out) == ["done 400 size 2"] * 2
+    assert done(out) == ["done 1000000 size 2"] * 2
     assert errors.count("is out:") == 2, errors
 
 
 def test_a_newcomer_with_another_token_is_told(launcher: Launcher) -> None:
-    words = ("150", "nothing", "9", "0")
+    words = ("1000000", "nothing", "9", "0")
+    stop = launcher.folder / "stop"
+    launcher.environ["STOP"] = str(stop)
     first = launcher.start(
         GOES_ON, "--elastic", "1:4", "-n", "2", "--token-file", token_of(launcher), args=words
     )
@@ -150,5 +180,6 @@ def test_a_newcomer_with_another_token_is_told(launcher: Launcher) -> None:
     found = launcher.run(GOES_ON, "--join", address, "--token-file", token_of(launcher, "cd"), args=words)
     assert found.returncode == 1
     assert "AuthenticationError" in found.stderr
+    stop.touch()
     first.communicate(timeout=60)
     assert first.returncode == 0

@@ -1,7 +1,8 @@
 """An elastic program that checks sums. Arguments: steps, what happens, to which RANK ("1,3"), at which step.
 
 What happens: kill, stop, raise, nothing; "vain": it is killed, and the replacements fail at once.
-A process that joins a running group does not do it again.
+A process that joins a running group does not do it again. With STOP=FILE in the environment the program ends,
+on all ranks, when that file exists.
 """
 
 import os
@@ -17,6 +18,7 @@ STEPS, WHAT, WHOM, AT = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), i
 NEW = "UNISONO_JOIN" in os.environ
 MINE = os.environ["RANK"] in WHOM and not NEW
 PAUSE_S = float(os.environ.get("PAUSE_S", "0.01"))
+STOP = os.environ.get("STOP", "")
 
 
 def strike() -> None:
@@ -44,6 +46,8 @@ for group in un.elastic():
             assert (x == sum(range(group.size)) + step * group.size).all(), "a wrong sum"
             step += 1
             time.sleep(PAUSE_S)
+            if STOP and group.all_reduce(float(os.path.exists(STOP)), un.MAX):
+                step = STEPS
             if step % 5 == 0 and group.waiting():
                 break
 print(f"done {step} size {group.size}", flush=True)

@@ -20,7 +20,7 @@ from unisono.engine.group.listening import Invitation, Listener, Report
 from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import ParentGroup
-from unisono.engine.group.shrink import CallMismatch, agree
+from unisono.engine.group.shrink import CallMismatch, agree, refuse
 from unisono.engine.group.succession import begun, succeed
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.engine.store.address import address_text
@@ -147,21 +147,24 @@ def admit(
         except (UnisonoError, OSError, MemoryError) as error:
             failure = f"{type(error).__name__}: {error}"
         group._attempts += 1
+        if opened is None:  # it must not decide, also not when it is left alone
+            refuse(group, group._attempts, f"rank {group.rank}: {failure}")
+            raise _not_made(group, failure)
         try:
-            following = home.keys if opened else f"rank {group.rank}: {failure}"
-            agree(group, (), deadline, group._attempts, following)
+            agree(group, (), deadline, group._attempts, home.keys)
         except CallMismatch as refused:
             group._attempts = max(group._attempts, refused.newest - 1)
-            engine = group._planner.engine
-            if engine.faulted:
-                raise group._planner.failure("admit", group.timeout_s, engine) from None
-            why = failure or str(refused)
-            raise RendezvousError(
-                f"admit: not all ranks could make the next group, so this one goes on: {why}"
-            ) from None
-        assert opened is not None
+            raise _not_made(group, str(refused)) from None
         stack.pop_all()
     return opened, Identity(opened.membership, settings, offer.generation), base, keys, offer.members
+
+
+def _not_made(group: MembershipGroup, why: str) -> GroupError | RendezvousError:
+    """The error of an admission that did not come about."""
+    engine = group._planner.engine
+    if engine.faulted:
+        return group._planner.failure("admit", group.timeout_s, engine)
+    return RendezvousError(f"admit: not all ranks could make the next group, so this one goes on: {why}")
 
 
 def _invited(group: MembershipGroup, newcomers: Newcomers) -> tuple[Report, Invitation]:

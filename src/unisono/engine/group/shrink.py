@@ -24,7 +24,7 @@ from unisono.engine.membership.eviction import eviction
 from unisono.engine.membership.proposal import MembershipProposal, Phase, decode, encode, ranks_of
 from unisono.errors import Evicted, Timeout, message
 
-__all__ = ["CallMismatch", "agree", "departures", "excluded_ranks", "form"]
+__all__ = ["CallMismatch", "agree", "departures", "excluded_ranks", "form", "refuse"]
 
 SLICE_S = 0.002
 """How long a rank sleeps between two looks at the others' processes; a proposal ends the sleep."""
@@ -188,6 +188,13 @@ def agree(
 ) -> Agreement:
     """Agree on the next membership; see `_Agreeing.decide`."""
     return _Agreeing(group, excluded, deadline, attempt, following).decide()
+
+
+def refuse(group: MembershipGroup, attempt: int, why: str) -> None:
+    """Tell the other ranks that this one cannot make the next group of this attempt: then nobody does."""
+    agreement = Agreement(group.rank, group.size, attempt)
+    agreement.refuse(why)
+    group._planner.engine.propose(encode(agreement.proposal(), group.size))
 
 
 def form(

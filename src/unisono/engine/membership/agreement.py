@@ -140,6 +140,10 @@ class Agreement:
         """Decide, after `advance` has returned DECIDING."""
         self.phase = Phase.DECIDED
 
+    def refuse(self, why: str) -> None:
+        """Take no part in this attempt, for another reason than the list. Only before the first `advance`."""
+        self.phase, self.why, self.again = Phase.REFUSED, why, True
+
     def behind(self, proposals: Mapping[int, MembershipProposal]) -> list[int]:
         """The ranks for which this rank waits."""
         waits = []
