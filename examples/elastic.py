@@ -57,7 +57,7 @@ def main() -> None:
                 names = "; ".join(f"former rank {one.rank} {one.why}, {one.last_seen}" for one in group.left)
                 print(f"generation {group.generation}, step {step}: {group.size} ranks. {names}", flush=True)
             while step < STEPS:
-                if lose and group.rank == group.size - 1 and step == STEPS // 4:
+                if lose and group.generation == 0 and group.rank == group.size - 1 and step == STEPS // 4:
                     os.kill(os.getpid(), signal.SIGKILL)
                 step = iterate(group, a, state, step)
                 time.sleep(PAUSE_S)
