@@ -45,6 +45,8 @@ ifneq ($(filter 1 cpu,$(TORCH)),)
 endif
 	$(call say,"four ranks train in NumPy; then one is killed")
 	@$(BIN)/unisono run -n 4 examples/language_model.py --lose-a-rank; test $$? -eq 137
+	$(call say,"three ranks search an eigenvalue; one is killed, the others go on, and it is replaced")
+	@$(BIN)/unisono run --elastic 2:3 --respawn 3 examples/elastic.py --lose-a-rank
 	$(call say,"all_reduce between two ranks against memcpy")
 	@$(BIN)/unisono bench all_reduce -n 2 $(DEMO_BENCH) -e 64M --against memcpy
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "PyTorch is not installed: no DDP here (make demo TORCH=1)"; exit 0; }; \

@@ -15,6 +15,8 @@ WHOLE: dict[str, str] = {
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
     "csrc/simulator/simulation.cpp": "one run: what ranks do, the messages between them, one event loop",
+    "src/unisono/commands/launch/supervisor.py": "one event loop: what wakes it, and what it then does",
+    "tests/chaos/faults.py": "one run of cases: drawn, struck, checked by the oracle, counted",
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/graph/rules.py": "the rule of each operator, and their table",

@@ -228,6 +228,7 @@ FaultKind Engine::execute(const CollectiveCall& call, bool in_background, Releas
     if (tcp_) tcp_->begin(seq, print);
     perform(call, print);
     if (tcp_) drain();
+    if (world_.evicted()) throw world_.fault();
   } catch (const Fault& fault) {
     clear_up(call);
     world_.wake_control();  // the rank of this host that found the fault may die before it reports it

@@ -33,6 +33,7 @@ Waiter Channels::waiter(WaitPolicy patience) {
 // ---- moving bytes ----------------------------------------------------------------------------------
 
 void Channels::finish(Request& request, FaultKind fault) {
+  if (fault == FaultKind::kNone && state_.evicted()) fault = FaultKind::kAborted;
   request.fault.store(fault, std::memory_order_relaxed);
   request.done.store(true, std::memory_order_release);
   --open_;

@@ -67,11 +67,11 @@ ControlPlane::~ControlPlane() {
 
 void ControlPlane::ask() {
   const std::lock_guard lock(mutex_);
-  if (leaving_ || ask_) return;
-  ask_ = true;
+  if (leaving_) return;
   for (ControlConnection& link : links_) {
+    // One question at a time: a peer that is stopped reads none, and what comes behind must still reach it.
     if (!link.open() || link.asked) continue;
-    link.asked = true;
+    link.asked = link.ask_due = true;
     link.asked_at = now_ns();
     ++due_;
   }
@@ -277,7 +277,8 @@ void ControlPlane::send_due_frames() {
     if (tell) send_to(peer, ControlKind::kAbort);
     if (announce_) send_to(peer, ControlKind::kAnswer);
     if (propose_) send_to(peer, ControlKind::kProposal);
-    if (ask_ && link.asked) send_to(peer, ControlKind::kAsk);
+    if (link.ask_due) send_to(peer, ControlKind::kAsk);
+    link.ask_due = false;
     if (!kept_.empty() && kept_[static_cast<size_t>(peer)]) {
       send_to(peer, ControlKind::kNext);
       link.next_sent = true;
@@ -286,7 +287,7 @@ void ControlPlane::send_due_frames() {
     send_to(peer, ControlKind::kLeft);
     shutdown(link.fd, SHUT_WR);
   }
-  ask_ = announce_ = propose_ = false;
+  announce_ = propose_ = false;
 }
 
 // ---- frames ----------------------------------------------------------------------------------------

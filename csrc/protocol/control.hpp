@@ -64,6 +64,7 @@ class ControlPlane {
     Nanoseconds heard = 0;   // when the newest frame came
     Nanoseconds asked_at = 0, reached_at = 0;  // when it was asked, and when it was for an answer that came
     bool asked = false;                        // an answer is due
+    bool ask_due = false;                      // its question is not sent yet
     Nanoseconds lost_at = 0;  // when to report its rank as lost; 0: alive; INT64_MAX: reported, or has left
     size_t have = 0;          // bytes of `in`
     ControlBytes in;
@@ -98,7 +99,7 @@ class ControlPlane {
   std::condition_variable answers_came_;
   std::vector<ControlConnection> links_;  // guarded by mutex_
   bool leaving_ = false, abort_sent_ = false;
-  bool ask_ = false, announce_ = false, propose_ = false;
+  bool announce_ = false, propose_ = false;
   std::vector<bool> kept_;  // by the next membership; empty: there is none yet
   Nanoseconds hand_over_until_ = 0;
   size_t due_ = 0;                   // answers that have not arrived

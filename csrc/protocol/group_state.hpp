@@ -76,6 +76,12 @@ class GroupState {
   uint64_t proposal_of(int rank, std::vector<unsigned char>& bytes);
   // What became of a rank of this host, after an attempt to change it from kOpen.
   Fate settle(int rank, Fate fate);
+  // Whether this rank was stopped or late, and the others have gone on: they use their memory again, so what
+  // this rank has read of it since is worth nothing.
+  bool evicted() {
+    return aborted() &&
+           own_cell().fate.load(std::memory_order_seq_cst) == static_cast<uint32_t>(Fate::kEvicted);
+  }
   uint32_t membership_epoch() { return own_cell().membership_event.epoch.load(std::memory_order_seq_cst); }
   // Sleeps until a proposal comes that `epoch` does not know, or `slice` has passed.
   void await_proposal(uint32_t epoch, int64_t slice);

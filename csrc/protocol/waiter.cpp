@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <utility>
@@ -40,6 +41,23 @@ enum { kBoardExited = 2, kBoardSignalled = 3 };
 
 long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
+}
+
+// Reads the beginning of a file of /proc; "" when it is not there.
+template <size_t kBytes>
+const char* read_proc(const char* path, char (&text)[kBytes]) {
+  const FileDescriptor file(open(path, O_RDONLY | O_CLOEXEC));
+  const ssize_t got = file < 0 ? -1 : read(file, text, kBytes - 1);
+  text[std::max<ssize_t>(got, 0)] = '\0';
+  return text;
+}
+
+// The process of a pidfd, for a rank that has not made its engine yet; 0: it has ended.
+int process_of(int pidfd) {
+  char path[40], text[512];
+  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+  const char* const line = std::strstr(read_proc(path, text), "Pid:");
+  return line == nullptr ? 0 : std::max(0, std::atoi(line + 4));
 }
 
 }  // namespace
@@ -102,13 +120,11 @@ int PeerProcesses::find_dead(GroupState& world, Fault& fault) const {
 int PeerProcesses::find_stopped(GroupState& world) const {
   for (const int rank : watched_ranks_) {
     if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    int pid = world.cell(rank).pid.load(std::memory_order_relaxed);
+    if (pid == 0) pid = process_of(pidfd(rank));
     char path[32], text[512];
-    std::snprintf(path, sizeof path, "/proc/%d/stat", world.cell(rank).pid.load(std::memory_order_relaxed));
-    const FileDescriptor file(open(path, O_RDONLY | O_CLOEXEC));
-    const ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
-    if (got <= 0) continue;
-    text[got] = '\0';
-    const char* const name_end = std::strrchr(text, ')');  // the name may contain anything
+    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    const char* const name_end = std::strrchr(read_proc(path, text), ')');  // the name may contain anything
     if (name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't'))
       return rank;
   }

@@ -1,5 +1,6 @@
 """What `make demo` shows without PyTorch: ranks train, and name the one that is killed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -26,3 +27,23 @@ def test_old_command_starts_the_example_of_the_package():
     assert done.returncode == 137, done.stdout + done.stderr
     assert "is now `unisono run -n 4 -m unisono.examples.language_model --lose-a-rank`" in done.stderr
     assert "the same bits on 4 ranks" in done.stdout
+
+
+def test_ranks_go_on_without_the_one_that_is_killed():
+    words = [
+        "run",
+        "--elastic",
+        "2:3",
+        "--respawn",
+        "3",
+        str(EXAMPLE.with_name("elastic.py")),
+        "--lose-a-rank",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", *words],
+        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PAUSE_S": "0.03"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is out: ended by SIGKILL; 2 ranks go on" in done.stderr
+    # On a busy machine the others may be done before the replacement has started.
+    assert done.stdout.count("the largest eigenvalue is") in (2, 3), done.stdout

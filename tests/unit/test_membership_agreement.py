@@ -61,15 +61,14 @@ class Ranks:
             agreement.resign("evicted")
         else:
             outcome = agreement.advance(self.seen[rank], findings, frozenset(near))
-        if outcome is Outcome.DECIDING:
+        if outcome in (Outcome.DECIDING, Outcome.DECIDED):
+            self.published[rank] = agreement.acknowledged()
             self.decided.add(rank)
             if self.mortal and self.random.random() < 0.2:
                 self.dead.add(rank)  # between the decision and its publication
                 return
             agreement.decide()
             outcome = Outcome.DECIDED
-        if outcome is Outcome.DECIDED:
-            self.decided.add(rank)
         self.published[rank] = agreement.proposal()
         if outcome is not Outcome.OPEN:
             self.ended[rank] = outcome
@@ -140,6 +139,37 @@ def test_different_lists_are_refused_on_both_sides() -> None:
     assert one.why == other.why == "rank 0 excludes [3], rank 1 [2]"
 
 
+def test_ranks_that_exclude_each_other_are_refused_on_both_sides() -> None:
+    one, other = Agreement(0, 2, 1, (1,)), Agreement(1, 2, 1, (0,))
+    assert one.advance({1: other.proposal()}, {}) is Outcome.REFUSED
+    assert other.advance({0: one.proposal()}, {}) is Outcome.REFUSED
+    assert one.why == other.why == "rank 0 excludes [1], rank 1 [0]"
+    assert not one.again
+
+
+def test_a_rank_that_excludes_another_waits_until_that_is_evicted() -> None:
+    mine = Agreement(1, 2, 1, (0,))
+    assert mine.advance({}, {}) is Outcome.OPEN
+    assert mine.phase is Phase.ACKNOWLEDGED
+    assert mine.advance({}, {0: Finding("excluded", True)}) is Outcome.OPEN
+    assert mine.advance({}, {}) is Outcome.DECIDING
+
+
+def test_a_decision_of_an_earlier_attempt_counts() -> None:
+    """A rank whose call was interrupted calls again, while the others have gone on with it."""
+    mine, other = Agreement(1, 2, 2), Agreement(0, 2, 1)
+    other.decide()
+    assert mine.advance({0: other.proposal()}, {}) is Outcome.DECIDED
+
+
+def test_calls_of_admit_and_shrink_make_another_attempt() -> None:
+    shrinks, admits = Agreement(0, 2, 1), Agreement(1, 2, 1, following="admits 3a")
+    assert shrinks.advance({1: admits.proposal()}, {}) is Outcome.REFUSED
+    assert shrinks.again
+    assert admits.advance({0: Agreement(0, 2, 2).proposal()}, {}) is Outcome.REFUSED
+    assert (admits.again, admits.newest) == (True, 2)
+
+
 def test_a_rank_that_excludes_itself_takes_no_part() -> None:
     mine = Agreement(3, 4, 1, (3,))
     assert mine.phase is Phase.RESIGNED
@@ -155,6 +185,12 @@ def test_a_proposal_is_the_same_after_the_way_through_memory() -> None:
     assert decode(b"garbage") is None
     with pytest.raises(un.NotSupported, match="1601 ranks"):
         encode(MembershipProposal(1, Phase.PROPOSED, 1, 0), 1601)
+
+
+def test_texts_of_other_letters_do_not_break_a_proposal() -> None:
+    sent = decode(encode(MembershipProposal(1, Phase.REFUSED, 1, 0, text="Ж" * 900, following="𝄞" * 900), 8))
+    assert sent is not None
+    assert (sent.text, sent.following) == ("Ж" * 80, "𝄞" * 40)
 
 
 def test_many_reasons_do_not_break_a_proposal() -> None:

@@ -259,12 +259,16 @@ class OutputStreams:
         self._streams: list[RankStream] = []
         self._paused = False
 
-    def add(self, local_rank: int, rank: int, pipe: IO[bytes], fd: int) -> RankStream:
-        """Take over the read end of one pipe of a rank."""
+    def add(
+        self, local_rank: int, rank: int, pipe: IO[bytes], fd: int, *, replaces: bool = False
+    ) -> RankStream:
+        """Take over the read end of one pipe of a rank. replaces: it goes on in the log of another one."""
         job, bit = self._job, STDOUT if fd == 1 else STDERR
         log: IO[bytes] | None = None
         if job.log_dir is not None and job.logged[local_rank] & bit:
-            log = open(log_path(job.log_dir, rank, fd), "wb", buffering=0)  # noqa: SIM115 - the stream closes it
+            mode = "ab" if replaces else "wb"
+            path = log_path(job.log_dir, rank, fd)
+            log = open(path, mode, buffering=0)  # noqa: SIM115 - the stream closes it
         stream = RankStream(
             pipe,
             fd,

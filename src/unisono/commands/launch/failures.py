@@ -7,23 +7,25 @@ its exit code and the time of its end. Nothing here ends a process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from unisono.commands.launch.console import Console, RankStream
 from unisono.commands.launch.job import STDERR, Job
-from unisono.engine.diagnosis.report import UncaughtError
+from unisono.engine.diagnosis.report import MembershipNotice, UncaughtError
 
 FOLD_S = 2.0  # a received error is shown after this time, even if some ranks have not ended yet
 _LONGEST_RECORD_NBYTES = 1 << 18
 _decode = msgspec.json.Decoder(UncaughtError).decode
+_decode_notice = msgspec.json.Decoder(MembershipNotice).decode
 _HEADER = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _CHAINED = (
@@ -48,6 +50,7 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
         error: the error that it sent.
         stderr: its last lines, if it sent no error.
         note: how it ended, if neither by an exit code nor by a signal.
+        survived: the others of an elastic job went on without it.
     """
 
     rank: int
@@ -60,11 +63,12 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     error: UncaughtError | None = None
     stderr: tuple[str, ...] = ()
     note: str = ""
+    survived: bool = False
 
     @property
     def failed(self) -> bool:
-        """Whether it failed, and not because the launcher ended it."""
-        return (self.signaled or self.code != 0) and not self.asked
+        """Whether it failed, not because the launcher ended it, and the job with it."""
+        return (self.signaled or self.code != 0) and not (self.asked or self.survived)
 
     @property
     def consequence(self) -> bool:
@@ -89,6 +93,9 @@ class RankProcess:
         asked: the launcher has signalled it.
         end: (order, code, signaled) when it has ended.
         error: the error that it sent.  reported: that is on the console.
+        member_since, out_since: when the launcher learned that it is in a group, and out of it (monotonic
+            seconds).  survived: the others went on without it.
+        listens, addresses: see `MembershipNotice`.
     """
 
     local_rank: int
@@ -100,6 +107,11 @@ class RankProcess:
     end: tuple[int, int, bool] | None = None
     error: UncaughtError | None = None
     reported: bool = False
+    member_since: float | None = None
+    out_since: float | None = None
+    survived: bool = False
+    listens: bool = False
+    addresses: tuple[str, ...] = ()
 
     def ending(self) -> RankExit:
         """How it ended; for a rank that still runs, the error that it sent."""
@@ -115,6 +127,7 @@ class RankProcess:
             ended_at=self.ended_at,
             error=self.error,
             stderr=() if handed else last_lines(self.stderr.tail, self.rank, fatal=signaled),
+            survived=self.survived,
         )
 
 
@@ -130,17 +143,17 @@ class ErrorSocket:
         self.fd = self._ranks.fileno()
         self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
 
-    def read(self) -> Iterator[UncaughtError]:
+    def read(self) -> Iterator[UncaughtError | MembershipNotice]:
         """The records received since the last call. Other messages are ignored: exit codes tell, too."""
         while True:
             try:
                 data = self.socket.recv(_LONGEST_RECORD_NBYTES)
             except BlockingIOError:
                 return
-            try:
-                yield _decode(data)
-            except msgspec.DecodeError:
-                continue
+            for decode in (_decode, _decode_notice):
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield decode(data)
+                    break
 
 
 class JobFailures:
@@ -148,20 +161,32 @@ class JobFailures:
 
     Args:
         ranks: all that were started, by pid; the supervisor adds to it.
+        on_notice: takes what the ranks of an elastic job tell about their group.
     """
 
-    def __init__(self, job: Job, screen: Console, ranks: Mapping[int, RankProcess]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        screen: Console,
+        ranks: Mapping[int, RankProcess],
+        on_notice: Callable[[MembershipNotice], None] | None = None,
+    ) -> None:
         self.inbox = ErrorSocket()
         self.due: float | None = None  # when to show received errors (monotonic seconds)
         self._job = job
         self._screen = screen
         self._ranks = ranks
+        self._on_notice = on_notice
 
     def take(self) -> None:
         """Receive the errors of ranks and keep them, to show equal ones together."""
-        ranks = {rank.rank: rank for rank in self._ranks.values()}
         for error in self.inbox.read():
-            rank = ranks.get(error.rank)
+            if isinstance(error, MembershipNotice):
+                if self._on_notice is not None:
+                    self._on_notice(error)
+                continue
+            ranks = {rank.rank: rank for rank in self._ranks.values()}
+            rank = self._ranks.get(error.pid, ranks.get(error.rank))
             if rank is None:
                 continue
             rank.error, rank.reported = error, error.printed
@@ -440,7 +465,10 @@ def _consequences(others: Sequence[RankExit], ends: Sequence[RankExit]) -> str:
             why = f"because {_lost(end, ends)} was gone" if end.consequence else "too"
             causes.setdefault(f"{why} ({end.how()})", []).append(end)
     parts = [f"{_ranks(group)} failed {cause}" for cause, group in causes.items()]
-    asked = [end for end in others if end.asked]
+    lost = [end for end in others if end.survived]
+    if lost:
+        parts.insert(0, f"{_ranks(lost)} {'were' if len(lost) > 1 else 'was'} lost before")
+    asked = [end for end in others if end.asked and not end.survived]
     if asked:
         parts.append(f"{_ranks(asked)} {'were' if len(asked) > 1 else 'was'} ended by the launcher")
     return "; ".join(parts)

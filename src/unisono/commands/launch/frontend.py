@@ -317,6 +317,11 @@ def _attend(
             reader = SupervisorMessages(messages, nodes)
         status = _outcome(signals.wait())
         signals.direct = True
+        if job.elastic:  # the other nodes go on, or have gone before
+            if status and nodes.end is not None and not reader.failure:
+                _say(f"unisono run: the job was ended: {nodes.end.text}")
+            _say(reader.report)
+            return status
         reader.thread.join(2.0)
         if status and not reader.reported:  # it could not report how it ended
             nodes.announce("the launcher was killed", status)

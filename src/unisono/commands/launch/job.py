@@ -53,6 +53,10 @@ class Job:
         nnodes, node_rank: how many machines, and which one this is.
         token: the job's token; every connection of its processes proves it.
         advertise, tls: UNISONO_ADVERTISE and UNISONO_TLS of the ranks.
+        elastic: (MIN, MAX) ranks of a job that goes on without lost ranks; None: the first failure ends it.
+        respawn: how often a lost rank is replaced in succession.
+        join: addresses of a running group, which the ranks join; "": they form one.
+        listen: where newcomers may come, HOST:PORT; "": at any port.
         grace_s: seconds for the other ranks to end by themselves after the first failure.
         replace: the PyTorch backend that Unisono replaces in the ranks; "": the environment decides.
         json_errors: the file for the record of how the job ended; "": none.
@@ -81,6 +85,10 @@ class Job:
     advertise: str = ""
     tls: bool = False
     gpus: VirtualGpus | None = None
+    elastic: tuple[int, int] | None = None
+    respawn: int = 0
+    join: str = ""
+    listen: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,13 +128,14 @@ def rank_environment(
     status_fd: str,
     report_fd: str = "",
     shared: str = "",
+    join: str = "",
 ) -> dict[str, str]:
-    """Build the environment of one rank.
+    """Build the environment of one rank. join: addresses of the group that it joins, other than the job's.
 
     Variables of another launcher in `base` (SLURM_PROCID, ...) describe this launcher, not the rank. They are
     dropped: a library that reads them would see n equal ranks.
     """
-    ours = ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()
+    ours = ("UNISONO_JOIN", *(("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()))
     dropped = _foreign_placement().union(ours)
     environ = {name: value for name, value in base.items() if name not in dropped}
     _share_cores(environ, job.world_size)
@@ -153,6 +162,12 @@ def rank_environment(
         environ["UNISONO_ADVERTISE"] = job.advertise
     if job.record:
         environ["UNISONO_RECORD"] = job.record
+    if job.elastic:
+        environ["UNISONO_ELASTIC"] = "{}:{}".format(*job.elastic)
+    if job.listen:
+        environ["UNISONO_LISTEN"] = job.listen
+    if join or job.join:
+        environ["UNISONO_JOIN"] = join or job.join
     if job.replace:
         environ["UNISONO_REPLACE"] = job.replace
     if job.gpus:
@@ -179,6 +194,7 @@ def _share_cores(environ: dict[str, str], ranks: int) -> None:
 
 BOTH = STDOUT | STDERR
 NODES_PORT = 29500  # torchrun's
+MOST_RANKS = 1600  # of a group that changes, see docs/elastic.md
 
 # torchrun's flags without a counterpart. (flag, takes a value, values that change nothing, verdict):
 # None: print a remark and run the job; a text: reject the job, which would differ from the request.
@@ -194,7 +210,7 @@ _ELSEWHERE: tuple[tuple[str, bool, tuple[str, ...], str | None], ...] = (
     ("--start-method", True, ("spawn",), None),
     ("--signals-to-handle", True, (), None),
     ("--run-path", False, (), None),
-    ("--max-restarts", True, ("0",), "ranks are not restarted; run again from a checkpoint"),
+    ("--max-restarts", True, ("0",), "use --elastic MIN:MAX and --respawn N, or run again from a checkpoint"),
     ("--event-log-handler", True, ("null",), "there are no torchelastic events"),
     ("--logs-specs", True, ("default",), "use --log-dir"),
     ("--duplicate-stdout-filters", True, (), "use --log-dir and grep"),
@@ -259,6 +275,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--tls", action="store_true", help="encrypt the connections of the store and between hosts")
     add("--advertise", metavar="HOST:PORT", help="where others reach this node's ranks, behind a router")
+    _add_elastic_arguments(parser)
     for flag, takes_value, _, _ in _ELSEWHERE:
         names, dest = _both(flag), _dest(flag)
         if takes_value:
@@ -267,6 +284,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add(*names, dest=dest, action="store_const", const="True", help=argparse.SUPPRESS)
     add("script", help="what every rank runs")
     add("args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def _add_elastic_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--elastic", metavar="MIN:MAX",
+        help="lost ranks do not end the job while MIN are left; up to MAX; without -n it starts MAX",
+    )  # fmt: skip
+    add(
+        "--respawn",
+        metavar="N",
+        help="replace a lost rank, at most N times in succession (0); with --elastic",
+    )
+    add("--join", metavar="HOST:PORT", help="the ranks join a running elastic job; several with commas")
+    add(*_both("--join-port"), metavar="P", help="port of this host where newcomers may come (a free one)")
 
 
 def _both(flag: str) -> list[str]:
@@ -288,10 +320,14 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
     nnodes = _nnodes(args.nnodes)
     node_rank = _number("--node-rank", args.node_rank, 0, nnodes - 1)
     gpus = _virtual_gpus(args)
-    asked = args.nproc if args.nproc is not None else str(gpus.gpus if gpus else 1)
+    elastic, join = _elastic(args), _join(args, nnodes)
+    default = gpus.gpus if gpus else elastic[1] if elastic and nnodes == 1 and not args.join else 1
+    asked = args.nproc if args.nproc is not None else str(default)
     size = gpus.gpus if gpus and asked in ("gpu", "auto") else _world_size(asked, environ)
-    if args.nproc is None and not gpus:
+    if args.nproc is None and not gpus and default == 1:
         remarks.append(f"without -n it starts one process; -n 4 starts four, -n cpu {usable_cores()} here")
+    if elastic:
+        _check_span(elastic, size, alone=nnodes == 1 and not args.join)
     shown, logged = _streams(args, size)
     job = Job(
         command=_command(args, environ),
@@ -312,10 +348,63 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         tls=args.tls or _tls(environ),
         replace=_check_replacement(args.replace, environ),
         gpus=gpus,
+        elastic=elastic,
+        respawn=0 if args.respawn is None else _number("--respawn", args.respawn, 0, 10_000),
+        join=join,
+        listen=_listen(args, nnodes),
     )
     remarks += env.unknown(environ)
     _check_environment(job, environ)
     return job, remarks
+
+
+def _elastic(args: argparse.Namespace) -> tuple[int, int] | None:
+    """The numbers of ranks of an elastic job. A node that joins one takes those of that job."""
+    if args.elastic is None:
+        for flag in ("respawn", "join_port"):
+            if getattr(args, flag) is not None and args.join is None:
+                raise LaunchError(f"{_flag(flag)} needs --elastic MIN:MAX.")
+        return (1, MOST_RANKS) if args.join else None
+    least, _, most = args.elastic.partition(":")
+    if not most:
+        expected = "MIN:MAX, as in 2:8"
+        raise LaunchError(message("--elastic does not fit", observed=repr(args.elastic), expected=expected))
+    low = _number("--elastic", least, 1, MOST_RANKS)
+    return low, _number("--elastic", most, low, MOST_RANKS)
+
+
+def _flag(dest: str) -> str:
+    return "--" + dest.replace("_", "-")
+
+
+def _check_span(elastic: tuple[int, int], size: int, *, alone: bool) -> None:
+    """Whether the ranks of this node fit; only a job of one node knows all of them."""
+    if size > elastic[1] or (alone and size < elastic[0]):
+        expected = f"{elastic[0]}..{elastic[1]}, as --elastic says"
+        raise LaunchError(message("-n does not fit", observed=str(size), expected=expected))
+
+
+def _join(args: argparse.Namespace, nnodes: int) -> str:
+    if args.join is None:
+        return ""
+    if nnodes > 1:
+        raise LaunchError("--join and --nnodes exclude each other: each host joins by itself.")
+    for address in args.join.split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise LaunchError(
+                message("--join does not fit", observed=repr(args.join), expected="HOST:PORT, or several")
+            )
+    return str(args.join)
+
+
+def _listen(args: argparse.Namespace, nnodes: int) -> str:
+    """Where newcomers come to this node: a node alone listens at --master-addr, so that others reach it."""
+    own = args.master_addr if nnodes == 1 and args.master_addr and not args.join else ""
+    port = 0 if args.join_port is None else _number("--join-port", args.join_port, 1, 65535)
+    if not own and not port:
+        return ""
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
 def _virtual_gpus(args: argparse.Namespace) -> VirtualGpus | None:
@@ -367,7 +456,7 @@ def _torchrun_remarks(args: argparse.Namespace) -> list[str]:
 def _nnodes(text: str) -> int:
     first, _, last = text.partition(":")
     if last and first != last:
-        remedy = "Give one number: ranks do not come and go."
+        remedy = "Give one number; for ranks that come and go: --elastic MIN:MAX."
         raise LaunchError(
             message("--nnodes does not fit", observed=repr(text), expected="1..1024", remedy=remedy)
         )
@@ -392,14 +481,17 @@ def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, no
     path = args.token_file
     try:
         if path is not None:
-            return token_file(path) if node_rank == 0 else read_token_file(path)
+            return read_token_file(path) if node_rank or args.join else token_file(path)
         given = {k: v for k, v in environ.items() if k in ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE")}
         token = env.read(given).token
     except (ValueError, OSError) as error:
         where = f"--token-file {path} does not fit: expected " if path is not None else ""
         raise LaunchError(f"{where}{error}") from None
-    if token or nnodes == 1:
+    if token or (nnodes == 1 and not args.join):
         return token or make_token()
+    if args.join:
+        remedy = "Give --token-file F of the job, or set UNISONO_TOKEN."
+        raise LaunchError(message("--join needs the token of the job that it joins", remedy=remedy))
     raise LaunchError(
         message(
             "several nodes need one token, by which they know each other",

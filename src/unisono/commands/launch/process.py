@@ -275,6 +275,7 @@ class StatusBoard:
 
     def started(self, rank: int, pid: int) -> None:
         """Record that `rank` runs as process `pid`."""
+        self._fields[rank * _FIELDS + 1] = NOT_STARTED  # of a rank that replaces another one
         self._fields[rank * _FIELDS] = pid
         self._fields[rank * _FIELDS + 1] = RUNNING
 

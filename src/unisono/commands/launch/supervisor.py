@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import msgspec
 
 from unisono.commands.launch.console import Console, OutputStreams
+from unisono.commands.launch.elastic import ElasticRanks
 from unisono.commands.launch.failures import JobFailures, RankProcess, exit_status, signal_name
 from unisono.commands.launch.job import Assignment, Job, rank_environment
 from unisono.commands.launch.process import (
@@ -82,7 +83,13 @@ class Supervisor:
         self._screen = Console(color=color, on_progress=self._wake)
         self._streams = OutputStreams(job, self._screen, self._selector)
         self._board = StatusBoard(job.world_size)
-        self._failures = JobFailures(job, self._screen, self._ranks)
+        self._elastic = ElasticRanks(job, self._ranks, self._say) if job.elastic else None
+        on_notice = None if self._elastic is None else self._elastic.take
+        self._failures = JobFailures(job, self._screen, self._ranks, on_notice)
+        self._shared = ""
+        self._ended_elsewhere = False
+        self._orphans: SignalEscalation | None = None  # of lost ranks
+        self._orphans_since = 0.0
         self._selector.register(self._failures.inbox.socket, selectors.EVENT_READ, self._failures.take)
         become_subreaper()
 
@@ -134,19 +141,10 @@ class Supervisor:
             self._say(
                 f"{job.world_size} ranks on {cores} cores, OMP_NUM_THREADS={threads} each (set it to choose)"
             )
-        shared = shared_file() if job.gpus else ""
+        self._shared = shared_file() if job.gpus else ""
         for rank in range(job.world_size):
-            environ = rank_environment(
-                job,
-                rank,
-                self._base,
-                assignment=self._assignment,
-                status_fd=self._board.name,
-                report_fd=self._failures.inbox.name,
-                shared=shared,
-            )
             try:
-                self._start_rank(rank, environ)
+                self._start_rank(rank)
             except (OSError, subprocess.SubprocessError) as error:
                 why = limit_text(error) if is_limit(error) else error
                 self._say(f"rank {rank} could not be started: {why}")
@@ -155,17 +153,29 @@ class Supervisor:
                 self._escalation = SignalEscalation((0, signal.SIGKILL))
                 return
 
-    def _start_rank(self, local_rank: int, environ: Mapping[str, str]) -> None:
+    def _start_rank(self, local_rank: int, join: str = "") -> None:
+        """Start one rank. join: it replaces another one, and joins the group at these addresses."""
         rank = self._assignment.first_rank + local_rank
-        stdin = None if self._job.stdin and rank == 0 else subprocess.DEVNULL
+        environ = rank_environment(
+            self._job,
+            local_rank,
+            self._base,
+            assignment=self._assignment,
+            status_fd=self._board.name,
+            report_fd=self._failures.inbox.name,
+            shared=self._shared,
+            join=join,
+        )
+        stdin = None if self._job.stdin and rank == 0 and not join else subprocess.DEVNULL
         process = start(
             self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd, self._failures.inbox.fd)
         )
         self._board.started(local_rank, process.pid)
         process.returncode = 0  # this class reaps it, not the Popen object
         assert process.stdout is not None and process.stderr is not None
-        self._streams.add(local_rank, rank, process.stdout, 1)
-        stderr = self._streams.add(local_rank, rank, process.stderr, 2)
+        self._childless, self._strays, self._relays_waited_for = False, None, False
+        self._streams.add(local_rank, rank, process.stdout, 1, replaces=bool(join))
+        stderr = self._streams.add(local_rank, rank, process.stderr, 2, replaces=bool(join))
         self._ranks[process.pid] = RankProcess(local_rank, rank, process.pid, stderr)
 
     # what wakes the loop
@@ -205,7 +215,9 @@ class Supervisor:
     def _on_front(self, front_fd: int) -> None:
         """The front reports that another node ended the job; or the front was killed: end everything."""
         if os.read(front_fd, 4096):
-            self._begin_the_end(self._job.grace_s)
+            if self._elastic is None or not self._elastic.formed:  # otherwise the ranks go on without it
+                self._ended_elsewhere = True
+                self._begin_the_end(self._job.grace_s)
             return
         self._selector.unregister(front_fd)
         self._stop(signal.SIGKILL, SignalEscalation((0, signal.SIGKILL)))
@@ -241,6 +253,12 @@ class Supervisor:
         rank.ended_at = time.time()
         self._ranks_ended += 1
         failed = signaled or code != 0
+        if self._elastic is not None:
+            self._failures.take()  # what the rank told before its end
+            self._elastic.on_end(rank, failed)
+            if self._elastic.formed:
+                self._orphans, self._orphans_since = ends_of_strays(), time.monotonic()
+                return
         if failed and not rank.asked:
             how = signal_name(code) if signaled else f"exit code {code}"
             self._tell({"failed": f"rank {rank.rank}: {how}"})
@@ -259,7 +277,11 @@ class Supervisor:
     def _timeout_s(self) -> float | None:
         ending = self._at_work()
         give_up = None if self._late else self._give_up_at
-        times = (ending.due if ending else None, give_up, self._streams.partial_due(), self._failures.due)
+        times = [ending.due if ending else None, give_up, self._streams.partial_due(), self._failures.due]
+        if self._elastic is not None and not self._over:
+            times.append(self._elastic.due())
+        if self._orphans is not None and self._living():
+            times.append(self._orphans.due)
         due = [t for t in times if t is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -275,6 +297,8 @@ class Supervisor:
         self._failures.show_overdue(now)
         if self._left:
             return
+        if self._elastic is not None:
+            self._follow(self._elastic, now)
         if self._living():
             number = self._escalation.pop(now)
             if number is not None:
@@ -282,6 +306,38 @@ class Supervisor:
                 self._give_up_on_undying(self._escalation)
         elif not self._childless:
             self._end_strays(now)
+
+    def _follow(self, elastic: ElasticRanks, now: float) -> None:
+        """Replace ranks of an elastic job, and end those that have no place in it any more."""
+        if not self._over and elastic.over:
+            self._begin_the_end(self._job.grace_s)
+        if self._over:
+            elastic.give_up()
+        self._end_orphans(now)
+        for rank in elastic.to_be_killed(now):
+            rank.asked = True
+            signal_rank(rank.pid, signal.SIGKILL)
+        for local_rank, join in elastic.replacements(now):
+            try:
+                self._start_rank(local_rank, join)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._say(f"rank {local_rank} could not be replaced: {error}")
+
+    def _end_orphans(self, now: float) -> None:
+        """End the processes that a lost rank has left, while other ranks run."""
+        number = None if self._orphans is None else self._orphans.pop(now)
+        if number is None:
+            return
+        spared = {rank.pid for rank in self._living()} | set(relays())
+        if not set(children()) - spared:
+            self._orphans = None
+        else:
+            signal_strays(number, now - self._orphans_since, spared)
+
+    @property
+    def _over(self) -> bool:
+        """Whether this launcher ends its ranks."""
+        return self._stopped_by is not None or self._escalation.due is not None
 
     def _living(self) -> list[RankProcess]:
         return [rank for rank in self._ranks.values() if rank.end is None]
@@ -343,6 +399,8 @@ class Supervisor:
         """Whether no rank, stray or output byte is left. An interrupted job drops unread output."""
         if not self._childless and not self._left:
             return False
+        if self._elastic is not None and self._elastic.replacing and not self._left:
+            return False
         now = time.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + DRAIN_S
@@ -369,8 +427,12 @@ class Supervisor:
         elif first is not None:
             self._status = exit_status(first)
         else:
-            self._status = 1 if self._start_failed or self._living() else 0
+            self._status = 1 if self._start_failed or self._living() or self._lost_all() else 0
         self._failures.write_record(self._status)
+
+    def _lost_all(self) -> bool:
+        """Whether an elastic job ended without a rank here that has ended normally."""
+        return self._elastic is not None and (self._ended_elsewhere or not self._elastic.ending)
 
     def _tell(self, messages: Mapping[str, object]) -> None:
         """Tell the front, which tells the other nodes."""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from unisono.engine.bootstrap.peer_sockets import PeerSockets
 
 
+FORGET_S = 0.5
+"""For the store to delete what is not needed any more."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True):
     """The settings of the engine.
 
@@ -99,16 +103,19 @@ def open_engine(
 
 
 def _forget(store: Store, membership: Membership) -> None:
-    """Count this rank as finished with the keys of this group; the last rank deletes them."""
+    """Count this rank as finished with the keys of this group; the last rank deletes them.
+
+    The group is made: a store that does not answer any more, because its rank is stopped, must not delay it.
+    """
     size = len(membership.peers)
-    if store.add("made", 1) < size:
+    if store.add("made", 1, FORGET_S) < size:
         return
     firsts = {membership.local_ranks(rank)[0] for rank in range(size)}
     keys = ["made", "membership", *(f"peer_info/{rank}" for rank in range(1, size)), *map(memory_key, firsts)]
     if not membership.on_one_host():
         keys += ["endpoints", "connected", "all connected", *(f"endpoint/{rank}" for rank in range(1, size))]
     for key in keys:
-        store.delete_key(key)
+        store.delete_key(key, FORGET_S)
 
 
 def _make_engine(

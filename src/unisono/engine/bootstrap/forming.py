@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import socket
 from collections.abc import Iterable
 
@@ -43,9 +44,15 @@ class OpenConnections:
         self._descriptors = list(descriptors)
 
     def add(self, other: OpenConnections) -> None:
-        """Take over those of another one."""
+        """Take over those of another one. Close all that the other side has ended: nobody looks at them."""
         self._descriptors += other._descriptors
         other._descriptors = []
+        ended = select.poll()
+        for fd in self._descriptors:
+            ended.register(fd, select.POLLRDHUP)
+        for fd, _ in ended.poll(0):
+            self._descriptors.remove(fd)
+            os.close(fd)
 
     def close(self) -> None:
         """End them."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import socket
-import stat
 import sys
 import time
 from collections import deque
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from unisono.engine.diagnosis import launcher_socket
 from unisono.engine.diagnosis.report import UncaughtError
 from unisono.engine.environment.settings import Settings
 from unisono.errors import Aborted, GroupError, PeerLost, RendezvousError, Timeout, UnisonoError
@@ -32,7 +31,6 @@ MOST_NBYTES = 96 << 10
 """The longest record; a longer one is sent without its report and with shortened texts."""
 
 MOST_CHARACTERS = 16 << 10
-HAND_OVER_S = 2.0  # for a slow launcher
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -64,13 +62,7 @@ class _ExceptHook:
 
     def _send(self, error: BaseException, *, printed: bool) -> bool:
         data = _encoded(uncaught(error, self._rank, printed=printed))
-        status = os.fstat(self._fd)
-        if not stat.S_ISSOCK(status.st_mode) or status.st_ino != self._inode:
-            return False  # it was closed, and another file has its number
-        with socket.socket(fileno=os.dup(self._fd)) as launcher:
-            launcher.settimeout(HAND_OVER_S)
-            launcher.send(data)
-        return True
+        return launcher_socket.send(self._fd, self._inode, data)
 
 
 def install(settings: Settings) -> None:

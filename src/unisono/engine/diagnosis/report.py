@@ -197,3 +197,32 @@ class UncaughtError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     printed: bool = False
     missing: tuple[int, ...] = ()
     report: FaultReport | None = None
+
+
+class LostRank(msgspec.Struct, frozen=True):
+    """A rank that a group has lost, for its launcher; see `Departure`."""
+
+    rank: int
+    host: str
+    pid: int
+    why: str
+
+
+class MembershipNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank of an elastic job tells its launcher when its group has changed.
+
+    Attributes:
+        pid: of the rank.  new_rank: its number now.
+        generation, size: of its group.
+        left: who is not in it any more.
+        listens: newcomers come to this rank.
+        addresses: where newcomers may ask, as far as the rank knows; its own first.
+    """
+
+    pid: int
+    new_rank: int
+    generation: int
+    size: int
+    left: tuple[LostRank, ...] = ()
+    listens: bool = False
+    addresses: tuple[str, ...] = ()

@@ -93,6 +93,21 @@ def _endpoint(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.strip().rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError("host:port or :port, as in 10.0.0.5:29600")
+    return host.strip("[]"), int(port)
+
+
+def _span(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,5}):([0-9]{1,5})", text.strip())
+    least, most = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 0 < least <= most:
+        raise ValueError("two numbers of ranks, MIN:MAX, as in 2:8")
+    return least, most
+
+
 def _descriptor(text: str) -> tuple[int, int]:
     fd, _, inode = text.partition(":")
     if not fd.isdecimal() or not inode.isdecimal():
@@ -189,6 +204,19 @@ VARIABLES = _table(
     ),
     EnvironmentVariable(
         "UNISONO_JOIN", "join", _text, "HOST:PORT of a running group that `unisono.elastic` joins"
+    ),
+    EnvironmentVariable(
+        "UNISONO_LISTEN",
+        "listen",
+        _place,
+        "HOST:PORT where `unisono.elastic` lets newcomers come; port 0: any",
+    ),
+    EnvironmentVariable(
+        "UNISONO_ELASTIC",
+        "elastic",
+        _span,
+        "MIN:MAX ranks of `unisono.elastic`; the launcher learns of each change",
+        "unisono run",
     ),
     EnvironmentVariable(
         "UNISONO_RANKS_PER_HOST",

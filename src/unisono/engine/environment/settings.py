@@ -23,6 +23,8 @@ class _SettingFields(NamedTuple):
     spin_us: int = -1
     peer_timeout_s: float = 10.0
     join: str = ""
+    listen: tuple[str, int] = ("", 0)
+    elastic: tuple[int, int] | None = None
     ranks_per_host: int = 0
     calibration: str = ""
     record: str = ""

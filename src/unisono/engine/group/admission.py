@@ -18,13 +18,22 @@ from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.group.listening import Invitation, Listener, Report
 from unisono.engine.group.membership import Former, MembershipGroup
-from unisono.engine.group.shrink import agree
+from unisono.engine.group.notices import announce
+from unisono.engine.group.parent_group import ParentGroup
+from unisono.engine.group.shrink import CallMismatch, agree, refuse
 from unisono.engine.group.succession import begun, succeed
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.engine.store.address import address_text
-from unisono.errors import RendezvousError, StoreError
+from unisono.engine.store.liveness_store import LivenessStore
+from unisono.errors import GroupError, RendezvousError, StoreError, UnisonoError
 
-__all__ = ["addresses_of", "admitted", "look_for_newcomers", "meeting"]
+__all__ = ["addresses_of", "admitted", "listen_again", "look_for_newcomers", "meeting"]
+
+MEET_S = 5.0
+"""For the members and the newcomers to meet; a newcomer that is stopped meanwhile delays them no longer."""
+
+MEET_EACH_S = 0.1
+"""More of it for each rank: many ranks share few cores."""
 
 
 class Newcomers(msgspec.Struct, frozen=True):
@@ -42,44 +51,73 @@ _decode_report = msgspec.msgpack.Decoder(Report).decode
 
 def addresses_of(group: MembershipGroup, address: str, port: int) -> tuple[str, ...]:
     """Listen on the first rank of each host, and return the addresses, in the order of ranks."""
-    _listen(group, text(address, "address"), whole(port, "port", 0, 65535))
-    reports = _gather(group, ())
-    found = [address_text(*each.address) for each in reports if each.address is not None]
-    if group._planner.listener is not None:
-        group._planner.listener.publish(found)
-    return tuple(found)
+    group._planner.listening = text(address, "address"), whole(port, "port", 0, 65535)
+    _listen(group)
+    _publish(group, _gather(group, ()))
+    return group._planner.addresses
 
 
-def _listen(group: MembershipGroup, address: str = "", port: int = 0) -> None:
-    identity = group._identity
+def _listen(group: MembershipGroup) -> None:
+    """Listen, if this is the first rank of its host and does not yet."""
+    identity, planner = group._identity, group._planner
     assert identity is not None
-    first = identity.membership.local_ranks(group.rank)[0]
-    if group.rank == first and group._planner.listener is None:
-        network = identity.settings.network
-        host = address or local_address(identity.settings.master, network)
-        layout = identity.membership.peers[group.rank].layout
-        group._planner.listener = Listener(host, port, network, layout)
-    group._planner.listening = True
+    assert planner.listening is not None
+    if planner.listener is not None or group.rank != identity.membership.local_ranks(group.rank)[0]:
+        return
+    address, port = planner.listening
+    network = identity.settings.network
+    host = address or local_address(identity.settings.master, network)
+    layout = identity.membership.peers[group.rank].layout
+    try:
+        planner.listener = Listener(host, port, network, layout)
+    except StoreError:
+        if not port or group.generation == 0:
+            raise
+        planner.listener = Listener(host, 0, network, layout)  # an evicted rank still has that port
 
 
-def _gather(group: MembershipGroup, waiting: tuple[int, ...]) -> tuple[Report, ...]:
-    listener = group._planner.listener
-    mine = Report() if listener is None else Report(listener.address, os.urandom(8).hex(), waiting)
+def listen_again(group: MembershipGroup) -> None:
+    """After a change: listen in place of a rank that is gone. If that fails, `waiting` tries again."""
+    if group._planner.listening is not None:
+        with contextlib.suppress(StoreError, OSError):
+            _listen(group)
+
+
+def _publish(group: MembershipGroup, reports: tuple[Report, ...]) -> None:
+    """Tell newcomers, and the launcher, where all ranks listen."""
+    planner = group._planner
+    found = tuple(address_text(*each.address) for each in reports if each.address is not None)
+    if planner.listener is not None:
+        planner.listener.publish(list(found))
+    if found != planner.addresses:
+        planner.addresses = found
+        announce(group)
+
+
+def _gather(
+    group: MembershipGroup, waiting: tuple[int, ...], maximum: int | None = None
+) -> tuple[Report, ...]:
+    listener, least = group._planner.listener, 0 if group._loop is None else group._loop.minimum
+    mine = Report(least=least, most=maximum or 0)
+    if listener is not None:
+        mine = Report(listener.address, os.urandom(8).hex(), waiting, least, maximum or 0)
     found = group._gather_all("all_gather_object", msgspec.msgpack.encode(mine), False, None)
     return tuple(_decode_report(each) for each in found)
 
 
 def look_for_newcomers(group: MembershipGroup, maximum: int | None) -> Newcomers:
-    """Who waits; the same answer on every rank, which all call it."""
-    if not group._planner.listening:
+    """Who waits; the same answer on every rank, which all call it. The smallest maximum counts."""
+    if group._planner.listening is None:
         raise RuntimeError(f"group {group.name!r} does not listen: call listen() on every rank first")
     _listen(group)
     listener = group._planner.listener
-    reports = _gather(group, () if listener is None else listener.waiting())
+    reports = _gather(group, () if listener is None else listener.waiting(), maximum)
+    _publish(group, reports)
+    if group._loop is not None:
+        group._loop.minimum = max(1, *(each.least for each in reports))
     everybody = [(rank, number) for rank, each in enumerate(reports) for number in each.waiting]
-    room = len(everybody) if maximum is None else max(0, maximum - group.size)
-    if listener is not None:
-        listener.publish([address_text(*each.address) for each in reports if each.address is not None])
+    most = min((each.most for each in reports if each.most), default=None)
+    room = len(everybody) if most is None else max(0, most - group.size)
     return Newcomers(reports, tuple(everybody[:room]))
 
 
@@ -93,15 +131,50 @@ def admit(
     Raises:
         RendezvousError: a rank could not make it; this group goes on.  Evicted: it went on without this rank.
     """
-    identity = group._identity
+    identity, (home, offer) = group._identity, _invited(group, newcomers)
+    assert identity is not None
+    settings = msgspec.structs.replace(identity.settings, master=offer.host)
+    opened, failure = None, ""
+    with contextlib.ExitStack() as stack:
+        until = min(deadline, time.monotonic() + MEET_S + MEET_EACH_S * offer.size)
+        try:
+            base, keys = meeting(offer, settings, until)
+            stack.callback(base.close)
+            opened = _opened(group, newcomers, offer, keys, settings, until)
+            stack.callback(opened.engine.leave)
+        except GroupError:  # this group has a fault: all its ranks see it
+            raise
+        except (UnisonoError, OSError, MemoryError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        group._attempts += 1
+        if opened is None:  # it must not decide, also not when it is left alone
+            refuse(group, group._attempts, f"rank {group.rank}: {failure}")
+            raise _not_made(group, failure)
+        try:
+            agree(group, (), deadline, group._attempts, home.keys)
+        except CallMismatch as refused:
+            group._attempts = max(group._attempts, refused.newest - 1)
+            raise _not_made(group, str(refused)) from None
+        stack.pop_all()
+    return opened, Identity(opened.membership, settings, offer.generation), base, keys, offer.members
+
+
+def _not_made(group: MembershipGroup, why: str) -> GroupError | RendezvousError:
+    """The error of an admission that did not come about."""
+    engine = group._planner.engine
+    if engine.faulted:
+        return group._planner.failure("admit", group.timeout_s, engine)
+    return RendezvousError(f"admit: not all ranks could make the next group, so this one goes on: {why}")
+
+
+def _invited(group: MembershipGroup, newcomers: Newcomers) -> tuple[Report, Invitation]:
+    """Invite those that wait at this rank; returns where the next group meets, and the invitation."""
+    identity, listener = group._identity, group._planner.listener
     assert identity is not None
     home = next(each for each in newcomers.reports if each.address is not None)
     assert home.address is not None
-    members = (
-        *group._members,
-        *range(max(group._members) + 1, max(group._members) + 1 + len(newcomers.taken)),
-    )
-    settings = msgspec.structs.replace(identity.settings, master=home.address[0])
+    first = max(group._members) + 1
+    members = (*group._members, *range(first, first + len(newcomers.taken)))
     offer = Invitation(
         *home.address,
         home.keys,
@@ -114,33 +187,42 @@ def admit(
         group.elastic,
         members,
     )
-    listener = group._planner.listener
     for place, (rank, number) in enumerate(newcomers.taken):
         if rank == group.rank and listener is not None:
             listener.answer(number, msgspec.structs.replace(offer, rank=group.size + place))
-    opened, failure = None, ""
-    with contextlib.ExitStack() as stack:
-        try:
-            base, keys = meeting(offer, settings, deadline)
-            stack.callback(base.close)
-            left_s = max(0.1, deadline - time.monotonic())
-            opened = open_engine(keys, group.rank, offer.size, timeout_s=left_s, settings=settings)
-            stack.callback(opened.engine.leave)
-        except (RendezvousError, StoreError, OSError) as error:
-            failure = f"{type(error).__name__}: {error}"
-        group._attempts += 1
-        try:
-            agree(
-                group, (), deadline, group._attempts, home.keys if opened else f"rank {group.rank}: {failure}"
-            )
-        except ValueError as error:
-            why = failure or str(error)
-            raise RendezvousError(
-                f"admit: not all ranks could make the next group, so this one goes on: {why}"
-            ) from None
-        assert opened is not None
-        stack.pop_all()
-    return opened, Identity(opened.membership, settings, offer.generation), base, keys, members
+    return home, offer
+
+
+def _opened(
+    group: MembershipGroup,
+    newcomers: Newcomers,
+    offer: Invitation,
+    keys: PrefixStore,
+    settings: EngineSettings,
+    until: float,
+) -> EngineSetup:
+    """This member's engine in the next group; it is given up when a member or a newcomer is lost.
+
+    Raises:
+        GroupError: this group has a fault, or gets one here.  RendezvousError: a newcomer has gone.
+    """
+    listener = group._planner.listener
+    parent = ParentGroup(group._planner, "admit", range(group.size))
+    invited = [number for rank, number in newcomers.taken if rank == group.rank]
+
+    def check() -> None:
+        parent.check()
+        for number in invited:
+            if listener is not None and listener.gone(number):
+                raise RendezvousError(f"a newcomer that waited at rank {group.rank} has gone")
+
+    try:
+        watched = LivenessStore(keys, check)
+        left_s = max(0.1, until - time.monotonic())
+        return open_engine(watched, group.rank, offer.size, timeout_s=left_s, settings=settings)
+    except GroupError:
+        parent.abort()
+        raise
 
 
 def meeting(offer: Invitation, settings: EngineSettings, deadline: float) -> tuple[TCPStore, PrefixStore]:
@@ -164,6 +246,6 @@ def admitted(group: MembershipGroup, newcomers: Newcomers, deadline: float) -> M
         identity,
         Former((), (*range(group.size), *(None for _ in newcomers.taken))),
     )
-    following._planner.ends.append(base.close)
+    following._planner.meeting = base
     succeed(group, following)
     return begun(following, deadline)

@@ -15,6 +15,7 @@ from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
+from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import making
 from unisono.engine.group.work import seconds
 from unisono.engine.store import Store
@@ -95,6 +96,11 @@ def _native_group(
                 settings = settings._replace(token=token)
         except_hook.install(settings)
         _warn_of_unknown(settings)
+        if settings.join and init_method is None and store is None:
+            what = f"this process was started to join a running group (UNISONO_JOIN={settings.join})"
+            raise ValueError(
+                message(what, remedy="Use un.elastic(), or un.join(os.environ['UNISONO_JOIN']).")
+            )
         return form(
             init_method,
             store=store,
@@ -139,7 +145,7 @@ def form(
         except BaseException:
             meeting.close()
             raise
-    return NativeGroup(
+    group = NativeGroup(
         opened.engine,
         meeting.rank,
         meeting.world_size,
@@ -153,6 +159,8 @@ def form(
         settings=settings,
         identity=Identity(opened.membership, engine_settings),
     )
+    announce(group)
+    return group
 
 
 def _warn_of_unknown(settings: env.Settings) -> None:

@@ -16,10 +16,11 @@ from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.peer_info import local_peer_info
 from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
-from unisono.engine.group.admission import meeting
+from unisono.engine.group.admission import MEET_EACH_S, MEET_S, meeting
 from unisono.engine.group.listening import STORE_S, Invitation
 from unisono.engine.group.membership import Former
 from unisono.engine.group.native import NativeGroup
+from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import making
 from unisono.engine.group.work import seconds
 from unisono.engine.store import PrefixStore, TCPStore
@@ -30,6 +31,9 @@ __all__ = ["join_group"]
 
 POLL_S = 0.5
 """How often a newcomer looks whether its member is alive."""
+
+SILENT_S = 1.0
+"""If an answer comes so much too late, the newcomer asks another member."""
 
 _decode_invitation = msgspec.msgpack.Decoder(Invitation).decode
 _decode_addresses = msgspec.msgpack.Decoder(list[str]).decode
@@ -43,20 +47,38 @@ def join_group(address: str | Sequence[str], timeout: float | timedelta | None) 
     deadline = time.monotonic() + timeout_s
     known = _addresses(address)
     while True:
-        invitation = _ask(known, settings, deadline)
-        engine_settings = EngineSettings.of(settings, invitation.host)
-        try:
-            with making(invitation.size):
-                base, keys = meeting(invitation, engine_settings, deadline)
-                left_s = max(0.1, deadline - time.monotonic())
-                opened = open_engine(
-                    keys, invitation.rank, invitation.size, timeout_s=left_s, settings=engine_settings
-                )
-        except (RendezvousError, StoreError):
-            if time.monotonic() >= deadline:
-                raise
-            continue  # the members keep their group, and may invite again
-        former = range(invitation.size)
+        invitation, asked = _ask(known, settings, deadline)
+        with contextlib.closing(asked):  # until then its end tells the members that this process has ended
+            try:
+                group = _member(invitation, settings, deadline)
+                group._planner.addresses = tuple(address_text(*each) for each in known)
+                announce(group)
+                return group
+            except (
+                RendezvousError,
+                StoreError,
+                GroupError,
+            ):  # the members keep their group, may invite again
+                if time.monotonic() >= deadline:
+                    raise
+
+
+def _member(invitation: Invitation, settings: env.Settings, deadline: float) -> NativeGroup:
+    """The group, once all its ranks have come.
+
+    Raises:
+        RendezvousError, StoreError, GroupError: it could not be made, or one of them was lost.
+    """
+    engine_settings = EngineSettings.of(settings, invitation.host)
+    until = min(deadline, time.monotonic() + MEET_S + MEET_EACH_S * invitation.size)
+    with contextlib.ExitStack() as stack:
+        with making(invitation.size):
+            base, keys = meeting(invitation, engine_settings, until)
+            stack.callback(base.close)
+            left_s = max(0.1, until - time.monotonic())
+            opened = open_engine(
+                keys, invitation.rank, invitation.size, timeout_s=left_s, settings=engine_settings
+            )
         group = NativeGroup(
             opened.engine,
             invitation.rank,
@@ -71,18 +93,18 @@ def join_group(address: str | Sequence[str], timeout: float | timedelta | None) 
             opened.machine,
             settings,
             Identity(opened.membership, engine_settings, invitation.generation),
-            Former((), tuple(None for _ in former)),
+            Former((), (None,) * invitation.size),
         )
-        group._planner.ends.append(base.close)
-        group._planner.listening = True
-        group.elastic = invitation.elastic
-        try:
-            group.barrier(timeout=max(0.1, deadline - time.monotonic()))
-            return group
-        except GroupError:  # the members could not all make it
-            group.close()
-            if time.monotonic() >= deadline:
-                raise
+        stack.pop_all()
+    group._planner.meeting = base
+    group._planner.listening = settings.listen
+    group.elastic = invitation.elastic
+    try:
+        group.barrier(timeout=max(0.1, deadline - time.monotonic()))
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
@@ -98,8 +120,13 @@ def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
     return found
 
 
-def _ask(known: list[tuple[str, int]], settings: env.Settings, deadline: float) -> Invitation:
-    """Wait for an invitation at one of the addresses; `known` gets those that members tell."""
+def _ask(
+    known: list[tuple[str, int]], settings: env.Settings, deadline: float
+) -> tuple[Invitation, TCPStore]:
+    """Wait for an invitation at one of the addresses; `known` gets those that members tell.
+
+    Returns also the connection to the member, which the caller closes.
+    """
     info = msgspec.msgpack.encode(local_peer_info(0, 0))
     failure: BaseException | None = None
     while True:
@@ -113,13 +140,14 @@ def _ask(known: list[tuple[str, int]], settings: env.Settings, deadline: float) 
             except StoreError as error:
                 failure = error
                 continue
-            with contextlib.closing(store):
-                try:
-                    return _wait(store, info, known, deadline)
-                except StoreTimeout as error:
-                    failure = error
-                except StoreError as error:  # that member has ended
-                    failure = error
+            try:
+                return _wait(store, info, known, deadline), store
+            except StoreError as error:  # in time there was no answer, or that member has ended
+                store.close()
+                failure = error
+            except BaseException:
+                store.close()
+                raise
         if time.monotonic() >= deadline:
             tried = ", ".join(address_text(*each) for each in known)
             what = f"join: no group took this process in at {tried}"
@@ -133,13 +161,16 @@ def _wait(store: TCPStore, info: bytes, known: list[tuple[str, int]], deadline: 
         if each not in known:
             known.append(each)
     number = store.add("joiners", 1)
+    store.set(f"client/{number}", store.name)
     store.set(f"joiner/{number}", info)
     while True:
-        left_s = deadline - time.monotonic()
+        left_s, asked = deadline - time.monotonic(), time.monotonic()
         try:
             answer = store.get(f"answer/{number}", max(0.05, min(POLL_S, left_s)))
             break
-        except StoreTimeout:
+        except StoreTimeout as error:
+            if time.monotonic() > asked + POLL_S + SILENT_S:
+                raise StoreError("that member does not answer: it is stopped, or cut off") from error
             if left_s <= 0:
                 store.set(f"answer/{number}", msgspec.msgpack.encode(Invitation(refused="it has gone")))
                 raise

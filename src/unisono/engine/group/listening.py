@@ -1,13 +1,12 @@
 """Where newcomers meet a group: a store that the first rank of each host serves.
 
 addresses      of all such stores: a newcomer reads it at once, and goes to another one if its own ends
-joiners        a counter; joiner/3 is the peer info of a newcomer, answer/3 the `Invitation` that it gets
+joiners        a counter; joiner/3 is the peer info of a newcomer, client/3 its name as a client of this
+               store, answer/3 the `Invitation` that it gets
 admit/...      where the ranks of the next group meet, as in bootstrap/
 """
 
 from __future__ import annotations
-
-import warnings
 
 import msgspec
 
@@ -40,11 +39,19 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What each rank knows before an admission: its own store, if it serves one, and who waits there."""
+    """What each rank knows before an admission.
+
+    Attributes:
+        address, keys, waiting: its own store, if it serves one; where the next group may meet in it; who
+            waits there.
+        least, most: how few and how many ranks the group may have for this rank; 0: any number.
+    """
 
     address: tuple[str, int] | None = None
     keys: str = ""
     waiting: tuple[int, ...] = ()
+    least: int = 0
+    most: int = 0
 
 
 _decode_build = msgspec.msgpack.Decoder(PeerVersion).decode
@@ -61,7 +68,9 @@ class Listener:
         self._layout = layout
         self._settings = settings
         self._store = self.connect(STORE_S)
-        self._done = 0
+        self._counted = 0
+        self._open: list[int] = []  # newcomers without an answer
+        self._answered: list[int] = []
 
     def connect(self, timeout_s: float) -> TCPStore:
         """A client of it."""
@@ -74,17 +83,38 @@ class Listener:
 
     def waiting(self) -> tuple[int, ...]:
         """The numbers of those that wait. A newcomer of another build is refused here."""
+        came = self._store.add("joiners", 0)
+        self._open += range(self._counted + 1, came + 1)
+        self._counted = came
+        self._forget_the_gone()
         numbers = []
-        for number in range(self._done + 1, self._store.add("joiners", 0) + 1):
+        for number in list(self._open):
             info = self._store.peek(f"joiner/{number}")
             if info is None:
                 continue
-            if refused := self._refusal(info):
-                warnings.warn(refused, stacklevel=2)
+            if self.gone(number) or self._store.check([f"answer/{number}"]):
+                self._close(number)
+            elif refused := self._refusal(info):
                 self.answer(number, Invitation(refused=refused))
-            elif not self._store.check([f"answer/{number}"]):
+            else:
                 numbers.append(number)
         return tuple(numbers)
+
+    def gone(self, number: int) -> bool:
+        """Whether a newcomer that waited has ended, or has been taken in."""
+        client = self._store.peek(f"client/{number}")
+        return client is None or not self._server.has(client.decode())
+
+    def _forget_the_gone(self) -> None:
+        for number in list(self._answered):
+            if self.gone(number):
+                self._answered.remove(number)
+                for key in ("joiner", "client", "answer"):
+                    self._store.delete_key(f"{key}/{number}")
+
+    def _close(self, number: int) -> None:
+        self._open.remove(number)
+        self._answered.append(number)
 
     def _refusal(self, info: bytes) -> str:
         try:
@@ -102,6 +132,7 @@ class Listener:
 
     def answer(self, number: int, invitation: Invitation) -> None:
         """Invite a newcomer, or refuse it."""
+        self._close(number)
         self._store.set(f"answer/{number}", msgspec.msgpack.encode(invitation))
 
     def close(self) -> None:

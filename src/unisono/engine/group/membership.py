@@ -9,6 +9,7 @@ from unisono import _native
 from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.machine import MachineCalibration
+from unisono.engine.environment import env
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group
 from unisono.engine.group.native_planning import NativePlanner
@@ -27,6 +28,7 @@ class Former(NamedTuple):
 class Loop(Protocol):
     """The loop of `elastic` whose turn a group is."""
 
+    minimum: int
     maximum: int | None
     newcomers: int
 
@@ -41,6 +43,7 @@ class MembershipGroup(Group):
     _identity: Identity | None
     _store: Store | None
     _former: Former
+    _settings: env.Settings | None
     _attempts: int
     _loop: Loop | None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, SupportsIndex
 
@@ -28,6 +29,7 @@ from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.membership import Former, Loop, MembershipGroup
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
+from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.shrink import excluded_ranks
 from unisono.engine.group.succession import shrunk
@@ -122,8 +124,9 @@ class NativeGroup(MembershipGroup):
         newcomers = admission.look_for_newcomers(self, maximum)
         if not newcomers.taken:
             return self
-        following: Group = admission.admitted(self, newcomers, time.monotonic() + timeout_s)
-        return following
+        with self._change("admit"):
+            following: MembershipGroup = admission.admitted(self, newcomers, time.monotonic() + timeout_s)
+        return self._followed_by(following)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -145,10 +148,23 @@ class NativeGroup(MembershipGroup):
 
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:
         excluded = excluded_ranks(self, exclude)
+        with self._change("shrink"):
+            return self._followed_by(shrunk(self, excluded, time.monotonic() + timeout_s))
+
+    def _followed_by(self, following: MembershipGroup) -> MembershipGroup:
+        """The next group, which listens for newcomers as this one did; its launcher learns of it."""
+        if following._planner.listening is not None:
+            self._admission("listen").listen_again(following)
+        announce(following)
+        return following
+
+    @contextlib.contextmanager
+    def _change(self, operation: str) -> Iterator[None]:
+        """Only one thread makes the next group."""
         if not self._changing.acquire(blocking=False):
-            raise RuntimeError(f"group {self.name!r} is already being shrunk by another thread")
+            raise RuntimeError(f"{operation}: another thread is making the next group of {self.name!r}")
         try:
-            return shrunk(self, excluded, time.monotonic() + timeout_s)
+            yield
         finally:
             self._changing.release()
 

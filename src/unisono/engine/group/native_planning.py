@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from unisono.engine.group.codec_arguments import EdgeCoding
     from unisono.engine.group.codec_planning import CodecPlanner
     from unisono.engine.group.listening import Listener
+    from unisono.engine.store import TCPStore
 
 
 class PreparedCall(NamedTuple):
@@ -70,7 +71,10 @@ class NativePlanner(Planner[_native.Engine]):
     Attributes:
         reported: whether a call has raised what aborted the group.
         rest: connections to ranks that were in former groups; they end with this one.
-        listening, listener: whether newcomers may come, and where, if they may at this rank.
+        listening: where newcomers may come on this rank's host, (address or "", port or 0); None: nowhere.
+        listener: their store, if this rank serves it.
+        addresses: of all such stores, when the ranks last asked each other.
+        meeting: the store in which this group was admitted, if it was; the next admission replaces it.
         ends: what else ends with the group.
     """
 
@@ -89,7 +93,9 @@ class NativePlanner(Planner[_native.Engine]):
         self.reported = False
         self.rest = OpenConnections()
         self.listener: Listener | None = None
-        self.listening = False
+        self.listening: tuple[str, int] | None = None
+        self.addresses: tuple[str, ...] = ()
+        self.meeting: TCPStore | None = None
         self.ends: list[Callable[[], None]] = []
         self._host_names = host_names
 
@@ -129,7 +135,10 @@ class NativePlanner(Planner[_native.Engine]):
         finally:
             engine.leave()
             self.rest.close()
-            for end in self.ends if self.listener is None else [self.listener.close, *self.ends]:
+            for each in (self.listener, self.meeting):
+                if each is not None:
+                    each.close()
+            for end in self.ends:
                 end()
             self.kept.close()  # not earlier: a thread may still move bytes of these buffers
 

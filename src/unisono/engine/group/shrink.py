@@ -24,13 +24,30 @@ from unisono.engine.membership.eviction import eviction
 from unisono.engine.membership.proposal import MembershipProposal, Phase, decode, encode, ranks_of
 from unisono.errors import Evicted, Timeout, message
 
-__all__ = ["agree", "departures", "excluded_ranks", "form"]
+__all__ = ["CallMismatch", "agree", "departures", "excluded_ranks", "form", "refuse"]
 
 SLICE_S = 0.002
 """How long a rank sleeps between two looks at the others' processes; a proposal ends the sleep."""
 
 OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
+
+HAND_OVER_S = 2.5
+"""For the other ranks to pass on their ends of the connections: each does so right after the decision. One
+that does not counts as lost."""
+
+
+class CallMismatch(ValueError):
+    """The ranks' calls of an attempt do not fit.
+
+    Attributes:
+        again: this rank's list is not wrong: a call of shrink makes another attempt, `newest` or a later one.
+    """
+
+    def __init__(self, text: str, again: bool, newest: int) -> None:
+        super().__init__(text)
+        self.again = again
+        self.newest = newest
 
 
 def excluded_ranks(group: MembershipGroup, exclude: Sequence[int]) -> tuple[int, ...]:
@@ -70,24 +87,35 @@ class _Agreeing:
         """Agree with the other ranks.
 
         Raises:
-            Evicted: they go on without this rank.  ValueError: the ranks' calls do not fit.
+            Evicted: they go on without this rank.  CallMismatch: the ranks' calls do not fit.
             Timeout: no agreement came about.
         """
+        try:
+            return self._agreed()
+        except (Evicted, CallMismatch, Timeout):
+            raise
+        except BaseException:  # such as Ctrl-C: the others must not count on this rank
+            if self._engine.settle(self._rank, Fate.OPEN) != Fate.DECIDED:
+                self._agreement.resign("its call of shrink was interrupted")
+                self._publish()
+            raise
+
+    def _agreed(self) -> Agreement:
         self._publish()
         while True:
             epoch = self._engine.membership_epoch
             outcome = self._advance()
-            if outcome is Outcome.DECIDING:
+            if outcome in (Outcome.DECIDING, Outcome.DECIDED):
+                # Its set comes first: once the fate says that this rank has decided, others take it over.
+                self._publish(self._agreement.acknowledged())
                 if self._engine.settle(self._rank, Fate.DECIDED) != Fate.DECIDED:
                     raise self._evicted()
                 self._agreement.decide()
-                outcome = Outcome.DECIDED
-            self._publish()
-            if outcome is Outcome.DECIDED:
-                self._engine.settle(self._rank, Fate.DECIDED)
+                self._publish()
                 return self._agreement
+            self._publish()
             if outcome is Outcome.REFUSED:
-                raise ValueError(self._refusal())
+                raise CallMismatch(self._refusal(), self._agreement.again, self._agreement.newest)
             if outcome is Outcome.EVICTED:
                 raise self._evicted()
             self._check()
@@ -109,13 +137,13 @@ class _Agreeing:
             if version == self._seen.get(rank, (0, None))[0]:
                 continue
             one = decode(encoded)
-            if one is not None:
+            if one is not None and one.alive >> self._size == 0:
                 self._seen[rank] = version, one
-                self._contacts.moved(rank)
+                self._contacts.moved(rank, one.attempt >= self._agreement.attempt)
         return {rank: one for rank, (_, one) in self._seen.items()}
 
-    def _publish(self) -> None:
-        mine = self._agreement.proposal()
+    def _publish(self, mine: MembershipProposal | None = None) -> None:
+        mine = mine or self._agreement.proposal()
         if mine != self._published:
             self._engine.propose(encode(mine, self._size))
             self._published = mine
@@ -162,6 +190,13 @@ def agree(
     return _Agreeing(group, excluded, deadline, attempt, following).decide()
 
 
+def refuse(group: MembershipGroup, attempt: int, why: str) -> None:
+    """Tell the other ranks that this one cannot make the next group of this attempt: then nobody does."""
+    agreement = Agreement(group.rank, group.size, attempt)
+    agreement.refuse(why)
+    group._planner.engine.propose(encode(agreement.proposal(), group.size))
+
+
 def form(
     group: MembershipGroup, identity: Identity, agreement: Agreement, deadline: float
 ) -> tuple[_native.Engine, Identity, list[int], OpenConnections]:
@@ -174,7 +209,7 @@ def form(
     if engine.unsettled:
         _end_writers(engine, agreement)
     following = next_identity(identity, kept)
-    left_s = max(1.0, deadline - time.monotonic())
+    left_s = max(1.0, min(HAND_OVER_S, deadline - time.monotonic()))
     made, rest = next_engine(engine, following, kept, kept.index(group.rank), group.size, left_s)
     return made, following, kept, rest
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import msgspec
 
+from unisono import _native
 from unisono.engine.bootstrap.forming import OpenConnections
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.membership import Former, MembershipGroup
-from unisono.engine.group.shrink import agree, departures, form
+from unisono.engine.group.shrink import CallMismatch, agree, departures, form
+from unisono.engine.membership.agreement import Agreement
+from unisono.engine.membership.eviction import eviction
 from unisono.engine.store import PrefixStore
 from unisono.errors import Evicted, GroupError, NotSupported
 
@@ -20,19 +24,14 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
     """The next group, of the living ranks; this one is closed."""
     if group._identity is None:
         raise NotSupported("shrink: this group has no memory that a next one could continue in")
-    group._attempts += 1
+    engine = group._planner.engine
     try:
-        agreement = agree(group, excluded, deadline, group._attempts)
+        agreement = _agreed(group, excluded, deadline)
     except Evicted:
-        if group.rank in excluded:
-            # Do not cut the connections: other ranks may still wait for this rank in an earlier call.
-            raise
-        engine = group._planner.engine
-        wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
-        OpenConnections(fd for wire in wires for fd in wire if fd >= 0).close()
+        if group.rank not in excluded:  # other ranks may still be in an earlier call: close in order
+            _drop_connections(engine, group.size)
         raise
     left = departures(group, agreement, group.generation)
-    engine = group._planner.engine
     made, identity, kept, rest = form(group, group._identity, agreement, deadline)
     store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
     following = group._next(
@@ -52,13 +51,37 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
     return following
 
 
+def _agreed(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> Agreement:
+    """The agreement of one call of shrink. Ranks that were in a call of admit come in another attempt."""
+    found = eviction(group._planner.engine, group.rank, group.size)
+    if found is not None:  # the others have gone on, or this rank has resigned before
+        raise group._planner.evicted("shrink", found.why)
+    while True:
+        group._attempts += 1
+        try:
+            return agree(group, excluded, deadline, group._attempts)
+        except CallMismatch as refused:
+            if not refused.again:
+                raise
+            group._attempts = max(group._attempts, refused.newest - 1)
+
+
+def _drop_connections(engine: _native.Engine, size: int) -> None:
+    """Leave without a close message: no other rank waits for this one."""
+    with contextlib.suppress(RuntimeError):  # it has left before
+        wires = engine.hand_over([False] * size, 0.0)
+        OpenConnections(fd for wire in wires for fd in wire if fd >= 0).close()
+
+
 def succeed(group: MembershipGroup, following: MembershipGroup) -> None:
     """Close a group whose next one is made, which takes over what both need."""
     planner, after = group._planner, following._planner
     after.rest.add(planner.rest)
     after.listener, planner.listener = planner.listener, None
-    after.listening = planner.listening
+    after.listening, after.addresses = planner.listening, planner.addresses
     after.ends, planner.ends = planner.ends + after.ends, []
+    if after.meeting is None:
+        after.meeting, planner.meeting = planner.meeting, None
     following.elastic = group.elastic
     following._loop = group._loop
     meeting = group._succeed()
@@ -73,7 +96,11 @@ def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
         return group
     except GroupError:
         if time.monotonic() > deadline:
+            group.close()
             raise
+    except BaseException:  # such as Ctrl-C: no one else has this group
+        group.close()
+        raise
     later = shrunk(group, (), deadline)
     own = group.previous_ranks
     ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
-from unisono.engine.base.validation import whole
+from unisono.engine.base.validation import text, whole
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.joining import join_group
-from unisono.errors import Aborted, GroupError, NotSupported, PeerLost, Timeout, message
+from unisono.errors import Aborted, GroupError, NotSupported, PeerLost, RendezvousError, Timeout, message
 
 if TYPE_CHECKING:
     from unisono.engine.group.native import NativeGroup
@@ -76,7 +76,7 @@ class Turns:
         if self.fault is None:
             try:
                 if self.newcomers:
-                    self._take(cast("NativeGroup", group.admit(maximum=self.maximum)))
+                    self._admit(group)
                     return True
                 group.barrier()  # no rank leaves before all have ended
                 return False
@@ -84,6 +84,12 @@ class Turns:
                 self.fault = error
         self._shrink(self.fault)
         return True
+
+    def _admit(self, group: NativeGroup) -> None:
+        try:
+            self._take(cast("NativeGroup", group.admit(maximum=self.maximum)))
+        except RendezvousError:  # such as a newcomer that has ended: the members go on without it
+            self._take(group)
 
     def _shrink(self, fault: GroupError) -> None:
         following = cast("NativeGroup", self.group.shrink())
@@ -94,11 +100,8 @@ class Turns:
             raise fault
         if following.size < self.minimum:
             names = ", ".join(f"rank {one.rank} {one.why}" for one in following.left)
-            left = f"{following.size} rank" + ("s are" if following.size > 1 else " is")
             self.close()
-            what = f"{left} left, and the minimum is {self.minimum}"
-            remedy = "Start more ranks, or lower the minimum."
-            raise GroupError(message(what, observed=names, remedy=remedy)) from fault
+            raise _too_few(following.size, self.minimum, names) from fault
 
     def close(self) -> None:
         """Close the group."""
@@ -106,8 +109,14 @@ class Turns:
         self.group.close()
 
 
+def _too_few(size: int, minimum: int, observed: str = "") -> GroupError:
+    left = f"{size} rank" + ("s are" if size > 1 else " is")
+    what = f"{left} left, and the minimum is {minimum}"
+    return GroupError(message(what, observed=observed, remedy="Start more ranks, or lower the minimum."))
+
+
 def elastic(
-    minimum: int = 1,
+    minimum: int | None = None,
     maximum: int | None = None,
     *,
     timeout: float | timedelta | None = None,
@@ -132,31 +141,44 @@ def elastic(
     (UNISONO_JOIN=HOST:PORT) joins that. All groups are `elastic`, and listen.
 
     Args:
-        minimum: with fewer ranks left, all of them raise a GroupError.
-        maximum: no more ranks are admitted; None: any number.
-        timeout, address, port: see `init_process_group` and `listen`.
+        minimum: with fewer ranks left, all of them raise a GroupError; None: that of `unisono run --elastic`,
+            otherwise 1.
+        maximum: no more ranks are admitted; None: that of `unisono run --elastic`, otherwise any number.
+        timeout: see `init_process_group`.
+        address, port: see `listen`; "" and 0: UNISONO_LISTEN, which `unisono run` sets.
     Raises:
         GroupError: too few ranks are left.  Evicted: the others go on without this rank.
         RuntimeError: the block did not use the group in a `with`.
     """
-    minimum = whole(minimum, "minimum", 1)
-    maximum = None if maximum is None else whole(maximum, "maximum", minimum)
-    return _turns(minimum, maximum, timeout, address, port)
+    settings = env.read(strict=False)
+    given = settings.elastic or (1, None)
+    least = whole(given[0] if minimum is None else minimum, "minimum", 1)
+    most = given[1] if maximum is None else maximum
+    most = None if most is None else whole(most, "maximum", least)
+    place = (
+        text(address, "address") or settings.listen[0],
+        whole(port, "port", 0, 65535) or settings.listen[1],
+    )
+    return _turns(settings.join, least, most, timeout, place)
 
 
 def _turns(
-    minimum: int, maximum: int | None, timeout: float | timedelta | None, address: str, port: int
+    joined: str, minimum: int, maximum: int | None, timeout: float | timedelta | None, place: tuple[str, int]
 ) -> Iterator[Group]:
-    place = env.read(strict=False).join
-    group = join(place.split(","), timeout=timeout) if place else init_process_group(timeout=timeout)
+    group = join(joined.split(","), timeout=timeout) if joined else init_process_group(timeout=timeout)
     if not hasattr(group, "_loop"):
         group.close()
         raise NotSupported("elastic: a group of this backend cannot change")
+    if group.size < minimum:
+        group.close()
+        raise _too_few(group.size, minimum)
     turns = Turns(cast("NativeGroup", group), minimum, maximum)
     with contextlib.ExitStack() as stack:
         stack.callback(turns.close)
-        if not place:
-            group.listen(address, port)
+        if joined:
+            turns.group._planner.listening = place
+        else:
+            group.listen(*place)
         while True:
             yield turns.group
             if not turns.next_group():

@@ -8,6 +8,9 @@ differently, also when ranks die in between.
 A decision needs a quorum: more than half of the ranks that may still decide, or half of them with the lowest
 one. Otherwise the rank resigns. Ranks that have ended, and those that their own host has evicted, can never
 decide, and do not count.
+
+Calls that do not fit refuse the attempt, on every rank. A rank refuses only before it has acknowledged: after
+that the others may have decided.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from unisono.engine.membership.proposal import MOST_TEXT, MembershipProposal, Phase, members, ranks_of
+import msgspec
+
+from unisono.engine.membership.proposal import MembershipProposal, Phase, cut, members, ranks_of
 
 __all__ = ["Agreement", "Finding", "Outcome", "has_quorum"]
 
@@ -45,6 +50,8 @@ class Agreement:
         alive, gone: sets of ranks, see `MembershipProposal`.
         reasons: why each rank is out.
         why: why this rank is evicted, or why the calls do not fit.
+        again: of a refusal: the caller's list is not wrong, so a call of shrink makes another attempt.
+        newest: the highest attempt that another rank has begun.
     """
 
     def __init__(
@@ -54,14 +61,14 @@ class Agreement:
         self.size = size
         self.attempt = attempt
         self.excluded = excluded
-        self.following = following[:MOST_TEXT]
+        self.following = cut(following)
         self.alive = members(range(size)) & ~members(excluded)
         self.gone = 0
         self.reasons = dict.fromkeys(excluded, "excluded")
         self.phase = Phase.PROPOSED
         self.why = ""
-        self._decision: MembershipProposal | None = None
-        self._by = -1
+        self.again = False
+        self.newest = attempt
         if rank in excluded:
             self._resign(f"rank {rank} was excluded by its own call of shrink")
 
@@ -75,9 +82,14 @@ class Agreement:
             self.gone,
             self.excluded,
             reasons,
-            self.why[:MOST_TEXT],
+            cut(self.why),
             self.following,
+            self.again,
         )
+
+    def acknowledged(self) -> MembershipProposal:
+        """What to publish before a decision: the set that every rank of it has acknowledged."""
+        return msgspec.structs.replace(self.proposal(), phase=Phase.ACKNOWLEDGED)
 
     def advance(
         self,
@@ -98,16 +110,16 @@ class Agreement:
             for rank, one in proposals.items()
             if one.attempt >= self.attempt and self.alive >> rank & 1 and rank != self.rank
         }
-        if (outcome := self._follow(current, decided)) is not Outcome.OPEN:
+        if (outcome := self._follow(proposals, decided)) is not Outcome.OPEN:
             return outcome
-        if self._refuse(current):
+        if self._refuse(current) or self._refuse_excluded(proposals):
             return Outcome.REFUSED
         before = self.alive, self.gone
-        for rank, finding in findings.items():
-            self._remove(rank, finding.why, finding.gone)
         for rank, one in proposals.items():
             if one.phase is Phase.RESIGNED:
                 self._remove(rank, one.text or "it took no part", gone=True)
+        for rank, finding in findings.items():
+            self._remove(rank, finding.why, finding.gone)
         for rank, one in sorted(current.items()):
             if self.alive >> rank & 1:
                 self._take(rank, one)
@@ -115,6 +127,8 @@ class Agreement:
             self.phase = Phase.PROPOSED
         if self.phase is Phase.PROPOSED and self._all(current, Phase.PROPOSED):
             self.phase = Phase.ACKNOWLEDGED
+            if self.excluded:  # those of this host are evicted next, and then do not count
+                return Outcome.OPEN
         if self.phase is Phase.ACKNOWLEDGED and self._all(current, Phase.ACKNOWLEDGED):
             if has_quorum(self.alive, self.gone, self.size):
                 return Outcome.DECIDING
@@ -125,6 +139,10 @@ class Agreement:
     def decide(self) -> None:
         """Decide, after `advance` has returned DECIDING."""
         self.phase = Phase.DECIDED
+
+    def refuse(self, why: str) -> None:
+        """Take no part in this attempt, for another reason than the list. Only before the first `advance`."""
+        self.phase, self.why, self.again = Phase.REFUSED, why, True
 
     def behind(self, proposals: Mapping[int, MembershipProposal]) -> list[int]:
         """The ranks for which this rank waits."""
@@ -141,10 +159,12 @@ class Agreement:
 
     # ---- rules -----------------------------------------------------------------------------------------
 
-    def _follow(self, current: Mapping[int, MembershipProposal], decided: frozenset[int]) -> Outcome:
-        """Take over the decision of a rank of this rank's set."""
-        for rank, one in sorted(current.items()):
-            if one.phase is not Phase.DECIDED and rank not in decided:
+    def _follow(self, proposals: Mapping[int, MembershipProposal], decided: frozenset[int]) -> Outcome:
+        """Take over the decision of a rank of this rank's set, also one of an earlier attempt."""
+        for rank, one in sorted(proposals.items()):
+            out = rank == self.rank or not self.alive >> rank & 1
+            known = one.phase is Phase.ACKNOWLEDGED and rank in decided
+            if out or not (one.phase is Phase.DECIDED or known):
                 continue
             if not one.alive >> self.rank & 1:
                 why = dict(one.reasons).get(self.rank, "the other ranks went on without it")
@@ -157,23 +177,42 @@ class Agreement:
         return Outcome.OPEN
 
     def _refuse(self, current: Mapping[int, MembershipProposal]) -> bool:
-        """Whether the calls of this attempt do not fit: then every rank raises the same error."""
+        """Whether the calls of this attempt do not fit: then every rank refuses it."""
         for rank, one in sorted(current.items()):
-            if one.attempt > self.attempt or one.phase is Phase.REFUSED:
-                self.why = one.text or f"rank {rank} has given up this attempt"
-            elif one.phase is not Phase.RESIGNED and set(one.excluded) != set(self.excluded):
-                first, second = sorted([(self.rank, self.excluded), (rank, one.excluded)])
-                self.why = (
-                    f"rank {first[0]} excludes {sorted(first[1])}, rank {second[0]} {sorted(second[1])}"
-                )
-            elif one.phase is not Phase.RESIGNED and one.following != self.following:
+            self.newest = max(self.newest, one.attempt)
+            if one.attempt > self.attempt:
+                why, again = f"rank {rank} has given up this attempt", True
+            elif one.phase is Phase.REFUSED:
+                why, again = one.text or f"rank {rank} has refused", one.again
+            elif one.phase is Phase.RESIGNED:
+                continue
+            elif set(one.excluded) != set(self.excluded):
+                why, again = self._two_lists(rank, one), False
+            elif one.following != self.following:
                 calls = one.following or "called shrink", self.following or "called shrink"
-                self.why = f"rank {rank} has {calls[0]}, rank {self.rank} has {calls[1]}"
+                why, again = f"rank {rank} has {calls[0]}, rank {self.rank} has {calls[1]}", True
             else:
                 continue
-            self.phase = Phase.REFUSED
+            self.phase, self.why, self.again = Phase.REFUSED, why, again
             return True
         return False
+
+    def _refuse_excluded(self, proposals: Mapping[int, MembershipProposal]) -> bool:
+        """Whether a rank that this one excludes has another list, such as one that excludes this rank."""
+        if self.phase is not Phase.PROPOSED:
+            return False
+        for rank in self.excluded:
+            one = proposals.get(rank)
+            wrong = one is not None and one.attempt == self.attempt and one.phase is not Phase.RESIGNED
+            if one is None or not wrong or set(one.excluded) == set(self.excluded):
+                continue
+            self.phase, self.why, self.again = Phase.REFUSED, self._two_lists(rank, one), False
+            return True
+        return False
+
+    def _two_lists(self, rank: int, one: MembershipProposal) -> str:
+        first, second = sorted([(self.rank, self.excluded), (rank, one.excluded)])
+        return f"rank {first[0]} excludes {sorted(first[1])}, rank {second[0]} {sorted(second[1])}"
 
     def _take(self, rank: int, one: MembershipProposal) -> None:
         """The set of another rank: ranks that one of the two holds out are out for both."""

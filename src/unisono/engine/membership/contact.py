@@ -27,6 +27,10 @@ lost packet is sent again after 0.2 s."""
 HOST_LATE_S = 0.25
 """A rank that is late is evicted by its own host; this much later the other hosts count it out, too."""
 
+ANSWER_S = 2.0
+"""A rank that takes part has this time for its next proposal, also behind the deadline: a rank that is
+counted out there changes the set, and then all others have to follow."""
+
 _LEAVING = 2**64 - 1  # of a report: why a rank leaves
 
 _LOST = {
@@ -46,6 +50,7 @@ class Contacts:
         self._deadline = deadline
         self._late = frozenset(late)
         self._since: dict[int, float] = {}
+        self._take_part: set[int] = set()
         self._asked = 0.0
         self._decided: set[int] = set()
 
@@ -54,9 +59,11 @@ class Contacts:
         """The ranks of this host that have decided."""
         return frozenset(self._decided)
 
-    def moved(self, rank: int) -> None:
-        """Note that a rank has published something."""
+    def moved(self, rank: int, takes_part: bool) -> None:
+        """Note that a rank has published something. takes_part: in this attempt."""
         self._since[rank] = time.monotonic()
+        if takes_part:
+            self._take_part.add(rank)
 
     def find(self, agreement: Agreement, behind: list[int]) -> dict[int, Finding]:
         """The ranks that are out, as far as this rank sees. behind: those for which it waits."""
@@ -97,7 +104,7 @@ class Contacts:
     def _stopped(self, rank: int, now: float) -> str:
         if now < self._since.get(rank, self._began) + GRACE_S:
             return ""
-        pid = self._engine.record_of(rank).pid
+        pid = self._engine.record_of(rank).pid or _process_of(self._engine.pidfd(rank))
         return "stopped" if pid != os.getpid() and _state(pid) in "Tt" else ""
 
     def _silent(self, rank: int, now: float) -> str:
@@ -112,6 +119,8 @@ class Contacts:
 
     def _overdue(self, rank: int, near: bool, now: float) -> str:
         limit = self._began + GRACE_S if rank in self._late else self._deadline
+        if rank in self._take_part:
+            limit = max(limit, self._since[rank]) + ANSWER_S
         return "late" if now > limit + (0.0 if near else HOST_LATE_S) else ""
 
 
@@ -121,6 +130,15 @@ def overdue(engine: Engine) -> list[int]:
     if fault.kind != FaultKind.TIMEOUT or not fault.seq:
         return []
     return [each.rank for each in fault.ranks if each.started < fault.seq]
+
+
+def _process_of(pidfd: int) -> int:
+    """The process of a pidfd, for a rank that has not made its engine yet; 0: it has ended."""
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as facts:
+            return max(0, *(int(line[4:]) for line in facts if line.startswith("Pid:")), 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _state(pid: int) -> str:

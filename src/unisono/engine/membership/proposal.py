@@ -13,7 +13,7 @@ import msgspec
 from unisono import _native
 from unisono.errors import NotSupported
 
-__all__ = ["MOST_RANKS", "MembershipProposal", "Phase", "decode", "encode", "members", "ranks_of"]
+__all__ = ["MOST_RANKS", "MembershipProposal", "Phase", "cut", "decode", "encode", "members", "ranks_of"]
 
 MOST_RANKS = 1600
 """Two sets and the reasons of some ranks fit into a proposal."""
@@ -22,7 +22,7 @@ MOST_REASONS = 24
 """The reasons that a proposal tells; a rank that is out without one is out all the same."""
 
 MOST_TEXT = 160
-"""Characters of a reason or a refusal."""
+"""Bytes of a reason or a refusal."""
 
 
 class Phase(enum.IntEnum):
@@ -50,6 +50,7 @@ class MembershipProposal(msgspec.Struct, frozen=True, array_like=True):
         reasons: (rank, why it is out).
         text: of a refusal.
         following: identifies a next group that this rank has made already; "": it is made after the decision.
+        again: of a refusal: see `Agreement`.
     """
 
     attempt: int
@@ -60,6 +61,7 @@ class MembershipProposal(msgspec.Struct, frozen=True, array_like=True):
     reasons: tuple[tuple[int, str], ...] = ()
     text: str = ""
     following: str = ""
+    again: bool = False
 
 
 class _Wire(msgspec.Struct, array_like=True):
@@ -71,9 +73,15 @@ class _Wire(msgspec.Struct, array_like=True):
     reasons: list[tuple[int, str]]
     text: str
     following: str
+    again: bool
 
 
 _decode = msgspec.msgpack.Decoder(_Wire).decode
+
+
+def cut(text: str) -> str:
+    """The beginning of a text, of at most MOST_TEXT bytes. Example: a text of 100 times "é" has 80 left."""
+    return text.encode(errors="replace")[:MOST_TEXT].decode(errors="ignore")
 
 
 def members(ranks: Iterable[int]) -> int:
@@ -105,8 +113,9 @@ def encode(proposal: MembershipProposal, size: int) -> bytes:
         proposal.gone.to_bytes(width, "little"),
         list(proposal.excluded),
         list(proposal.reasons[:MOST_REASONS]),
-        proposal.text[:MOST_TEXT],
-        proposal.following[:MOST_TEXT],
+        cut(proposal.text),
+        cut(proposal.following),
+        proposal.again,
     )
     while len(encoded := msgspec.msgpack.encode(wire)) > _native.PROPOSAL_BYTES:
         if wire.reasons:
@@ -132,4 +141,5 @@ def decode(encoded: bytes) -> MembershipProposal | None:
         tuple(wire.reasons),
         wire.text,
         wire.following,
+        wire.again,
     )

@@ -112,6 +112,11 @@ class TCPStore(Store):
         """Whether the server runs in this process."""
         return self._server is not None
 
+    @property
+    def name(self) -> str:
+        """By which the server knows this client; see `StoreServer.has`."""
+        return self._name
+
     def describe(self) -> str:
         return f"TCPStore {address_text(self.host, self.port)}"
 

@@ -113,6 +113,10 @@ class StoreServer:
         """The error of a limit that prevented accepting a connection, if any."""
         return self._loop.limit
 
+    def has(self, client: str) -> bool:
+        """Whether a client of this name is connected: its process, or its host's kernel, has not ended it."""
+        return self._loop.has(client)
+
     def _forget(self) -> None:
         self._loop.close_descriptors()
 
@@ -178,6 +182,10 @@ class _ServerLoop:
         self._wake_in.close()
         self._wake_out.close()
         self._selector.close()
+
+    def has(self, client: str) -> bool:
+        """See `StoreServer.has`; called from other threads."""
+        return any(peer.client == client for peer in list(self._peers))
 
     # When to stop, how long to sleep.
 

@@ -1,0 +1,467 @@
+"""Random faults at random moments, in plain and in elastic groups; an oracle knows what every rank must see.
+
+    python tests/chaos/faults.py --cases 10000 --seed 1 [--hosts] [--only CASE] [--record FILE]
+
+Each case starts ranks, lets a fault happen to one of them (some to two) at a random moment of a phase, and
+checks: every rank that lives ends in time (0 hangs), no call returns a wrong value, the right process is
+named, the living ranks are in one group, and nothing is left behind. With `--hosts` (root) half of the ranks
+are on a second host, in a network namespace, and links are cut. A case is drawn from its seed and number
+alone: `--only` runs one again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import mmap
+import os
+import platform
+import random
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+
+from operations_of_ranks import SIZES  # noqa: E402
+from rank_of_a_case import PHASES  # noqa: E402
+
+import hosts  # noqa: E402
+
+KINDS = ("kill", "stop", "raise", "slow", "cut")
+HANG_S = 30.0
+"""A rank that lives and has not ended by then hangs."""
+FORWARD_S = 5.0
+"""From a fault to the last error, shrink and call of every rank; more of it is reported as slow."""
+Case = dict[str, Any]
+
+
+class Agent:
+    """The process that starts ranks on one host, see `agent_of_a_host`."""
+
+    def __init__(self, host: hosts.Node | None) -> None:
+        argv = [sys.executable, str(HERE / "agent_of_a_host.py")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            argv if host is None else host.command(argv),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    def ask(self, **line: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def draw(seed: int, number: int, with_hosts: bool) -> Case:
+    """A case, by its seed and number."""
+    chance = random.Random(f"{seed} {number}")
+    kind = chance.choice(KINDS if with_hosts else KINDS[:-1])
+    elastic = chance.random() < 0.6
+    size = chance.choice([2, 3, 4, 4, 5, 6])
+    phases = ["start", *["calls"] * 5, "close", "close"]
+    if elastic:
+        phases += ["shrink"] * 3 + ["admit"] * 4
+    phase = chance.choice(phases)
+    if kind in ("raise", "slow") and phase == "shrink":
+        phase = "calls"
+    victims = [chance.randrange(size + (phase == "admit" and kind in ("kill", "stop")))]
+    if phase == "shrink":  # the first one is killed in a call; the next one during the shrink after it
+        size = max(size, 3)
+        victims = chance.sample(range(size), 2)
+    calls = chance.choice([6, 12, 25])
+    return {
+        "seed": f"{seed} {number}", "number": number, "kind": kind, "phase": phase, "size": size,
+        "elastic": elastic, "victims": victims, "calls": calls, "step": chance.randrange(calls),
+        "delay": chance.random() ** 2, "most": chance.choice([5000, SIZES[-1]]), "slow_s": 2.5,
+        "timeout_s": 1.0 if kind == "slow" else 1.5 if kind == "stop" and not elastic else 12.0,
+        "start_timeout_s": 3.0 if phase == "start" else 12.0, "shrink_timeout_s": 12.0,
+        "join_timeout_s": 12.0, "patience_s": 4.0, "newcomers": int(phase == "admit"),
+        "split": with_hosts, "port": 20000 + (number * 7) % 30000,
+        "environment": {
+            "UNISONO_PEER_TIMEOUT_S": "2", "UNISONO_CALIBRATION": "none",
+            "UNISONO_RANKS_PER_HOST": "0" if with_hosts else chance.choice(["0"] * 3 + [str(-(-size // 2))]),
+            "UNISONO_TOKEN": "ab" * 32,
+        },
+    }  # fmt: skip
+
+
+DELAYS_S = {"start": 0.12, "calls": 0.15, "shrink": 0.03, "admit": 0.4, "close": 0.01}
+
+
+class Run:
+    """One case under way."""
+
+    def __init__(self, case: Case, agents: list[Agent], network: hosts.Network | None) -> None:
+        self.case = case
+        self.agents = agents
+        self.network = network
+        self.folder = Path(case["folder"])
+        total = case["size"] + case["newcomers"]
+        (self.folder / "phases").write_bytes(bytes(max(64, total)))
+        with open(self.folder / "phases", "r+b") as file:
+            self.phases = mmap.mmap(file.fileno(), 0)
+        half = -(-case["size"] // 2)
+        self.home = {n: int(case["split"] and half <= n < case["size"]) for n in range(total)}
+        self.pids: dict[int, int] = {}
+        self.codes: dict[int, int] = {}
+        self.struck: dict[int, float] = {}
+        self.wrong: list[str] = []
+
+    def go(self) -> list[str]:
+        """Run it; returns what went wrong."""
+        case = self.case
+        for place, agent in enumerate(self.agents):
+            numbers = [n for n, home in self.home.items() if home == place]
+            self.pids |= {int(n): pid for n, pid in agent.ask(case=case, numbers=numbers)["pids"].items()}
+        try:
+            self.strike()
+            self.await_ends()
+            facts = {n: self.facts(n) for n in self.pids}
+            self.check(facts)
+            self.measured = facts
+        finally:
+            if self.network is not None and case["kind"] == "cut":
+                self.network[1].mend()
+            self.phases.close()
+        return self.wrong
+
+    def facts(self, number: int) -> dict[str, Any]:
+        path = self.folder / f"facts{number}"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    # ---- the fault -----------------------------------------------------------------------------------
+
+    def strike(self) -> None:
+        case = self.case
+        if case["phase"] == "shrink":
+            self.hit(
+                case["victims"][0], "calls", "kill" if case["kind"] in ("raise", "slow") else case["kind"]
+            )
+            if case["kind"] != "cut":
+                self.hit(case["victims"][1], "shrink", "kill")
+        elif case["kind"] in ("kill", "stop", "cut"):
+            self.hit(case["victims"][0], case["phase"], case["kind"])
+
+    def hit(self, victim: int, phase: str, kind: str) -> None:
+        """Wait until the victim is in the phase, and for a part of it; then strike."""
+        wanted = PHASES.index(phase)
+        until = time.monotonic() + HANG_S / 2
+        while self.phases[victim] < wanted and time.monotonic() < until and not self.over(victim):
+            time.sleep(0.0002)
+        time.sleep(self.case["delay"] * DELAYS_S[phase])
+        if self.over(victim):
+            return
+        self.struck[victim] = time.monotonic()
+        if kind == "cut":
+            assert self.network is not None
+            self.network[1].cut()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[victim], signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+    def over(self, victim: int) -> bool:
+        return self.phases[victim] == PHASES.index("over") or (self.folder / f"facts{victim}").exists()
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def reap(self) -> int:
+        left = 0
+        for agent in self.agents:
+            answer = agent.ask(reap=True)
+            self.codes |= {int(n): code for n, code in answer["codes"].items()}
+            left += answer["left"]
+        return left
+
+    def await_ends(self) -> None:
+        """Wait for all ranks; those that were stopped continue when the others have ended."""
+        stopped = set(self.struck) if self.case["kind"] == "stop" else set()
+        stopped = {n for n in stopped if n == self.case["victims"][0]}
+        until = time.monotonic() + HANG_S
+        continued = False
+        while self.reap() > 0:
+            rest = set(self.pids) - set(self.codes)
+            if not continued and rest <= stopped:
+                for n in rest:
+                    os.kill(self.pids[n], signal.SIGCONT)
+                continued, until = True, time.monotonic() + HANG_S
+            if time.monotonic() > until:
+                self.hung(rest)
+                return
+            time.sleep(0.003)
+
+    def hung(self, rest: set[int]) -> None:
+        names = ", ".join(f"{n} in {PHASES[self.phases[n]]}" for n in sorted(rest))
+        self.wrong.append(f"HANG: ranks {names}")
+        for n in rest:
+            os.kill(self.pids[n], signal.SIGCONT)
+            os.kill(self.pids[n], signal.SIGUSR1)
+        time.sleep(0.5)
+        for n in rest:
+            os.kill(self.pids[n], signal.SIGKILL)
+        while self.reap() > 0:
+            time.sleep(0.01)
+
+    # ---- the oracle ----------------------------------------------------------------------------------
+
+    def check(self, facts: dict[int, dict[str, Any]]) -> None:
+        case = self.case
+        hit = set(self.struck) | {n for n in case["victims"] if facts[n].get("struck_at")}
+        if case["phase"] == "start" and case["kind"] in ("raise", "slow"):
+            hit |= set(case["victims"])
+        sides = self.sides(hit)
+        for n, mine in facts.items():
+            if "wrong" in mine:
+                self.wrong.append(f"WRONG VALUE on rank {n}: {mine['wrong']}")
+            code = self.codes.get(n)
+            if code is not None and code < 0 and code != -signal.SIGKILL:
+                self.wrong.append(f"rank {n} was ended by signal {-code}")
+            if n in hit or case["phase"] == "start":
+                continue
+            if "ended_by" in mine and not (n >= case["size"] and "RendezvousError" in mine["ended_by"]):
+                self.wrong.append(f"rank {n} ended by {mine['ended_by'][:400]}")
+            if "evicted" in mine and n not in sides:
+                self.wrong.append(f"rank {n} was evicted though it is well: {mine['evicted']}")
+            if not mine and code != -signal.SIGKILL:
+                self.wrong.append(f"rank {n} reported nothing, exit code {code}")
+        self.check_names(facts, hit, sides)
+        self.check_groups(facts, hit)
+
+    def sides(self, hit: set[int]) -> set[int]:
+        """The ranks that may be evicted: of a cut link those of either side.
+
+        A rank that is alone on its host and stopped looks like a host behind a cut link.
+        """
+        case, per_host = self.case, int(self.case["environment"]["UNISONO_RANKS_PER_HOST"])
+        place = {n: n // per_host if per_host else self.home[n] for n in range(case["size"])}
+        alone = any(list(place.values()).count(place.get(n)) <= len(hit) for n in hit if n in place)
+        cut = case["kind"] == "cut" or (case["kind"] == "stop" and alone and len(set(place.values())) > 1)
+        return set(self.pids) if cut and hit else hit
+
+    def check_names(self, facts: dict[int, dict[str, Any]], hit: set[int], sides: set[int]) -> None:
+        """The first error of each rank names a process that was hit, or one that has failed because of it."""
+        pids = {self.pids[n] for n in hit | sides}
+        # After an error a rank of a plain group closes it; then it has left for those that come later.
+        pids |= {self.pids[n] for n, mine in facts.items() if mine.get("faults") and not self.case["elastic"]}
+        if self.case["elastic"]:  # a rank that has made all its calls has left
+            pids |= {self.pids[n] for n, mine in facts.items() if mine.get("done")}
+        if not hit:
+            pids = set()
+        for n, mine in facts.items():
+            for fault in mine.get("faults", [])[:1]:
+                if n in hit:
+                    continue
+                named = set(fault["pids"]) | {self.pids.get(each) for each in fault["missing"]}
+                if not hit or (named and not named & pids):
+                    self.wrong.append(f"rank {n} names {named}, hit were {sorted(pids)}: {fault['text']}")
+
+    def check_groups(self, facts: dict[int, dict[str, Any]], hit: set[int]) -> None:
+        """Ranks that ended well in one generation were in one group, each with its own number."""
+        ends = collections.defaultdict(list)
+        for n, mine in facts.items():
+            if mine.get("done") and mine["groups"]:
+                generation, size, rank = mine["groups"][-1]
+                ends[generation].append((size, rank, n))
+        for generation, members in ends.items():
+            if len({size for size, _, _ in members}) > 1 or len({rank for _, rank, _ in members}) < len(
+                members
+            ):
+                self.wrong.append(f"SPLIT in generation {generation}: (size, rank, process) {members}")
+        if self.case["elastic"] and self.case["phase"] in ("calls", "shrink", "admit"):
+            well = [n for n, mine in facts.items() if n not in hit and n < self.case["size"]]
+            done = [n for n in well if facts[n].get("done")]
+            if well and not done and not self.sides(hit) > hit:
+                self.wrong.append("no rank went on")
+
+
+def naming_s(run: Run) -> list[float]:
+    """Seconds from the fault to the first error of each other rank, where the kernel shows the fault."""
+    case = run.case
+    if case["phase"] not in ("calls", "close") or case["kind"] == "slow":
+        return []
+    if case["kind"] == "stop" and not case["elastic"]:
+        return []
+    struck = [*run.struck.values()]
+    struck += [at for mine in run.measured.values() if (at := mine.get("struck_at"))]
+    found = []
+    for n, mine in run.measured.items():
+        if n not in run.struck and n not in case["victims"] and mine.get("faults") and struck:
+            found.append(max(0.0, mine["faults"][0]["at"] - min(struck)))
+    return found
+
+
+@contextlib.contextmanager
+def agents(with_hosts: bool) -> Iterator[tuple[list[Agent], hosts.Network | None]]:
+    """The agents of one host, or of two with a network between them."""
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(hosts.hosts(2)) if with_hosts else None
+        places: list[hosts.Node | None] = [None] if network is None else [network[0], network[1]]
+        made = [Agent(place) for place in places]
+        for agent in made:
+            stack.callback(agent.end)
+        yield made, network
+
+
+class Record:
+    """What a run of many cases has shown."""
+
+    def __init__(self) -> None:
+        self.cases: collections.Counter[str] = collections.Counter()
+        self.failed: list[tuple[Case, list[str]]] = []
+        self.naming: dict[str, list[float]] = collections.defaultdict(list)
+        self.shrinks: list[float] = []
+        self.slow: list[tuple[int, float]] = []
+
+    def add(self, run: Run, wrong: list[str], took_s: float) -> None:
+        case = run.case
+        kind = "elastic" if case["elastic"] else "plain"
+        self.cases[f"{kind} {case['phase']} {case['kind']}"] += 1
+        if wrong:
+            self.failed.append((case, wrong))
+        facts = getattr(run, "measured", {})
+        self.naming[f"{kind} {case['kind']}"] += naming_s(run) if facts else []
+        self.shrinks += [mine["shrink_s"] for mine in facts.values() if "shrink_s" in mine]
+        if took_s > FORWARD_S + case["timeout_s"] * (case["kind"] in ("slow", "stop")):
+            self.slow.append((case["number"], took_s))
+
+    def text(self, title: str) -> str:
+        """The record, for benchmarks/results."""
+        total = sum(self.cases.values())
+        lines = [title, "", f"{total} cases, {len(self.failed)} with a finding"]
+        for name, count in sorted(self.cases.items()):
+            lines.append(f"  {name:28} {count:6}")
+        lines += [
+            "",
+            "From the fault to the error of each other rank, ms:",
+            f"  {'':16}{'of':>7}{'median':>9}{'p99':>9}{'worst':>9}",
+        ]
+        for name, values in sorted(self.naming.items()):
+            if values:
+                lines.append(
+                    f"  {name:16}{len(values):7}" + "".join(f"{1000 * v:9.1f}" for v in spread(values))
+                )
+        if self.shrinks:
+            lines.append(
+                f"  {'one shrink':16}{len(self.shrinks):7}"
+                + "".join(f"{1000 * v:9.1f}" for v in spread(self.shrinks))
+            )
+        if self.slow:
+            worst = sorted(self.slow, key=lambda each: -each[1])[:10]
+            lines += [
+                "",
+                f"{len(self.slow)} cases took longer than {FORWARD_S:g} s: "
+                + ", ".join(f"#{n} {s:.1f} s" for n, s in worst),
+            ]
+        for case, wrong in self.failed[:50]:
+            lines += ["", f"#{case['number']} {describe(case)}", *(f"  {each}" for each in wrong)]
+        return "\n".join(lines) + "\n"
+
+
+def free_port() -> int:
+    """A port of this host that nothing uses now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, 99th percentile and worst."""
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))], ordered[-1]
+
+
+def describe(case: Case) -> str:
+    """A case in one line."""
+    kind = "elastic" if case["elastic"] else "plain"
+    return (
+        f"{kind} {case['phase']} {case['kind']} size={case['size']} victims={case['victims']} "
+        f"per_host={case['environment']['UNISONO_RANKS_PER_HOST']} step={case['step']}/{case['calls']} "
+        f"delay={case['delay']:.3f}"
+    )
+
+
+def main() -> int:
+    """Run the cases; 1 if one has a finding."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hosts", action="store_true", help="two hosts, in network namespaces")
+    parser.add_argument("--only", type=int, help="run this case alone, and keep its files")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--record", help="write the record to this file")
+    parser.add_argument("--verbose", action="store_true")
+    chosen = parser.parse_args()
+    began, record = time.monotonic(), Record()
+    memory = set(os.listdir("/dev/shm"))
+    numbers = range(chosen.cases) if chosen.only is None else [chosen.only]
+    with agents(chosen.hosts) as (made, network):
+        flat: list[int] = []
+        for number in numbers:
+            if time.monotonic() - began > chosen.seconds:
+                break
+            case = draw(chosen.seed, number, chosen.hosts)
+            case["master"] = "127.0.0.1" if network is None else network[0].address
+            if network is None:  # other runs, and other programs, are on this host
+                case["port"] = free_port()
+            case["folder"] = tempfile.mkdtemp(prefix="chaos")
+            run, at = Run(case, made, network), time.monotonic()
+            wrong = run.go()
+            flat.append(sum(agent.ask(reap=True)["descriptors"] for agent in made))
+            record.add(run, wrong, time.monotonic() - at)
+            if wrong or chosen.verbose or chosen.only is not None:
+                print(
+                    f"#{number} {time.monotonic() - at:.2f} s {describe(case)}",
+                    *wrong,
+                    sep="\n  ",
+                    flush=True,
+                )
+                if wrong:
+                    print(f"  files: {case['folder']}", flush=True)
+            if number % 100 == 99:
+                print(f"{number + 1} cases, {time.monotonic() - began:.0f} s", flush=True)
+            if not wrong and chosen.only is None:
+                shutil.rmtree(case["folder"])
+        if flat and flat[-1] > flat[0]:
+            record.failed.append((case, [f"the agents had {flat[0]} descriptors, and now {flat[-1]}"]))
+    if left := {name for name in os.listdir("/dev/shm") if "unisono" in name} - memory:
+        record.failed.append((case, [f"left in /dev/shm: {sorted(left)}"]))
+    where = "two hosts" if chosen.hosts else "one host"
+    flags = " --hosts" if chosen.hosts else ""
+    title = (
+        f"python tests/chaos/faults.py --cases {chosen.cases} --seed {chosen.seed}{flags}: "
+        f"{where}, {os.cpu_count()} cores, {platform.machine()}, {time.monotonic() - began:.0f} s"
+    )
+    text = record.text(title)
+    print(text, flush=True)
+    if chosen.record:
+        Path(chosen.record).write_text(text)
+    return 1 if record.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

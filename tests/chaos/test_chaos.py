@@ -1,0 +1,43 @@
+"""The chaos kit in its short form; `faults.py` and `churn.py` say how to run thousands of cases and hours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(*words: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=HERE.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_random_faults_at_random_moments() -> None:
+    assert " 0 with a finding" in run(
+        str(HERE / "faults.py"), "--cases", "60", "--seconds", "30", "--seed", "7"
+    )
+
+
+@pytest.mark.hosts
+def test_random_faults_on_two_hosts() -> None:
+    words = ("--hosts", "--cases", "30", "--seconds", "25", "--seed", "7")
+    assert " 0 with a finding" in run(str(HERE / "faults.py"), *words)
+
+
+def test_a_job_under_churn() -> None:
+    found = run(str(HERE / "churn.py"), "--minutes", "0.3", "--every", "4", "--ranks", "4")
+    assert "nothing wrong" in found

@@ -1,0 +1,273 @@
+"""Groups that change, where the ranks' calls do not fit, are interrupted, or a newcomer goes away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+from unisono.engine.bootstrap import peer_info
+from unisono.engine.group import admission, joining, shrink
+
+
+def check(group: un.Group) -> None:
+    """A collective, a message and objects, with known results."""
+    x = np.arange(1000) + group.rank
+    group.all_reduce(x)
+    assert (x == np.arange(1000) * group.size + sum(range(group.size))).all()
+    assert group.all_gather_object(group.rank) == list(range(group.size))
+    got = np.empty(3)
+    group.sendrecv(np.full(3, float(group.rank)), (group.rank + 1) % group.size, got)
+    assert (got == (group.rank - 1) % group.size).all()
+
+
+def on(size: int, per_host: int, work: Callable[[un.Group], Any]) -> list[Any]:
+    """Run `work` on ranks that have a membership."""
+    return ranks.threads(size, work, per_host=per_host)
+
+
+@pytest.mark.parametrize("per_host", [2, 1])
+def test_ranks_that_exclude_each_other_are_told(per_host: int) -> None:
+    """One that comes late may find that it was evicted meanwhile."""
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        with pytest.raises((ValueError, un.Evicted)) as caught:
+            group.shrink(exclude=[1 - group.rank]).close()
+            raise un.Evicted("the other one was late")  # and so excluded by will
+        told.append(str(caught.value))
+
+    told: list[str] = []
+    on(2, per_host, work)
+    assert len(told) == 2
+    assert any("rank 0 excludes [1], rank 1 [0]" in text or "excluded" in text for text in told), told
+
+
+@pytest.mark.parametrize("per_host", [3, 1])
+def test_a_rank_that_calls_something_else_is_told(per_host: int) -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            with pytest.raises(un.GroupError, match="its call of shrink"):
+                group.all_reduce(np.ones(4))
+        following = group.shrink()
+        assert following.size == 3
+        check(following)
+        following.close()
+
+    on(3, per_host, work)
+
+
+@pytest.mark.parametrize("per_host", [6, 3])
+def test_a_rank_that_does_not_come_is_the_only_one_that_is_late(per_host: int) -> None:
+    """The ranks call shrink one after another, so their deadlines differ."""
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 5:
+            over.wait(30)
+            with pytest.raises(un.Evicted, match="late"):
+                group.shrink()
+            return
+        time.sleep(0.15 * (group.rank % 3))
+        following = group.shrink(timeout=1)
+        assert [(one.rank, one.why) for one in following.left] == [(5, "late")]
+        check(following)
+        over.set()
+        following.close()
+
+    over = threading.Event()
+    on(6, per_host, work)
+
+
+def test_a_rank_that_gave_up_cannot_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shrink, "OVERTIME_S", -0.5)
+
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            gave_up.wait(30)
+            following = group.shrink()
+            assert following.size == 1
+            assert [one.rank for one in following.left] == [0]
+            following.close()
+            return
+        with pytest.raises(un.Timeout, match="no agreement with rank 1"):
+            group.shrink(timeout=1)
+        gave_up.set()
+        for _ in range(2):
+            with pytest.raises(un.Evicted, match="gave up"):
+                group.shrink()
+
+    gave_up = threading.Event()
+    on(2, 2, work)
+
+
+def test_a_call_of_shrink_that_is_interrupted_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(agreeing: Any) -> Any:
+        if agreeing._rank == 0:
+            raise KeyboardInterrupt
+        return advance(agreeing)
+
+    advance = shrink._Agreeing._advance
+    monkeypatch.setattr(shrink._Agreeing, "_advance", interrupted)
+
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            with pytest.raises(KeyboardInterrupt):
+                group.shrink()
+            with pytest.raises(un.Evicted, match="interrupted"):
+                group.shrink()
+            return
+        following = group.shrink()
+        assert [one.why for one in following.left] == ["its call of shrink was interrupted"]
+        check(following)
+        following.close()
+
+    on(3, 3, work)
+
+
+def test_a_newcomer_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(*arguments: Any) -> Any:
+        return msgspec.structs.replace(peer_info.local_peer_info(*arguments), layout=1)
+
+    monkeypatch.setattr(joining, "local_peer_info", other)
+    listening = threading.Event()
+    addresses: list[str] = []
+
+    def work(group: un.Group) -> None:
+        found = group.listen()
+        if group.rank == 0:
+            addresses.extend(found)
+            listening.set()
+        while not group.all_reduce(float(came.done()), un.MAX):
+            assert group.admit() is group
+        check(group)
+        group.close()
+
+    def come() -> None:
+        listening.wait(30)
+        with pytest.raises(un.RendezvousError, match="another build of Unisono"):
+            un.join(addresses, timeout=30)
+
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(come)
+        on(2, 2, work)
+        came.result(30)
+
+
+@pytest.mark.parametrize("per_host", [2, 1])
+def test_a_newcomer_that_goes_away_delays_nobody(per_host: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends right after its invitation; the members keep their group, at once."""
+    monkeypatch.setattr(joining, "_member", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    listening = threading.Event()
+    addresses: list[str] = []
+
+    def come() -> None:
+        listening.wait(30)
+        with pytest.raises(KeyboardInterrupt):
+            un.join(addresses, timeout=30)
+
+    def work(group: un.Group) -> None:
+        found = group.listen()
+        if group.rank == 0:
+            addresses.extend(found)
+            listening.set()
+        while not group.waiting():
+            pass
+        began = time.monotonic()
+        with pytest.raises(un.RendezvousError, match="has gone"):
+            group.admit()
+        assert time.monotonic() - began < 4
+        check(group)
+        assert group.admit() is group
+        group.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(come)
+        on(2, per_host, work)
+        came.result(30)
+
+
+@pytest.mark.parametrize("per_host", [3, 1])
+def test_a_rank_that_shrinks_while_the_others_admit(per_host: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 saw a fault behind the call in which all looked for newcomers; the others go on to admit one."""
+    found = admission.look_for_newcomers
+
+    def one_sees_a_fault(group: Any, maximum: int | None) -> Any:
+        newcomers = found(group, maximum)
+        if newcomers.taken and group.rank == 0 and not seen:
+            seen.append(True)
+            group._planner.engine.abort()
+            raise un.Aborted("a fault")
+        return newcomers
+
+    seen: list[bool] = []
+    monkeypatch.setattr(admission, "look_for_newcomers", one_sees_a_fault)
+    listening = threading.Event()
+    addresses: list[str] = []
+
+    def come() -> int:
+        listening.wait(30)
+        group = un.join(addresses, timeout=60)
+        check(group)
+        group.close()
+        return group.size
+
+    def work(group: un.Group) -> None:
+        addresses_here = group.listen()
+        if group.rank == 0:
+            addresses.extend(addresses_here)
+            listening.set()
+        while group.size < 4:
+            try:
+                group = group.admit(maximum=4)
+            except un.GroupError:
+                group = group.shrink(timeout=30)
+                assert group.size == 3
+        check(group)
+        group.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(come)
+        on(3, per_host, work)
+        assert came.result(60) == 4
+
+
+def test_another_thread_cannot_change_the_group_meanwhile() -> None:
+    def work(group: un.Group) -> None:
+        with group._change("admit"), pytest.raises(RuntimeError, match="shrink: another thread"):
+            group.shrink()
+        check(group)
+
+    on(1, 1, work)
+
+
+def test_the_smallest_maximum_of_all_ranks_counts() -> None:
+    listening = threading.Event()
+    addresses: list[str] = []
+
+    def come() -> None:
+        listening.wait(30)
+        with pytest.raises(un.RendezvousError):
+            un.join(addresses, timeout=1)
+
+    def work(group: un.Group) -> None:
+        found = group.listen()
+        if group.rank == 0:
+            addresses.extend(found)
+            listening.set()
+        while not group.all_reduce(float(came.done()), un.MAX):
+            assert group.waiting(maximum=2 + group.rank) == 0
+        group.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(come)
+        on(2, 2, work)
+        came.result(30)
