@@ -10,7 +10,7 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "frozen", "kept_buffers", "masks", "weights")
+MODULES += ("foreign", "adversarial", "frozen", "kept_buffers", "masks", "weights")
 CHECKS = [
     (module, node.name)
     for module in MODULES

@@ -27,6 +27,7 @@ from .batches import cut_rows, rows_of, tensors_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of
 from .generators import drawing, seed_of
+from .graph.capture import draws_in_python, python_states
 from .gradients import TiedParameter, add_up
 from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
@@ -110,8 +111,11 @@ class CutCheck:
         whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
         with torch.enable_grad():
             forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh)
+            drawn = python_states()
             with drawing(SEED, device), NoDropout():
                 alone, batch = _alone(whole, forward, batch, loss)
+            if python_states() != drawn:
+                raise ValueError(f"{draws_in_python(type(whole).__name__)}, or leave out tensor=")
             family = family_of(model, pieces, self._cuts)
             region = cut_model(model, self._cut, mesh.part("tensor"))
             if not self._cut.proved:

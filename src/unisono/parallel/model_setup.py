@@ -19,6 +19,7 @@ from .families import ModelFamily, family_of
 from .gradients import TiedParameter
 from .graph.cut import Cut
 from .graph.fused import split_
+from .loss_parameters import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_buffers import ModelBuffers
@@ -144,6 +145,8 @@ def set_up(
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
     if decision is not None:
+        decision.note(model)
+        built.runtime.loss_parameters = LossParameters(model, decision.cut.sums, plan.tensor)
         built.ties += _sums(decision.cut, names, mesh)
     return built
 

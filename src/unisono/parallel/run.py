@@ -309,7 +309,8 @@ class Run:
         inputs, targets = two(batch)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
         if self._built.decision is not None:
-            self._built.decision.confirm(inputs, self.model)
+            for given, _ in micros:
+                self._built.decision.confirm(given, self.model)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), self._loss, self.mesh)
             self._built.trial = None

@@ -13,6 +13,7 @@ from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
 from .graph.cut import Cut
 from .graph.proof import prove
+from .program_state import ModuleSettings, kinds_of
 from .tensor_parallel import cut_of
 
 if TYPE_CHECKING:
@@ -32,9 +33,20 @@ class Decision:
         error: why the program could not be recorded, if that is so.
     """
 
-    def __init__(self, cut: Cut, confirm: Confirm | None, error: CaptureError | None) -> None:
+    def __init__(
+        self,
+        cut: Cut,
+        confirm: Confirm | None,
+        error: CaptureError | None,
+        note: Callable[[nn.Module], None] | None = None,
+    ) -> None:
         self.cut, self.error = cut, error
-        self._confirm = confirm
+        self._confirm, self._note = confirm, note
+
+    def note(self, model: nn.Module) -> None:
+        """The settings of `model`, which is cut now, are those of the sample."""
+        if self._note is not None:
+            self._note(model)
 
     def confirm(self, batch: Any, model: nn.Module) -> None:
         """Prove the cut for the inputs of a batch, and for the modes of the modules, if they are new.
@@ -73,9 +85,9 @@ def decide(
     if given is not None:
         found = search.cut(given)
         if isinstance(found, Cut):
-            return Decision(found, search.confirm, None)
+            return Decision(found, search.confirm, None, search.note)
         error = found
-    if sample is not None:
+    if sample is not None or error.final:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
 
@@ -88,7 +100,8 @@ class _Search:
         self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
         self._shapes: Shapes | None = None
         self._model = model
-        self._proved: list[Any] = []  # inputs, modes of modules, gradients
+        self._settings: ModuleSettings | None = None
+        self._proved: list[Any] = []  # inputs, settings of modules, gradients
         self._found: Cut | None = None
 
     def cut(self, sample: Any) -> Cut | CaptureError:
@@ -104,32 +117,27 @@ class _Search:
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
         if isinstance(told[0], Cut):
             self._found = told[0]
-            self._proved.append((_kinds(sample), _still(self._model), True))
+            self._proved.append((kinds_of(sample), None, True))
         return told[0]  # type: ignore[no-any-return]
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
-        shapes = self._shapes
         forward = None if self._pieces is None else _chain
-        return prove(
-            shapes.model,
-            sample,
-            self._parts,
-            pieces=shapes.also,
-            forward=forward,
-            whole=self._whole,
-            only=only,
-        )
+        return prove(self._shapes, sample, self._parts, forward=forward, whole=self._whole, only=only)
+
+    def note(self, model: nn.Module) -> None:
+        """The settings of `model`, which is cut now, are those of the sample."""
+        self._settings = ModuleSettings(model)
+        self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
 
     def confirm(self, batch: Any, model: nn.Module) -> None:
         assert self._shapes is not None
         assert self._found is not None
-        training = {path: module.training for path, module in model.named_modules()}
-        kinds = _kinds(batch), _still(model), torch.is_grad_enabled()
+        assert self._settings is not None
+        kinds = kinds_of(batch), self._settings.now(), torch.is_grad_enabled()
         if kinds in self._proved:
             return
-        for path, module in self._shapes.model.named_modules():
-            module.training = training.get(path, module.training)
+        self._settings.give(self._shapes)
         try:
             again = self._prove(batch, self._found)
         except CaptureError as error:
@@ -148,25 +156,9 @@ class _Search:
         self._proved.append(kinds)
 
 
-def _still(model: nn.Module) -> frozenset[str]:
-    """Modules that are evaluated, not trained."""
-    return frozenset(path for path, module in model.named_modules() if not module.training)
-
-
 def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
     for piece in pieces:
         inputs = call(piece, inputs)
-    return inputs
-
-
-def _kinds(inputs: Any) -> Any:
-    """What tells one program of a model from another: names, shapes but for the rows, and types."""
-    if isinstance(inputs, torch.Tensor):
-        return tuple(inputs.shape[1:]), inputs.dtype, inputs.dim() and len(inputs) > 1
-    if isinstance(inputs, dict):
-        return {key: _kinds(value) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return [_kinds(value) for value in inputs]
     return inputs
 
 

@@ -21,11 +21,13 @@ from torch import nn
 from unisono.torch_internals.fake import arguments_of
 
 from .backward import Backward, Refusal
+from .capture import STATE
+from .containers import tensors_in
 from .cut import Cut
-from .fused import can_split_heads
+from .fused import can_split_heads, has_hooks
 from .indices import Dim, Index, block, block_all, roots
 from .layers import Layer, layer_of
-from .program import Graph, Node, refs
+from .program import Frame, Graph, Node, refs
 from .rules import DRAWS, Rules
 
 __all__ = ["Choice", "Hints"]
@@ -84,8 +86,16 @@ class Choice:
             block(self.rules.dims[graph.names[name]][dim], why)
         for number in graph.outputs:
             block_all(self.rules.dims[number], "the model returns it")
-        for number in graph.own_backward:
-            block_all(self.rules.dims[number], "a torch.autograd.Function of the program's own returns it")
+        for numbers, why in (
+            (graph.own_backward, "a torch.autograd.Function of the program's own returns it"),
+            (graph.taken_by_functions, "a torch.autograd.Function of the program's own takes it"),
+            (graph.kept, "the model keeps it in an attribute"),
+            (graph.rebound.values(), "the program puts it in place of a buffer"),
+            ((graph.names[name] for name in graph.rebound), "the program puts another tensor in its place"),
+        ):
+            for number in numbers:
+                block_all(self.rules.dims[number], why)
+        self._check_copies()
         self._check_uses()
         self._check_contractions()
         self._check_sizes()
@@ -93,6 +103,16 @@ class Choice:
         self.cut = self._choose()
 
     # ---- what blocks an index ----
+
+    def _check_copies(self) -> None:
+        """A parameter that is also in a list of a module stays there as it was before the cut."""
+        for path, module in self._modules.items():
+            for leaf, thing in vars(module).items():
+                for tensor in tensors_in(thing) if leaf not in STATE else ():
+                    name = self._first.get(id(tensor))
+                    if name is not None:
+                        why = f'"{name}" is also in the attribute "{f"{path}.{leaf}".lstrip(".")}"'
+                        block_all(self.rules.dims[self.graph.names[name]], why)
 
     def _check_uses(self) -> None:
         """A parameter is a part only while the module that has it runs."""
@@ -104,10 +124,20 @@ class Choice:
         for name, number in self.graph.names.items():
             owners = set(self._owners[name])
             for node in uses.get(number, ()):
-                if not owners & {self.graph.frames[frame].path for frame in node.frames}:
+                if not any(self._runs_in(node, owner) for owner in owners):
                     self._outside.add(name)
                     for dim in self.rules.dims[number]:
                         block(dim, f'"{name}" is used outside its module, at {node.line}')
+
+    def _runs_in(self, node: Node, path: str) -> bool:
+        """Whether the forward of the module at `path` runs this operator, now and in a recomputation."""
+        again = node.number in self.graph.recomputed
+        for number in reversed(node.frames):
+            frame = self.graph.frames[number]
+            if frame.path == path:
+                return frame.begin <= node.number < frame.end and not again
+            again = again or frame.recomputed
+        return False
 
     def _check_contractions(self) -> None:
         """Only layers sum their outputs."""
@@ -129,11 +159,30 @@ class Choice:
         """The dims of a layer. A subclass of Linear is one, if its program has nothing but the product."""
         module = self._modules[path]
         known = layer_of(module)
-        if known is not None or not isinstance(module, nn.Linear):
+        if known is not None or not isinstance(module, nn.Linear) or "forward" in vars(module):
             return known
         found = [frame for frame in self.graph.frames if frame.path == path]
-        names = {node.name for frame in found for node in self.graph.nodes[frame.first : frame.last]}
-        return Layer(0, 1) if found and names <= PRODUCT else None
+        return Layer(0, 1) if found and all(map(self._is_product, found)) else None
+
+    def _is_product(self, frame: Frame) -> bool:
+        """Whether a module's forward is one product of its input and its weight, and its bias."""
+        names = self.graph.names
+        own = {names.get(self._name(frame.path, leaf)) for leaf in ("weight", "bias")}
+        bias = names.get(self._name(frame.path, "bias"))
+        nodes = self.graph.nodes[frame.begin : frame.end]
+        made = {number for node in nodes for number in node.outputs}
+        given = [[ref.value for ref in refs((node.args, node.named))] for node in nodes]
+        added = [values for node, values in zip(nodes, given, strict=True) if node.name == "aten.add"]
+        biases = [node.args[0].value for node in nodes if node.name == "aten.addmm"]
+        return (
+            {node.name for node in nodes} <= PRODUCT
+            and sum(node.name in ("aten.mm", "aten.addmm") for node in nodes) == 1
+            and all(node.frames[-1] == frame.number for node in nodes)
+            and all(value in made | own | set(frame.inputs[:1]) for values in given for value in values)
+            and all(bias in values and values.count(bias) == 1 for values in added)
+            and all(bias == value for value in biases)
+            and len(added) + len(biases) <= 1
+        )
 
     def _name(self, path: str, leaf: str) -> str:
         """The name of a module's parameter; that of the first place where it is tied."""
@@ -302,9 +351,9 @@ class Choice:
         for frame in self.graph.frames:
             kind = cut.modules.get(frame.path)
             if kind == "row":
-                events.setdefault(frame.first, []).append("end")
+                events.setdefault(frame.begin, []).append("end")
             elif kind == "column":
-                events.setdefault(frame.last, []).append("begin")
+                events.setdefault(frame.end, []).append("begin")
         own = False
         for node in self.graph.nodes:
             for event in events.get(node.number, ()):
@@ -332,6 +381,7 @@ class Choice:
                 or layer.input_dim is None
                 or not hasattr(module, "weight")
                 or module.weight.dim() != 2
+                or has_hooks(module)
             ):
                 continue
             name = self._name(path, "weight")

@@ -22,6 +22,8 @@ TRANSPOSED: tuple[type[Any], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.
 
 def layer_of(module: nn.Module) -> Layer | None:
     """The dims of a layer whose forward is PyTorch's (or Hugging Face's Conv1D); None: another module."""
+    if "forward" in vars(module):  # of this module alone
+        return None
     kind = type(module)
     if isinstance(module, nn.Linear) and kind.forward is nn.Linear.forward:
         return Layer(0, 1)

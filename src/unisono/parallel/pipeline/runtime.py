@@ -21,6 +21,7 @@ from .timeline import Span
 if TYPE_CHECKING:
     from torch import nn
 
+    from unisono.parallel.loss_parameters import LossParameters
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.sharded_parameters import DataAxis
 
@@ -73,6 +74,7 @@ class PipelineRuntime:
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     Attributes:
         interrupted: the last run ended with an error.
+        loss_parameters: what a loss may not take; None: it may take all.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class PipelineRuntime:
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = False
+        self.loss_parameters: LossParameters | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, list[Span]]:
@@ -164,7 +167,10 @@ class PipelineRuntime:
             _check_outputs(stage, outputs)
         else:
             weight = step.work.weights[micro]
+            watched = None if self.loss_parameters is None else self.loss_parameters.begin()
             loss = step.work.loss(output, targets) if weight else _nothing(output)
+            if self.loss_parameters is not None and watched is not None and loss.requires_grad:
+                self.loss_parameters.check(loss, watched)
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.work.factor),)
         step.passed[stage, micro] = _ForwardRecord(came, outputs)

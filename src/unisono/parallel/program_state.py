@@ -1,0 +1,77 @@
+"""What decides which program a model runs: its inputs but for their values, and the settings of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from .graph.capture import STATE
+
+if TYPE_CHECKING:
+    from .graph.capture import Shapes
+
+__all__ = ["ModuleSettings", "kinds_of"]
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+COUNTS = 8  # changes after which a number is a counter, which no longer tells one program from another
+UNSEEN = STATE - {"training"} | {"forward"}
+
+
+def kinds_of(inputs: Any) -> Any:
+    """What tells one program from another: names, shapes and types. It can be a key of a dict."""
+    if isinstance(inputs, Tensor):
+        return tuple(inputs.shape), inputs.dtype
+    if isinstance(inputs, dict):
+        return tuple(sorted((str(key), kinds_of(value)) for key, value in inputs.items()))
+    if isinstance(inputs, (tuple, list)):
+        return tuple(kinds_of(value) for value in inputs)
+    return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__
+
+
+class ModuleSettings:
+    """The plain attributes of the modules of a model, such as `training` and flags of the program's own.
+
+    A number that changes again and again counts something, and is left out from then on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen = [(path, vars(module)) for path, module in model.named_modules()]
+        self._last: dict[tuple[str, str], Any] = {}
+        self._changes: dict[tuple[str, str], int] = {}
+
+    def now(self) -> frozenset[Any]:
+        """The settings as a key."""
+        found = dict(self._all())
+        if self._last:
+            for at, value in found.items():
+                if type(value) in (int, float) and self._last.get(at, value) != value:
+                    self._changes[at] = self._changes.get(at, 0) + 1
+        self._last = found
+        return frozenset(item for item in found.items() if self._changes.get(item[0], 0) <= COUNTS)
+
+    def _all(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        for path, held in self._seen:
+            for leaf, value in held.items():
+                if leaf not in UNSEEN:
+                    yield (path, leaf), _plain(value)
+
+    def give(self, shapes: Shapes) -> None:
+        """Set the attributes of a copy without values to those of this model."""
+        copies = dict(shapes.model.named_modules())
+        for path, held in self._seen:
+            module = copies.get(path)
+            for leaf, value in [*held.items()] if module is not None else ():
+                if leaf in UNSEEN:
+                    continue
+                if isinstance(value, PLAIN):
+                    vars(module)[leaf] = value
+                elif isinstance(value, Tensor) and leaf in vars(module):
+                    vars(module)[leaf] = shapes.blank(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    return value if isinstance(value, PLAIN) else type(value).__name__
