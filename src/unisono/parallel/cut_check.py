@@ -27,8 +27,8 @@ from .batches import cut_rows, rows_of, tensors_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of
 from .generators import drawing, seed_of
-from .graph.capture import draws_in_python, python_states
 from .gradients import TiedParameter, add_up
+from .graph.capture import draws_in_python, python_states
 from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
 
@@ -224,7 +224,7 @@ def _forward(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> Callable[
         return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
     def forward(inputs: Any) -> Any:
-        if mesh.plan.pipeline == 1:
+        if mesh.plan.pipeline == 1 or not family.pieces:
             return family.output(call(model, inputs))
         for piece in family.pieces:
             inputs = call(piece, inputs)

@@ -56,7 +56,9 @@ class LossParameters:
         for name, parameter in self._model.named_parameters():
             if parameter is leaf and (name in self._sums or isinstance(leaf, DTensor)):
                 raise ValueError(
-                    f'the loss takes the parameter "{name}" itself, beside the output of the model, and tensor='
-                    f"{self._tensor} gives each rank a part of its gradient. Compute it in the forward of the "
+                    f'the loss takes the parameter "{name}" itself, beside the output of the model, and '
+                    "tensor="
+                    f"{self._tensor} gives each rank a part of its gradient. Compute it in the forward of "
+                    "the "
                     f'model, or write cuts={{"{name.rpartition(".")[0] or "*"}": "whole"}}'
                 )

@@ -1,8 +1,8 @@
-"""What decides which program a model runs: its inputs but for their values, and the settings of its modules."""
+"""What decides which program a model runs: the shapes of its inputs, and the settings of its modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ def kinds_of(inputs: Any) -> Any:
     if isinstance(inputs, Tensor):
         return tuple(inputs.shape), inputs.dtype
     if isinstance(inputs, dict):
-        return tuple(sorted((str(key), kinds_of(value)) for key, value in inputs.items()))
+        return tuple((str(key), kinds_of(value)) for key, value in inputs.items())
     if isinstance(inputs, (tuple, list)):
         return tuple(kinds_of(value) for value in inputs)
     return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__
@@ -34,9 +34,13 @@ class ModuleSettings:
     """The plain attributes of the modules of a model, such as `training` and flags of the program's own.
 
     A number that changes again and again counts something, and is left out from then on.
+
+    Args:
+        leave_out: attributes (path, name) that are no settings.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, leave_out: Iterable[tuple[str, str]] = ()) -> None:
+        self._left_out = frozenset(leave_out)
         self._seen = [(path, vars(module)) for path, module in model.named_modules()]
         self._last: dict[tuple[str, str], Any] = {}
         self._changes: dict[tuple[str, str], int] = {}
@@ -54,7 +58,7 @@ class ModuleSettings:
     def _all(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for path, held in self._seen:
             for leaf, value in held.items():
-                if leaf not in UNSEEN:
+                if leaf not in UNSEEN and (path, leaf) not in self._left_out:
                     yield (path, leaf), _plain(value)
 
     def give(self, shapes: Shapes) -> None:

@@ -308,9 +308,11 @@ class Run:
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
         inputs, targets = two(batch)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
+        if self._built.programs is not None:
+            self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
             for given, _ in micros:
-                self._built.decision.confirm(given, self.model)
+                self._built.decision.confirm(given)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), self._loss, self.mesh)
             self._built.trial = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "decide"]
 
 
-Confirm = Callable[[Any, nn.Module], None]
+Confirm = Callable[[Any], None]
 
 
 class Decision:
@@ -48,14 +48,14 @@ class Decision:
         if self._note is not None:
             self._note(model)
 
-    def confirm(self, batch: Any, model: nn.Module) -> None:
+    def confirm(self, batch: Any) -> None:
         """Prove the cut for the inputs of a batch, and for the modes of the modules, if they are new.
 
         Raises:
             ValueError: they run another program than the sample.
         """
         if self._confirm is not None:
-            self._confirm(batch, model)
+            self._confirm(batch)
 
 
 def decide(
@@ -65,21 +65,28 @@ def decide(
     *,
     cuts: dict[str, str] | None,
     sample: Any,
+    opened: frozenset[str] | None = None,
 ) -> Decision:
     """Choose the cut for a plan. All ranks get the same one.
 
     Args:
         cuts: the user's. Those that are all "whole" are exceptions from the automatic cut.
         sample: inputs like those of a batch; None: what the model's first layer takes.
-
+        opened: modules that span stages of a pipeline, where all is whole; None: stages are pieces.
     Raises:
         ValueError: there is no cut; the text says what to write.
     """
     explicit = any(kind != "whole" for kind in (cuts or {}).values())
+    if explicit and opened is not None:
+        raise ValueError(
+            f"the stages of {type(model).__name__} are cut from its program, and so is its tensor axis: "
+            "leave out "
+            'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
+        )
     if explicit:
         return Decision(cut_of(model, family.cuts, plan.tensor), None, None)
     whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
-    search = _Search(model, family, plan, whole)
+    search = _Search(model, family, plan, whole, opened)
     given = sample if sample is not None else guess(model)
     error = CaptureError("no sample= was given, and no inputs follow from the first layer")
     if given is not None:
@@ -87,7 +94,7 @@ def decide(
         if isinstance(found, Cut):
             return Decision(found, search.confirm, None, search.note)
         error = found
-    if sample is not None or error.final:
+    if sample is not None or error.final or opened is not None:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
 
@@ -95,8 +102,16 @@ def decide(
 class _Search:
     """Proves cuts of a copy of the model, which has no values and stays as it is."""
 
-    def __init__(self, model: nn.Module, family: ModelFamily, plan: Plan, whole: frozenset[str]) -> None:
-        self._pieces = family.pieces if plan.pipeline > 1 else None
+    def __init__(
+        self,
+        model: nn.Module,
+        family: ModelFamily,
+        plan: Plan,
+        whole: frozenset[str],
+        opened: frozenset[str] | None,
+    ) -> None:
+        self._pieces = family.pieces if plan.pipeline > 1 and opened is None else None
+        self._opened = opened or frozenset()
         self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
         self._shapes: Shapes | None = None
         self._model = model
@@ -123,14 +138,22 @@ class _Search:
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
         forward = None if self._pieces is None else _chain
-        return prove(self._shapes, sample, self._parts, forward=forward, whole=self._whole, only=only)
+        return prove(
+            self._shapes,
+            sample,
+            self._parts,
+            forward=forward,
+            whole=self._whole,
+            opened=self._opened,
+            only=only,
+        )
 
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""
         self._settings = ModuleSettings(model)
         self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
 
-    def confirm(self, batch: Any, model: nn.Module) -> None:
+    def confirm(self, batch: Any) -> None:
         assert self._shapes is not None
         assert self._found is not None
         assert self._settings is not None

@@ -263,7 +263,8 @@ def _sum(value: Tensor, group: Any, label: str) -> Tensor:
 def _once() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "a gradient is differentiated again (create_graph=True), through a layer that is cut on the tensor "
+            "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
+            "tensor "
             'axis. Leave out tensor=, or write cuts= with the modules that it goes through as "whole"'
         )
 

@@ -27,6 +27,7 @@ class Chosen(Protocol):
     graph: Graph
     rules: Rules
     chosen: set[Index]
+    opened: frozenset[str]
 
     def cuts(self, number: int) -> set[Index]:
         """The chosen indices of a value."""
@@ -58,7 +59,12 @@ class Backward:
         for frame in self._graph.frames:  # inner ones come later
             for number in frame.outputs:
                 after = all(user >= frame.end for user in self._users.get(number, ()))
-                if frame.path and after and frame.begin <= self._graph.values[number].node < frame.end:
+                if (
+                    frame.path
+                    and after
+                    and frame.path not in choice.opened
+                    and frame.begin <= self._graph.values[number].node < frame.end
+                ):
                     self._returned[number] = frame.path
 
     def _aliases(self) -> dict[int, list[Ref]]:

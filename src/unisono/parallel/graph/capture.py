@@ -72,7 +72,7 @@ class CaptureError(ValueError):
         return _capture_error, (str(self), self.final)
 
 
-def _capture_error(text: str, final: bool) -> CaptureError:  # noqa: FBT001
+def _capture_error(text: str, final: bool) -> CaptureError:
     return CaptureError(text, final=final)
 
 
@@ -89,12 +89,16 @@ class Shapes:
     def __init__(self, model: nn.Module | Shapes, also: Any = None) -> None:
         self.mode = fake_mode()
         # what a closure of the program may refer to, which no copy of the model changes
-        self.originals: dict[int, tuple[Tensor, str]] = {}
+        self.originals: dict[int, tuple[Tensor, str]]
         if isinstance(model, Shapes):
-            self.originals, model, also = model.originals, model.model, model.also
+            self.originals = model.originals
+            self._copy(model.model, model.also)
         else:
             named = [*model.named_parameters(), *model.named_buffers()]
             self.originals = {id(value): (value, name) for name, value in named}
+            self._copy(model, also)
+
+    def _copy(self, model: nn.Module, also: Any) -> None:
         self.attributes: dict[int, tuple[str, str]] = {}  # blank of a tensor that is a plain attribute -> it
         memo: dict[int, Any] = {}
         for path, module in model.named_modules():
@@ -104,12 +108,13 @@ class Shapes:
                     memo[id(value)] = self.blank(value)
                     self.attributes[id(memo[id(value)])] = path, leaf
         try:
-            self.model, self.also = copy.deepcopy((model, also), memo)
+            made: tuple[nn.Module, Any] = copy.deepcopy((model, also), memo)
         except Exception as error:
             raise CaptureError(
                 f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so what it does "
                 "cannot be recorded"
             ) from error
+        self.model, self.also = made
 
     def blank(self, value: Tensor) -> Tensor:
         """A tensor like `value`, without values; on the CPU in place of the meta device."""
@@ -215,7 +220,8 @@ class Recorder:
             )
         else:
             number = known[1]
-        if isinstance(tensor.grad_fn, BackwardCFunction):
+        made_by: Any = tensor.grad_fn
+        if isinstance(made_by, BackwardCFunction):
             self.graph.own_backward.setdefault(number, self.frames[-1] if self.frames else -1)
         self.paused -= 1
         return number
@@ -286,6 +292,7 @@ class Recorder:
                 grad=torch.is_grad_enabled(), recomputed=_is_recomputed(),
                 autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             )  # fmt: skip
+            frame.level = len(self.frames)
             self.graph.frames.append(frame)
             self.frames.append(number)
             self._ordinals.append(0)
@@ -301,6 +308,7 @@ class Recorder:
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
         frame.last = len(self.graph.nodes)
+        frame.inside = len(self.graph.frames) - 1 - frame.number
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
         frame.strange = next((type(thing).__name__ for thing in strange_in(output)), "")
         self.frames.pop()
@@ -379,7 +387,7 @@ def draws_in_python(model: str) -> str:
 
 def python_states() -> Any:
     """Of the generators whose numbers decide what Python does."""
-    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    kind, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), kind, np.asarray(keys).tobytes(), rest
 
 

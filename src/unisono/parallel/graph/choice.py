@@ -54,13 +54,20 @@ class Choice:
     Args:
         graph: of `model`, whose modules tell which layers can sum.
         banned: (parameter, dim) -> why it must not be cut.
+        opened: modules that span stages of a pipeline.
     Attributes:
         chosen: the indices that are cut.
         cut: what to do.
     """
 
     def __init__(
-        self, graph: Graph, model: nn.Module, parts: int, hints: Hints, banned: dict[tuple[str, int], str]
+        self,
+        graph: Graph,
+        model: nn.Module,
+        parts: int,
+        hints: Hints,
+        banned: dict[tuple[str, int], str],
+        opened: frozenset[str] = frozenset(),
     ) -> None:
         self.graph, self._model, self.parts, self._hints = graph, model, parts, hints
         self.rules = Rules(graph, set(hints.vocabulary), set(hints.gathered))
@@ -95,6 +102,8 @@ class Choice:
         ):
             for number in numbers:
                 block_all(self.rules.dims[number], why)
+        self.opened = opened
+        self._check_opened()
         self._check_copies()
         self._check_uses()
         self._check_contractions()
@@ -103,6 +112,24 @@ class Choice:
         self.cut = self._choose()
 
     # ---- what blocks an index ----
+
+    def _check_opened(self) -> None:
+        """What a module that spans stages takes, makes, and gets from the modules in it, is whole."""
+        graph, around = self.graph, list[str]()
+        numbers: set[int] = set()
+        for node in graph.nodes if self.opened else ():
+            if graph.module_of(node) in self.opened:
+                numbers.update(ref.value for ref in refs((node.args, node.named)))
+                numbers.update(number for number in node.outputs if number is not None)
+        for frame in graph.frames if self.opened else ():
+            del around[frame.level :]
+            if around and around[-1] in self.opened:
+                numbers.update([*frame.inputs, *frame.outputs])
+            around.append(frame.path)
+        for number in numbers:
+            block_all(
+                self.rules.dims[number], "it goes between modules of which stages of the pipeline are made"
+            )
 
     def _check_copies(self) -> None:
         """A parameter that is also in a list of a module stays there as it was before the cut."""

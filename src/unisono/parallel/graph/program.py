@@ -100,6 +100,7 @@ class Frame:
         arguments: (args, named) of the call, with a Ref in place of each tensor.
         strange: the type of an object that it returned and that is no data; empty: there is none.
         recomputed: the module around it has called it by torch.utils.checkpoint.
+        level: how many calls are around it.    inside: how many are in it, all of which follow it.
     """
 
     number: int
@@ -116,6 +117,8 @@ class Frame:
     grad: bool = True
     recomputed: bool = False
     autocast: bool = False
+    level: int = 0
+    inside: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def prove(
     *,
     forward: Forward | None = None,
     whole: frozenset[str] = frozenset(),
+    opened: frozenset[str] = frozenset(),
     only: Cut | None = None,
 ) -> Cut:
     """Choose the cut of `model` that the program on `sample` proves; at worst it cuts nothing.
@@ -38,12 +39,13 @@ def prove(
         model: or its copy without values, with what goes with it.
         forward: runs a copy of the model, and of what goes with it, on inputs; None: calls the model.
         whole: modules (paths) that the user wants whole.
+        opened: modules that span stages of a pipeline: what they do by themselves is whole.
         only: nothing else than this cut does is cut.
     Raises:
         CaptureError: the model cannot be recorded.
     """
     shapes = model if isinstance(model, Shapes) else Shapes(model)
-    search = _ProofSearch(shapes, sample, parts, forward)
+    search = _ProofSearch(shapes, sample, parts, forward, opened)
     for name, value in [*shapes.model.named_parameters(), *shapes.model.named_buffers()]:
         if name.rpartition(".")[0] in whole:
             search.ban(name, value.dim(), "cuts= says so")
@@ -51,7 +53,10 @@ def prove(
 
 
 class _ProofSearch:
-    def __init__(self, shapes: Shapes, sample: Any, parts: int, forward: Forward | None) -> None:
+    def __init__(
+        self, shapes: Shapes, sample: Any, parts: int, forward: Forward | None, opened: frozenset[str]
+    ) -> None:
+        self._opened = opened
         self._uncut, self._sample, self._parts, self._forward = shapes, sample, parts, forward
         self._fused: dict[str, list[int]] = {}
         self._tried: set[str] = set()  # fused layers that gain nothing
@@ -143,7 +148,7 @@ class _ProofSearch:
         return self._choose(choice.graph)
 
     def _choose(self, graph: Any) -> Choice:
-        return Choice(graph, self._copy, self._parts, self._hints(), self._banned)
+        return Choice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
 
     def _hints(self) -> Hints:
         total = sum(parameter.numel() for parameter in self._copy.parameters())

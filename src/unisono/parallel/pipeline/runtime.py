@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from unisono.parallel.batches import tensors_of
+from unisono.parallel.graph.capture import call
 from unisono.torch_internals import training
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
@@ -70,7 +71,7 @@ class PipelineRuntime:
     """The stages of one rank.
 
     Args:
-        units: their parameters; its `root` is called as `root(stage, *inputs)`.
+        units: their parameters; its `root` is called as `root(stage, came, inputs)`.
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     Attributes:
         interrupted: the last run ended with an error.
@@ -161,7 +162,9 @@ class PipelineRuntime:
         _, stage, micro = action
         inputs, targets = step.work.micros[micro]
         came = () if stage == 0 else step.here.pop(StageMessage("F", stage - 1, micro))
-        output = self._call(stage, inputs if stage == 0 else came)
+        output = call(self._root, inputs) if self._single else self._root(stage, came, inputs)  # type: ignore[operator]
+        if stage + 1 == step.schedule.stages:
+            output = self._output(output)
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
             _check_outputs(stage, outputs)
@@ -174,14 +177,6 @@ class PipelineRuntime:
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.work.factor),)
         step.passed[stage, micro] = _ForwardRecord(came, outputs)
-
-    def _call(self, stage: int, inputs: Any) -> Any:
-        root: Any = self._root if self._single else lambda *args, **named: self._root(stage, *args, **named)  # type: ignore[operator]
-        if isinstance(inputs, dict):
-            output = root(**inputs)
-        else:
-            output = root(*inputs) if isinstance(inputs, (tuple, list)) else root(inputs)
-        return self._output(output) if self._single else output
 
     def _arrived(
         self, step: _StepState, action: Action
