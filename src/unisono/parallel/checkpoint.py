@@ -23,7 +23,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FSDPModule
 
+from .fused_names import FusedLayer, FusedNames, fill_part
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from torch.distributed.checkpoint.metadata import Metadata
@@ -40,6 +43,7 @@ class RunState:
         about: the run's own numbers, equal on all ranks; becomes JSON.
         elsewhere: values of parameters that are not where the parameter is.
         kept: the buffers of compressed gradients; None: there are none.
+        fused: layers for which several stand.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class RunState:
         about: dict[str, Any],
         elsewhere: dict[nn.Parameter, Tensor] | None = None,
         kept: CompressionCheckpoint | None = None,
+        fused: Sequence[FusedLayer] = (),
     ) -> None:
+        self._fused = fused
         self._root, self._named, self._buffers = root, named, buffers
         self._optimizer, self.about = optimizer, about
         self._elsewhere, self._kept = elsewhere or {}, kept
@@ -65,7 +71,8 @@ class RunState:
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
             for key, value in state.items():
                 found[f"optimizer.{name}.{key}"] = value if isinstance(value, Tensor) else _bytes(value)
-        return found | {"run": _bytes(self.about)} | ({} if self._kept is None else self._kept.tensors())
+        about = self.about | {"fused": [layer.about() for layer in self._fused]}
+        return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
     def load(self, folder: Path) -> None:
         """Fill all of it from a checkpoint that any plan saved."""
@@ -74,11 +81,15 @@ class RunState:
             described = dcp.FileSystemReader(folder).read_metadata()
         except (EOFError, UnpicklingError) as error:
             raise ValueError(f"{folder} cannot be read ({error!r}): it is damaged") from error
-        wanted: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
+        others = self._others(described, folder)
+        moved = dict(others.moved(self._named))
+        wanted: dict[str, Tensor] = {
+            f"model.{name}": self._value(p) for name, p in self._named.items() if name not in moved
+        }
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
         for name, _, _ in self._trained():
-            if _was_frozen(described, name):
+            if name in moved or _was_frozen(described, name):
                 continue
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
             wanted |= _moments(described, name, self._value(self._named[name]))
@@ -89,13 +100,46 @@ class RunState:
             raise ValueError(
                 f"{folder} has no {missing[0]!r} ({len(missing)} missing): it is of another model"
             )
-        try:
-            dcp.load(wanted, checkpoint_id=folder)
-        except CheckpointException as error:  # no Exception: it would pass by callers
-            raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
+        _read(wanted, folder)
+        for name, sources in moved.items():
+            wanted |= self._made(described, folder, others, name, sources)
         self._take(wanted)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
+
+    def _others(self, described: Metadata, folder: Path) -> FusedNames:
+        """How the names of the checkpoint differ from those of this model."""
+        run = {"run": _room(described, "run")}
+        _read(run, folder, alone=True)
+        there = [FusedLayer(**about) for about in _value(run["run"]).get("fused", [])]
+        return FusedNames(self._fused, there, lambda name: f"model.{name}" in described.state_dict_metadata)
+
+    def _made(
+        self, described: Metadata, folder: Path, others: FusedNames, name: str, sources: list[str]
+    ) -> dict[str, Tensor]:
+        """Fill a parameter from those that stand for it in the checkpoint; return its optimizer state."""
+
+        def whole(prefix: str, suffix: str) -> list[Tensor]:
+            keys = [f"{prefix}{source}{suffix}" for source in sources]
+            room = {key: _room(described, key) for key in keys}
+            _read(room, folder, alone=True)
+            return [room[key] for key in keys]
+
+        value = self._value(self._named[name])
+        fill_part(value, others.made(name, whole("model.", "")))
+        found: dict[str, Tensor] = {}
+        saved = described.state_dict_metadata
+        if f"options.{sources[0]}" in saved and any(name == one for one, _, _ in self._trained()):
+            found[f"options.{name}"] = whole("options.", "")[0]
+            begin = f"optimizer.{sources[0]}."
+            for key in [key.removeprefix(begin) for key in saved if key.startswith(begin)]:
+                parts = whole("optimizer.", f".{key}")
+                if parts[0].dim() > 0 and parts[0].shape == saved[f"model.{sources[0]}"].size:
+                    found[f"optimizer.{name}.{key}"] = torch.zeros_like(value, dtype=parts[0].dtype)
+                    fill_part(found[f"optimizer.{name}.{key}"], others.made(name, parts))
+                else:
+                    found[f"optimizer.{name}.{key}"] = parts[0]
+        return found
 
     def _take(self, loaded: dict[str, Tensor]) -> None:
         self.about = _value(loaded["run"])
@@ -124,6 +168,14 @@ class RunState:
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> None:
+    """Fill tensors. `alone`: other ranks need not call this."""
+    try:
+        dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
+    except CheckpointException as error:  # no Exception: it would pass by callers
+        raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
 
 
 def _cause(error: CheckpointException) -> str:

@@ -19,6 +19,7 @@ from .batches import RankBatches
 from .checkpoint import CheckpointWriter, RunState, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .failures import RunFailures
+from .fused_names import fused_layers
 from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
 from .layouts.cost import Link
@@ -274,7 +275,8 @@ class Run:
             seen = self.swap.mapped(self.optimizer)
         with seen as elsewhere:
             root, buffers = self._built.units.root, self._built.buffers
-            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept)
+            fused = fused_layers(self.model)
+            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept, fused)
 
     # ---- one step ----
 

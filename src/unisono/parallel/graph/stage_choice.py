@@ -48,6 +48,8 @@ def closed_because(graph: Graph, frame: Frame) -> str:
     if any(name.rpartition(".")[0] == frame.path for name in graph.rebound):
         return "it puts other tensors in place of its buffers"
     for node in inside:
+        if node.name == "aten.as_strided":
+            return f"as_strided depends on strides, at {node.line}"
         if any(_is_buffer(graph, given) for given, _ in writes_of(node)):
             return f"it writes into a buffer, at {node.line}"
         strange = next(strange_in((node.args, node.named), Ref), None)

@@ -86,12 +86,14 @@ class StageProgram:
     Attributes:
         stages: one after the other.
         open: modules (paths) that span stages.
+        written: memory that some operator writes in place.
     Raises:
         StageError: the program cannot be cut there.
     """
 
     def __init__(self, graph: Graph, model: nn.Module, starts: Sequence[StageStart]) -> None:
         self.graph, self._model = graph, model
+        self.written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
         self._places = [place_of(graph, start) for start in starts]
         if self._places != sorted(set(self._places)):
             raise StageError(f"{graph.model} calls the modules with which stages begin in another order")

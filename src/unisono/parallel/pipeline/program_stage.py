@@ -18,7 +18,7 @@ from unisono.parallel.graph.stage_program import Item, StageProgram, result_is_d
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph
+    from unisono.parallel.graph.program import Graph, Node
     from unisono.parallel.graph.stage_program import Stage
 
 __all__ = ["ProgramStage", "StagePrograms"]
@@ -221,6 +221,7 @@ class _Values:
 
     def __init__(self, values: dict[int, Any], program: StageProgram, stage: ProgramStage) -> None:
         self._values, self._graph, self._stage = values, program.graph, stage
+        self._written = program.written
 
     def __call__(self, ref: Ref) -> Any:
         found = self._values.get(ref.value)
@@ -238,6 +239,13 @@ class _Values:
             return getattr(self._stage._where[path], leaf)
         raise AssertionError(f"value {number} is not on this stage")
 
+    def _operator(self, node: Node) -> Any:
+        """What runs in place of an operator: the strides of a value that came may be others than recorded."""
+        views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
+        if node.name in views and self._graph.values[node.args[0].value].storage not in self._written:
+            return lambda tensor, size, *_: tensor.reshape(size)
+        return node.op
+
     def run(self, item: Item) -> None:
         what = item.frame or item.node
         assert what is not None
@@ -245,7 +253,7 @@ class _Values:
         with context:
             if item.node is not None:
                 args, named = mapped((item.node.args, item.node.named), self, Ref)
-                output = item.node.op(*args, **named)
+                output = self._operator(item.node)(*args, **named)
                 flat = output if isinstance(output, (tuple, list)) else (output,)
                 self._values.update(
                     (n, t) for n, t in zip(item.node.outputs, flat, strict=True) if n is not None
