@@ -10,7 +10,17 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "adversarial", "frozen", "kept_buffers", "masks", "weights")
+MODULES += (
+    "foreign",
+    "adversarial",
+    "fused_saves",
+    "program_stages",
+    "program_axes",
+    "frozen",
+    "kept_buffers",
+    "masks",
+    "weights",
+)
 CHECKS = [
     (module, node.name)
     for module in MODULES
@@ -22,7 +32,7 @@ CHECKS = [
 @pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
 @each(("module", "check"), CHECKS)
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    size = 4 if module == "errors" else 2
+    size = 4 if module in ("errors", "program_axes") else 2
     printed = forks.run(tmp_path, {check: (f"parallel.{module}", size, [check])}, limit_s=200)[check]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)

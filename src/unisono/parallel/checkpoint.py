@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import warnings
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  (what PyTorch's reader raises; nothing is unpickled here)
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ class RunState:
             begin = f"optimizer.{sources[0]}."
             for key in [key.removeprefix(begin) for key in saved if key.startswith(begin)]:
                 parts = whole("optimizer.", f".{key}")
-                if parts[0].dim() > 0 and parts[0].shape == saved[f"model.{sources[0]}"].size:
+                if parts[0].dim() > 0 and parts[0].shape == _room(described, f"model.{sources[0]}").shape:
                     found[f"optimizer.{name}.{key}"] = torch.zeros_like(value, dtype=parts[0].dtype)
                     fill_part(found[f"optimizer.{name}.{key}"], others.made(name, parts))
                 else:
@@ -173,7 +174,9 @@ class RunState:
 def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> None:
     """Fill tensors. `alone`: other ranks need not call this."""
     try:
-        dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process")
+            dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
     except CheckpointException as error:  # no Exception: it would pass by callers
         raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
 

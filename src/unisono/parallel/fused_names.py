@@ -54,7 +54,7 @@ class FusedLayer:
 
     def cut(self, place: int, whole: Tensor) -> Tensor:
         """What the several have of a parameter of the one: that at `place`."""
-        part = whole.split(self.sizes, -1 if self.turned else 0)[place]
+        part: Tensor = whole.split(self.sizes, -1 if self.turned else 0)[place]
         return part.t() if self.turned and part.dim() == 2 else part
 
     def join(self, parts: list[Tensor]) -> Tensor:

@@ -303,8 +303,8 @@ def _staged(
     forget(model, here.values())
     for stage in here.values() if programs is not None and initial else ():
         initial.fill_own(stage.owners)
-        forget(model, here.values())
         stage.take_bare()
+        forget(model, here.values())
     units = shard_units(
         container,
         [unit for unit in family.units if unit in inside],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
@@ -19,14 +20,19 @@ COUNTS = 8  # changes after which a number is a counter, which no longer tells o
 UNSEEN = STATE - {"training"} | {"forward"}
 
 
-def kinds_of(inputs: Any) -> Any:
-    """What tells one program from another: names, shapes and types. It can be a key of a dict."""
+def kinds_of(inputs: Any, floats: torch.dtype | None = None) -> Any:
+    """What tells one program from another: names, shapes and types. It can be a key of a dict.
+
+    Args:
+        floats: what floating inputs are cast to; None: they are not.
+    """
     if isinstance(inputs, Tensor):
-        return tuple(inputs.shape), inputs.dtype
+        cast = floats is not None and inputs.is_floating_point()
+        return tuple(inputs.shape), floats if cast else inputs.dtype
     if isinstance(inputs, dict):
-        return tuple((str(key), kinds_of(value)) for key, value in inputs.items())
+        return tuple((str(key), kinds_of(value, floats)) for key, value in inputs.items())
     if isinstance(inputs, (tuple, list)):
-        return tuple(kinds_of(value) for value in inputs)
+        return tuple(kinds_of(value, floats) for value in inputs)
     return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__
 
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from unisono.torch_internals import fsdp, training
 
 from .graph.capture import STATE
-from .graph.containers import tensors_in
+from .graph.containers import mapped, tensors_in
 from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
@@ -105,10 +105,8 @@ def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
     the tensor axis forbids it.
     """
-    if isinstance(output, torch.Tensor):
-        return output.clone() if training.is_view(output) else output
-    if type(output) is tuple:
-        return tuple(own_memory(_module, _args, part) for part in output)
+    if any(map(training.is_view, tensors_in(output))):
+        return mapped(output, lambda tensor: tensor.clone() if training.is_view(tensor) else tensor)
     return output
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.program import Ref
+from unisono.parallel.graph.program import Ref, refs
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram, result_is_data
 from unisono.parallel.program_state import ModuleSettings, kinds_of
@@ -73,7 +75,7 @@ class StagePrograms:
             raise CaptureError(
                 f"{self._name} returns no tensors, or objects that hide them: return a tuple or dict"
             )
-        self._changing = {item[0] for item in before - ModuleSettings(shapes.model).now()}
+        self._changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
         if self._changing and _operators(graph) != _operators(Recorder(shapes).run(shapes.model, inputs)):
             path, leaf = min(self._changing)
             raise StageError(
@@ -86,7 +88,7 @@ class StagePrograms:
     def note(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Follow `model`, which is cut now. `group`: the ranks of this pipeline."""
         self._group, self._settings = group, ModuleSettings(model, leave_out=self._changing)
-        self._known[kinds_of(self._sample), self._settings.now(), True] = self.first
+        self._known[kinds_of(self._sample, self._dtype), self._settings.now(), True] = self.first
         del self._sample
 
     def confirm(self, batches: Iterable[Any]) -> None:
@@ -98,7 +100,7 @@ class StagePrograms:
         assert self._settings is not None
         self._current = self._settings.now()
         for inputs in batches:
-            key = kinds_of(inputs), self._current, torch.is_grad_enabled()
+            key = kinds_of(inputs, self._dtype), self._current, torch.is_grad_enabled()
             if key in self._known:
                 continue
             self._settings.give(self._shapes)
@@ -110,7 +112,7 @@ class StagePrograms:
 
     def of(self, inputs: Any) -> StageProgram:
         """The program of these inputs, which `confirm` has seen."""
-        return self._known[kinds_of(inputs), self._current, torch.is_grad_enabled()]
+        return self._known[kinds_of(inputs, self._dtype), self._current, torch.is_grad_enabled()]
 
     def _check(self, program: StageProgram) -> None:
         for number, (stage, first) in enumerate(zip(program.stages, self.first.stages, strict=True)):
@@ -160,6 +162,18 @@ class ProgramStage(nn.Module):
             if owner is not None and id(owner._parameters[leaf]) not in inside
         }
         self.take_bare()
+
+    @functools.cached_property
+    def repeats(self) -> bool:
+        """Whether a parameter is used more than once: its gradient cannot be computed use by use, later."""
+        graph = self._programs.first.graph
+        uses: Counter[int] = Counter()
+        for item in self._programs.first.stages[self._stage].items:
+            nodes = [item.node] if item.frame is None else graph.nodes[item.frame.first : item.frame.last]
+            for node in nodes:
+                if node is not None:
+                    uses.update(ref.value for ref in refs((node.args, node.named)))
+        return any(count > 1 and graph.values[number].kind == "parameter" for number, count in uses.items())
 
     def _slot(self, name: str) -> tuple[nn.Module | None, str]:
         """The module that has a parameter; None: others stand for the one that had it."""

@@ -202,6 +202,11 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in passed.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in passed.inputs if t.requires_grad]
+        if self._stage(action.stage).repeats:
+            found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
+            for tensor, grad in zip(wanted, found, strict=True):
+                tensor.grad = grad
+            return
         outputs = [t.clone() if training.is_view(t) else t for t in outputs]  # it detaches them in place
         found, passed.groups = training.backward_of_inputs(
             outputs, grads, wanted, self._parameters(action.stage)
@@ -215,12 +220,16 @@ class PipelineRuntime:
         if passed.groups is not None:
             training.backward_of_weights(self._parameters(action.stage), passed.groups)
         elif outputs:
-            torch.autograd.backward(outputs, passed.grads)
+            trained = [p for p in self._parameters(action.stage) if p.requires_grad]
+            torch.autograd.backward(outputs, passed.grads, inputs=trained or None)
         self._units.after_weights()
 
-    def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
+    def _stage(self, stage: int) -> Any:
         root: Any = self._root
-        found: Iterator[nn.Parameter] = root.stages[str(stage)].parameters()
+        return root.stages[str(stage)]
+
+    def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
+        found: Iterator[nn.Parameter] = self._stage(stage).parameters()
         return found
 
 

@@ -25,7 +25,13 @@ class PipelineStages(nn.Module):
 
 
 class PieceStage(nn.ModuleList):
-    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes."""
+    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes.
+
+    Attributes:
+        repeats: a parameter is used more than once, so that no gradient can be computed in two halves.
+    """
+
+    repeats = False
 
     def __init__(self, pieces: Sequence[nn.Module], *, first: bool) -> None:
         super().__init__(pieces)
@@ -94,10 +100,11 @@ def _leaves(piece: nn.Module) -> list[Tensor]:
 
 
 def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
-    """Free the parameters of `model` that none of `kept` has: they move to the meta device."""
-    inside = {parameter for top in kept for parameter in top.parameters()}
+    """Free the parameters of modules of `model` that are in none of `kept`: these move to the meta device."""
+    inside = {module for top in kept for module in top.modules()}
     for module in model.modules():
+        if module in inside:
+            continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in inside:
-                gone = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
-                module.register_parameter(name, gone)
+            gone = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            module.register_parameter(name, gone)
