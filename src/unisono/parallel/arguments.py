@@ -23,7 +23,7 @@ def check_arguments(
             optimizer,
             "a function that makes one: lambda params: AdamW(params)",
         ),
-        "loss": (callable(loss), loss, "a function of (output, targets)"),
+        "loss": (loss is None or callable(loss), loss, "a function of (output, targets), or None"),
         "pieces": (pieces is None or isinstance(pieces, Sequence), pieces, "a list of modules"),
         "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
     }
@@ -49,8 +49,14 @@ def check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
         )
 
 
-def two(batch: object) -> tuple[Any, Any]:
-    """Return inputs and targets."""
+def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
+    """Return inputs and targets.
+
+    Args:
+        own_loss: the model computes its loss: a batch is its inputs, whose labels are the targets.
+    """
+    if own_loss:
+        return batch, batch.get("labels", ()) if isinstance(batch, dict) else ()
     if not isinstance(batch, (tuple, list)):
         raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
     if len(batch) != 2:

@@ -106,14 +106,17 @@ def set_up(
     seed: int | None = None,
     init: Init | None = None,
     check: bool | None = None,
+    own_loss: bool = False,
 ) -> ModelSetup:
-    """See `parallelize`."""
+    """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
     initial = Initializer(model, seed=seed, init=init)
     drawn = 0
     if dist.is_initialized():  # otherwise the mesh says so
         initial.seed, drawn = _agree(model, plan, initial.seed)
     mesh = PlanMesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
+    if own_loss:
+        family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     _same_everywhere(model)
     if plan.recompute:
         _forget_caches(model)
@@ -125,7 +128,9 @@ def set_up(
         _check_cut(model, decision, plan)
         if should_check(model, family, decision.cut, check):
             fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = CutCheck(model, pieces if programs is None else [], cuts, decision.cut, fill)
+            trial = CutCheck(
+                model, pieces if programs is None else [], cuts, decision.cut, fill, family.output
+            )
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)

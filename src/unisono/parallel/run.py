@@ -23,7 +23,7 @@ from .fused_names import fused_layers
 from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
 from .layouts.cost import Link
-from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by
+from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by, own_loss, resolved
 from .materialize import Init
 from .model_setup import ModelSetup, Optimizer, Parameters, set_up
 from .optimizer_step import has_mixed_parameters, step
@@ -44,7 +44,7 @@ def parallelize(
     plan: Plan,
     *,
     optimizer: Optimizer,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Callable[[Any, Any], Any] | None,
     pieces: Sequence[nn.Module] | None = None,
     cuts: dict[str, str] | None = None,
     sample: Any = None,
@@ -59,7 +59,9 @@ def parallelize(
 
     Args:
         optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
-        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face models give their logits.
+        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
+            models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
+            dict with "labels".
         pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
         cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
             place of the cut that follows from the model's program; or -> "whole", exceptions from it.
@@ -70,18 +72,22 @@ def parallelize(
             the module's own initialisation, and may be all there is.
         check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
             if nothing proves it, and the model has less than 100 MB of parameters. False: never.
-        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "rows": it is a
-            mean over rows. None: likewise, and ignored labels that are unevenly spread are an error.
+        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
+            that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
+            unevenly spread are an error. "counted": the loss returns (sum, count).
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
-    check_weigh(weigh)
+    check_weigh(weigh, own_loss=loss is None)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    built = set_up(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
+    built = set_up(
+        model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check,
+        own_loss=loss is None,
+    )  # fmt: skip
     return Run(built, plan, optimizer, loss, weigh)
 
 
@@ -105,15 +111,16 @@ class Run:
         built: ModelSetup,
         plan: Plan,
         optimizer: Optimizer,
-        loss: Callable[[Any, Any], Tensor],
+        loss: Callable[[Any, Any], Any] | None,
         weigh: Weigh = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
         self.grad_norm: float | None = None
         self.skipped = 0
-        self._built, self._loss = built, loss
-        self._weigh, self._ignored = weigh, ignored_by(loss)
+        self._built, self._loss, self._own_loss = built, loss or own_loss, loss is None
+        self._ignored = ignored_by(loss)
+        self._weigh = resolved(weigh, self._ignored, built.model, own_loss=self._own_loss)
         self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
@@ -156,14 +163,16 @@ class Run:
         with self._call(), self._drawing("step"):
             made, work = self._work(batch, train=True)
             try:
-                loss, self._spans = self._built.runtime.run(made, work)
+                loss, count, self._spans = self._built.runtime.run(made, work)
                 add_up(self._trained, self._built.ties)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
-                mean, norm, moved = self._agree(loss, changes=[any(changed), twice is not None])
+                mean, norm, count, moved = self._agree(loss, count, changes=[any(changed), twice is not None])
                 if moved[1]:
                     raise_twice(twice)
-                self._update(norm)
+                ratio = self._ratio(work, count)
+                mean *= ratio
+                self._update(norm, ratio)
                 if moved[0]:
                     self._statistics.synchronize(changed)
             finally:
@@ -178,14 +187,14 @@ class Run:
         """
         with self._call(), self._drawing("evaluate"):
             made, work = self._work(batch, train=False)
-            loss, _ = self._built.runtime.run(made, work)
+            loss, count, _ = self._built.runtime.run(made, work)
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
-            mean, _, moved = self._agree(loss, norm=False, changes=[name is not None, False])
+            mean, _, count, moved = self._agree(loss, count, norm=False, changes=[name is not None, False])
             if moved[0]:
                 self._statistics.synchronize(changed)
                 raise_changed(name)
-            return mean
+            return mean * self._ratio(work, count)
 
     def explain(self, link: Link | None = None) -> CommunicationReport:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
@@ -308,56 +317,71 @@ class Run:
         return drawing(seed, self.mesh.axes.device_type)
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
-        inputs, targets = two(batch)
+        inputs, targets = two(batch, own_loss=self._own_loss)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
         if self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
             for given, _ in micros:
                 self._built.decision.confirm(given)
-        if self._built.trial is not None:
-            self._built.trial.run((inputs, targets), self._loss, self.mesh)
-            self._built.trial = None
         # fully_shard averages over the data ranks; weights are shares of the sum
-        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
+        counts = self._weigh == "counted"
+        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.plan.data, train, counts)
+        if self._built.trial is not None:
+            self._built.trial.run((inputs, targets), work.mean, self.mesh)
+            self._built.trial = None
         return _proved_schedule(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
 
     def _agree(
-        self, loss: Tensor | float, *, changes: list[bool], norm: bool = True
-    ) -> tuple[float, float | None, list[bool]]:
-        """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, and whether
-        some rank has these changes.
+        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True
+    ) -> tuple[float, float | None, float, list[bool]]:
+        """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, the count.
+        Also return whether some rank has these changes.
         """
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
         counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
-        both = torch.tensor([0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
+        both = torch.tensor([0.0, 0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
+        both[2] = count if counts else 0.0
         if wanted:
             both[1] = self._squared_norm()
         with record_function("up::agree|step"):
             dist.all_reduce(both, group=self.mesh.world)
-        mean, squared, *moved = both.tolist()
-        return mean, squared if wanted else None, [one > 0 for one in moved]
+        mean, squared, total, *moved = both.tolist()
+        return mean, squared if wanted else None, total, [one > 0 for one in moved]
+
+    @staticmethod
+    def _ratio(work: StepInput, count: float) -> float:
+        """What the loss and the gradients have to be multiplied by: sums so far were divided by the rows."""
+        if not work.counts:
+            return 1.0
+        if count == 0:
+            raise ValueError("no label of this batch counts: the loss returned (sum, 0) for all of it")
+        return 1.0 / (work.weights[0] * count)
 
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
         return squared_norm(self._trained, self._built.ties, self.mesh)
 
-    def _update(self, squared: float | None) -> None:
-        """Unscale, clip, step; or skip the step, if any rank overflowed."""
-        factor = 1.0
+    def _update(self, squared: float | None, ratio: float = 1.0) -> None:
+        """Unscale, clip, step; or skip the step, if any rank overflowed.
+
+        Args:
+            ratio: all gradients are to be multiplied by it.
+        """
+        factor = ratio
         if squared is not None:
             overflowed = self.scaler.active and not math.isfinite(squared)
             scale = self.scaler.scale
             if self.scaler.active:
                 self.scaler.update(overflowed)
-            self.grad_norm = math.sqrt(squared) / scale if squared >= 0 else squared
+            self.grad_norm = math.sqrt(squared) / scale * ratio if squared >= 0 else squared
             if overflowed:
                 self.skipped += 1
                 return
-            factor = 1 / scale
+            factor = ratio / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
         if self.optimizer is None:

@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.parallel.batches import tensors_of
 from unisono.parallel.graph.capture import call
+from unisono.parallel.loss_weights import mean, pair
 from unisono.torch_internals import training
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
@@ -35,6 +36,7 @@ class StepInput:
         micros: (inputs, targets) of each micro-batch.
         weights: the share of each micro-batch's loss in the step's.
         factor: losses are multiplied by it before backward.
+        counts: the loss returns (sum, count).
     """
 
     micros: Sequence[tuple[Any, Any]]
@@ -42,6 +44,17 @@ class StepInput:
     loss: Callable[[Any, Any], Tensor]
     factor: float = 1.0
     train: bool = True
+    counts: bool = False
+
+    def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
+        """The loss of a micro-batch, and its count."""
+        value = self.loss(output, targets)
+        return pair(value) if self.counts else (mean(value), 0.0)
+
+    def mean(self, output: Any, targets: Any) -> Tensor:
+        """The mean loss of a micro-batch."""
+        total, count = self.counted(output, targets)
+        return total / count if self.counts else total
 
 
 @dataclass
@@ -64,6 +77,7 @@ class _StepState:
     passed: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
     here: dict[StageMessage, tuple[Tensor, ...]] = field(default_factory=dict)
     loss: Tensor | float = 0.0
+    count: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
 
@@ -88,8 +102,8 @@ class PipelineRuntime:
         self.loss_parameters: LossParameters | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
-    def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, list[Span]]:
-        """Run this rank's actions; return its part of the loss, and the times of each action."""
+    def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, float, list[Span]]:
+        """Run this rank's actions; return its part of the loss, its count, and the times of each action."""
         if self.interrupted:
             self._units.reset()
         self.interrupted = True
@@ -115,7 +129,7 @@ class PipelineRuntime:
             self._units.finish()
         self._messages.finish()
         self.interrupted = False
-        return step.loss, step.spans
+        return step.loss, step.count, step.spans
 
     # ---- between stages ----
 
@@ -170,10 +184,12 @@ class PipelineRuntime:
             _check_outputs(stage, outputs)
         else:
             weight = step.work.weights[micro]
-            watched = None if self.loss_parameters is None else self.loss_parameters.begin()
-            loss = step.work.loss(output, targets) if weight else _nothing(output)
-            if self.loss_parameters is not None and watched is not None and loss.requires_grad:
-                self.loss_parameters.check(loss, watched)
+            parameters = self.loss_parameters if torch.is_grad_enabled() else None
+            begun = 0 if parameters is None else parameters.begin()
+            loss, count = step.work.counted(output, targets) if weight else (_nothing(output), 0.0)
+            step.count += count
+            if parameters is not None and loss.requires_grad:
+                parameters.check(loss, begun)
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.work.factor),)
         step.passed[stage, micro] = _ForwardRecord(came, outputs)
