@@ -66,7 +66,7 @@ class RunState:
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
         self._gathered_no_more()
-        found: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
+        found: dict[str, Tensor] = {f"model.{name}": self.value(p) for name, p in self._named.items()}
         found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
@@ -85,7 +85,7 @@ class RunState:
         others = self._others(described, folder)
         moved = dict(others.moved(self._named))
         wanted: dict[str, Tensor] = {
-            f"model.{name}": self._value(p) for name, p in self._named.items() if name not in moved
+            f"model.{name}": self.value(p) for name, p in self._named.items() if name not in moved
         }
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
@@ -93,7 +93,7 @@ class RunState:
             if name in moved or _was_frozen(described, name):
                 continue
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
-            wanted |= _moments(described, name, self._value(self._named[name]))
+            wanted |= _moments(described, name, self.value(self._named[name]))
         kept = [] if self._kept is None else self._kept.wanted(described.state_dict_metadata)
         wanted |= {key: _room(described, key) for key in kept}
         missing = [key for key in wanted if key not in described.state_dict_metadata]
@@ -126,7 +126,7 @@ class RunState:
             _read(room, folder, alone=True)
             return [room[key] for key in keys]
 
-        value = self._value(self._named[name])
+        value = self.value(self._named[name])
         fill_part(value, others.made(name, whole("model.", "")))
         found: dict[str, Tensor] = {}
         saved = described.state_dict_metadata
@@ -161,7 +161,8 @@ class RunState:
         groups = self._optimizer.param_groups
         return [(names[id(p)], group, self._optimizer.state[p]) for group in groups for p in group["params"]]
 
-    def _value(self, parameter: nn.Parameter) -> Tensor:
+    def value(self, parameter: nn.Parameter) -> Tensor:
+        """The values of a parameter, wherever they are."""
         return self._elsewhere.get(parameter, parameter.data)
 
     def _gathered_no_more(self) -> None:

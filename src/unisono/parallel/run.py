@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,16 +26,17 @@ from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by, own_loss, r
 from .materialize import Init
 from .model_setup import ModelSetup, Optimizer, Parameters, set_up
 from .optimizer_step import has_mixed_parameters, step
-from .pipeline.proof import prove
 from .pipeline.runtime import StepInput
-from .pipeline.schedule import Schedule, schedule
+from .pipeline.schedule import Schedule
 from .pipeline.timeline import Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
+from .prediction import joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
+from .weights import export, weights_of
 
 
 def parallelize(
@@ -233,6 +233,52 @@ class Run:
             f"{self.plan.schedule}, measured", self.plan.pipeline, [s for spans in gathered for s in spans]
         )
 
+    @torch.no_grad()
+    def predict(self, inputs: Any) -> Any:
+        """Return what the model returns for this rank's rows, and change nothing. All ranks call this.
+
+        Call `run.model.eval()` first. In a pipeline every rank of it gets the result. The results of several
+        micro-batches are joined along dimension 0, which counts the rows.
+
+        Raises:
+            ValueError: the result of several micro-batches cannot be joined.
+        """
+        with self._call(), self._drawing("predict"):
+            made, work, outputs = prediction(inputs, self._built)
+            self._confirm(work.micros)
+            self._built.runtime.run(made, work)
+            result = joined(outputs, self._built)
+            changed = self._statistics.changed()
+            name = self._statistics.lasting(changed)
+            *_, moved = self._agree(0.0, 0.0, norm=False, changes=[name is not None, False])
+            if moved[0]:
+                self._statistics.synchronize(changed)
+                raise_changed(name)
+            return result
+
+    def weights(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield (name, value) of all parameters and persistent buffers. All ranks iterate to the end.
+
+        Values are whole and in CPU memory on rank 0, one after the other, and None on other ranks. Names and
+        shapes are those of the model before `parallelize`.
+        """
+        with self._state() as state:
+            yield from weights_of(self._built, state.value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state as plain PyTorch has it, on rank 0; empty on others. All ranks call this."""
+        found = {name: value for name, value in self.weights() if value is not None}
+        again = {path: found[name] for path, name in self._built.names.items() if name in found}
+        return again | {name: value for name, value in found.items() if name not in again}
+
+    def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write safetensors in Hugging Face's layout, with the model's configuration.
+
+        `from_pretrained(folder)` reads it. All ranks call this; rank 0 writes, and holds at most
+        `shard_bytes` at a time. Needs the package `safetensors`.
+        """
+        export(self.weights(), self.model, Path(folder), shard_bytes)
+
     def save(self, folder: str | Path, *, keep: int | None = None, background: bool = False) -> None:
         """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
 
@@ -319,18 +365,22 @@ class Run:
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
         inputs, targets = two(batch, own_loss=self._own_loss)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
-        if self._built.programs is not None:
-            self._built.programs.confirm(given for given, _ in micros)
-        if self._built.decision is not None:
-            for given, _ in micros:
-                self._built.decision.confirm(given)
+        self._confirm(micros)
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"
         work = StepInput(micros, weights, self._loss, self.scaler.scale * self.plan.data, train, counts)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), work.mean, self.mesh)
             self._built.trial = None
-        return _proved_schedule(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
+        return proved_schedule(self.plan, len(micros)), work
+
+    def _confirm(self, micros: Sequence[tuple[Any, Any]]) -> None:
+        """Prove the cuts for the inputs of these micro-batches, where they are new."""
+        if self._built.programs is not None:
+            self._built.programs.confirm(given for given, _ in micros)
+        if self._built.decision is not None:
+            for given, _ in micros:
+                self._built.decision.confirm(given)
 
     def _agree(
         self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True
@@ -398,10 +448,3 @@ class Run:
     def _clear(self) -> None:
         for parameter in self._trained.values():
             parameter.grad = None
-
-
-@functools.lru_cache(maxsize=8)
-def _proved_schedule(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
-    made = schedule(name, ranks, parts, chunks)
-    prove(made)
-    return made
