@@ -18,25 +18,19 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from unisono.torch_internals.fake import arguments_of
-
 from .backward import Backward, Refusal
 from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
+from .draws import check_draws
 from .fused import can_split_heads, has_hooks
 from .indices import Dim, Index, block, block_all, roots
-from .layers import Layer, layer_of
-from .program import Frame, Graph, Node, refs
-from .rules import DRAWS, Rules
+from .layers import Layer, is_product, layer_of
+from .program import Graph, Node, refs
+from .rules import Rules
 
 __all__ = ["Choice", "Hints"]
 
-# What a linear layer may do beside its product, so that a partial sum stays one; its bias is added once
-PRODUCT = {
-    "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
-    "aten.add", "aten.detach", "aten.expand",
-}  # fmt: skip
 GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
 
@@ -189,27 +183,9 @@ class Choice:
         if known is not None or not isinstance(module, nn.Linear) or "forward" in vars(module):
             return known
         found = [frame for frame in self.graph.frames if frame.path == path]
-        return Layer(0, 1) if found and all(map(self._is_product, found)) else None
-
-    def _is_product(self, frame: Frame) -> bool:
-        """Whether a module's forward is one product of its input and its weight, and its bias."""
         names = self.graph.names
-        own = {names.get(self._name(frame.path, leaf)) for leaf in ("weight", "bias")}
-        bias = names.get(self._name(frame.path, "bias"))
-        nodes = self.graph.nodes[frame.begin : frame.end]
-        made = {number for node in nodes for number in node.outputs}
-        given = [[ref.value for ref in refs((node.args, node.named))] for node in nodes]
-        added = [values for node, values in zip(nodes, given, strict=True) if node.name == "aten.add"]
-        biases = [node.args[0].value for node in nodes if node.name == "aten.addmm"]
-        return (
-            {node.name for node in nodes} <= PRODUCT
-            and sum(node.name in ("aten.mm", "aten.addmm") for node in nodes) == 1
-            and all(node.frames[-1] == frame.number for node in nodes)
-            and all(value in made | own | set(frame.inputs[:1]) for values in given for value in values)
-            and all(bias in values and values.count(bias) == 1 for values in added)
-            and all(bias == value for value in biases)
-            and len(added) + len(biases) <= 1
-        )
+        weight, bias = (names.get(self._name(path, leaf)) for leaf in ("weight", "bias"))
+        return Layer(0, 1) if found and all(is_product(self.graph, f, weight, bias) for f in found) else None
 
     def _name(self, path: str, leaf: str) -> str:
         """The name of a module's parameter; that of the first place where it is tied."""
@@ -325,7 +301,7 @@ class Choice:
             for path in self._owners[name]:
                 if kind := self._kind(path, name, dim):
                     cut.modules[path] = kind
-        self._check_draws(cut)
+        check_draws(self, cut)
         Backward(self, cut).run()
         values = self.graph.values
         sizes = {
@@ -370,30 +346,6 @@ class Choice:
                 found[name] = reasons[0][1] if reasons else "nothing uses it"
         return list(found.items())
 
-    # ---- random numbers ----
-
-    def _check_draws(self, cut: Cut) -> None:
-        """Ranks draw numbers of their own only between a column cut and a row cut: see generators.py."""
-        events: dict[int, list[str]] = {}
-        for frame in self.graph.frames:
-            kind = cut.modules.get(frame.path)
-            if kind == "row":
-                events.setdefault(frame.begin, []).append("end")
-            elif kind == "column":
-                events.setdefault(frame.end, []).append("begin")
-        own = False
-        for node in self.graph.nodes:
-            for event in events.get(node.number, ()):
-                own = event == "begin"
-            if node.name in DRAWS or _drops(node):
-                here = {index for number in node.outputs if number is not None for index in self.cuts(number)}
-                here |= {index for ref in refs(node.args) for index in self.cuts(ref.value)}
-                if bool(here) != own:
-                    index = self.first(here or self.chosen)
-                    raise Refusal(
-                        index, f"random numbers are drawn for whole values beside cut ones, at {node.line}"
-                    )
-
     # ---- fused layers ----
 
     def fused(self) -> dict[str, list[int]]:
@@ -430,14 +382,3 @@ class Choice:
         names = [self._first[id(parameter)] for parameter in module.parameters()]
         own = all(len(self._owners[name]) == 1 for name in names)
         return bool(own and module.num_heads % self.parts == 0)
-
-
-def _drops(node: Node) -> bool:
-    """Whether it is attention with dropout."""
-    if not node.name.startswith("aten._scaled_dot_product"):
-        return False
-    return any(
-        given
-        for argument, given in zip(arguments_of(node.op), node.args, strict=False)
-        if argument.name == "dropout_p"
-    )
