@@ -52,7 +52,7 @@ class RunState:
         root: nn.Module,
         named: dict[str, nn.Parameter],
         buffers: dict[str, Tensor],
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         about: dict[str, Any],
         elsewhere: dict[nn.Parameter, Tensor] | None = None,
         kept: CompressionCheckpoint | None = None,
@@ -60,7 +60,7 @@ class RunState:
     ) -> None:
         self._fused = fused
         self._root, self._named, self._buffers = root, named, buffers
-        self._optimizer, self.about = optimizer, about
+        self._optimizers, self.about = optimizers, about
         self._elsewhere, self._kept = elsewhere or {}, kept
 
     def tensors(self) -> dict[str, Tensor]:
@@ -155,11 +155,13 @@ class RunState:
 
     def _trained(self) -> list[tuple[str, dict[str, Any], Any]]:
         """(name, its group of the optimizer, its optimizer state) of each parameter the optimizer has."""
-        if self._optimizer is None:
-            return []
         names = {id(parameter): name for name, parameter in self._named.items()}
-        groups = self._optimizer.param_groups
-        return [(names[id(p)], group, self._optimizer.state[p]) for group in groups for p in group["params"]]
+        return [
+            (names[id(p)], group, optimizer.state[p])
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
 
     def value(self, parameter: nn.Parameter) -> Tensor:
         """The values of a parameter, wherever they are."""
@@ -180,6 +182,23 @@ def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> No
             dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
     except CheckpointException as error:  # no Exception: it would pass by callers
         raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
+
+
+def states(name: str, thing: Any) -> Any:
+    """The state of an object that is saved beside the run.
+
+    Raises:
+        TypeError: it cannot be saved.
+    """
+    try:
+        state = thing.state_dict()
+        json.dumps(state)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"save: {name!r} is a {type(thing).__name__} whose state cannot be saved ({error}): it needs a "
+            "state_dict() of numbers, strings, lists and dicts"
+        ) from error
+    return state
 
 
 def _cause(error: CheckpointException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from .arguments import check_arguments, check_optimizer, check_trained, raise_changed, raise_twice, two
+from .arguments import check_arguments, check_trained, optimizers_of, raise_changed, raise_twice, two
 from .batches import RankBatches
-from .checkpoint import CheckpointWriter, RunState, newest
+from .checkpoint import CheckpointWriter, RunState, newest, states
 from .compression.checkpoint import CompressionCheckpoint
 from .failures import RunFailures
 from .fused_names import fused_layers
@@ -58,7 +58,8 @@ def parallelize(
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
-        optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
+        optimizer: makes the optimizer, or a list of several, from this rank's parameters, a list with the
+            attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
             dict with "labels".
@@ -126,7 +127,7 @@ class Run:
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
-        check_optimizer(self.optimizer, self._trained)
+        self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
         self._mixed = has_mixed_parameters(self._trained.values())
         self.cut = None if built.decision is None else built.decision.cut
         self.steps = 0
@@ -279,35 +280,57 @@ class Run:
         """
         export(self.weights(), self.model, Path(folder), shard_bytes)
 
-    def save(self, folder: str | Path, *, keep: int | None = None, background: bool = False) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        keep: int | None = None,
+        background: bool = False,
+        also: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
 
         Args:
             keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
+            also: name -> an object whose `state_dict()` is plain data, equal on all ranks: a learning-rate
+                scheduler, or what `shard` returned.
         Raises:
+            TypeError: the state of such an object is more than numbers, strings, lists and dicts.
             RuntimeError: a rank could not write; it says which, and why.
         """
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
         self._statistics.synchronize(self._statistics.changed())
+        kept = {name: states(name, thing) for name, thing in (also or {}).items()}
         with self._state() as state:
+            state.about["also"] = kept
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
     def wait(self) -> None:
         """Wait until a save in the background is done; raise its error."""
         self._checkpoints.wait()
 
-    def load(self, folder: str | Path) -> None:
+    def load(self, folder: str | Path, *, also: Mapping[str, Any] | None = None) -> None:
         """Continue from a checkpoint that any plan saved: a `step-N`, or the newest whole one in a folder of
         them.
 
+        Args:
+            also: name -> an object that was saved by this name; its `load_state_dict` is called.
         Raises:
             FileNotFoundError: there is none.
             ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
         with self._state() as state:
             state.load(newest(Path(folder)))
+        saved = state.about.get("also", {})
+        for name, thing in (also or {}).items():
+            if name not in saved:
+                raise ValueError(
+                    f"the checkpoint has no {name!r}; it has {', '.join(saved) or 'nothing'} beside"
+                )
+            thing.load_state_dict(saved[name])
+        self._built.seed = state.about.get("seed", self._built.seed)
         self._statistics.note()
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
@@ -322,16 +345,16 @@ class Run:
 
     @contextlib.contextmanager
     def _state(self) -> Iterator[RunState]:
-        about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
+        about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
         kept = None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh)
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
-            seen = self.swap.mapped(self.optimizer)
+            seen = self.swap.mapped(*self._optimizers)
         with seen as elsewhere:
             root, buffers = self._built.units.root, self._built.buffers
             fused = fused_layers(self.model)
-            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept, fused)
+            yield RunState(root, self._named, buffers, self._optimizers, about, elsewhere, kept, fused)
 
     # ---- one step ----
 
@@ -434,16 +457,16 @@ class Run:
             factor = ratio / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
-        if self.optimizer is None:
-            return
         if self.swap is not None:
-            self.swap.update(self.optimizer, factor)
+            for optimizer in self._optimizers:
+                self.swap.update(optimizer, factor)
         else:
             scale_(self._trained.values(), factor)
-            if self._mixed:
-                step(self.optimizer)
-            else:
-                self.optimizer.step()
+            for optimizer in self._optimizers:
+                if self._mixed:
+                    step(optimizer)
+                else:
+                    optimizer.step()
 
     def _clear(self) -> None:
         for parameter in self._trained.values():
