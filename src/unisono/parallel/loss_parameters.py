@@ -1,6 +1,7 @@
-"""Refuses a loss that takes parameters of the model beside its output, where the tensor axis cuts them.
+"""Refuses a loss that takes parameters of the model beside its output, where the plan cuts them.
 
-The gradients of such a use are whole on every rank, those through the model are parts: no sum is right.
+On the tensor axis the gradients of such a use are whole on every rank, those through the model are parts: no
+sum is right. In a pipeline the parameters of other stages are not there.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class LossParameters:
                 left += [before for before, _ in function.next_functions]
 
     def _refuse(self, leaf: nn.Parameter) -> None:
+        if leaf.is_meta:
+            raise ValueError(
+                "the loss takes a parameter of the model itself, which is on another stage of the pipeline. "
+                "Compute it in the forward of the model, and return it"
+            )
         for name, parameter in self._model.named_parameters():
             if parameter is leaf and (name in self._sums or isinstance(leaf, DTensor)):
                 raise ValueError(

@@ -150,9 +150,11 @@ def set_up(
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    if plan.tensor > 1 or plan.pipeline > 1:
+        sums = [] if decision is None else decision.cut.sums
+        built.runtime.loss_parameters = LossParameters(model, sums, plan.tensor)
     if decision is not None:
         decision.note(model)
-        built.runtime.loss_parameters = LossParameters(model, decision.cut.sums, plan.tensor)
         built.ties += _sums(decision.cut, names, mesh)
     return built
 

@@ -150,7 +150,7 @@ class _Search:
 
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""
-        self._settings = ModuleSettings(model)
+        self._settings = ModuleSettings(model, counters=True)
         self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
 
     def confirm(self, batch: Any) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,16 @@ class Counts(Inner):
         return x * 2.0 if self.calls > 4 else x
 
 
+class Anneals(Inner):
+    """The same operators with other numbers, from call to call."""
+
+    factor = 1.0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.factor = self.factor * 0.9
+        return x * self.factor
+
+
 class Hides(Inner):
     def forward(self, ids: Tensor) -> Any:
         return type("Result", (), {"logits": super().forward(ids)})()
@@ -226,6 +237,7 @@ REFUSED = (
     (Keeps, 'Keeps keeps a tensor in "kept", at .*program_stages.py.*return it from the model'),
     (Writes, "Writes writes into its input"),
     (Counts, 'Counts changes "calls" while it runs'),
+    (Anneals, 'Anneals changes "factor" while it runs'),
     (Hides, "Hides returns no tensors, or objects that hide them"),
 )
 
@@ -243,6 +255,59 @@ def check_what_cannot_be_cut_into_stages_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="this batch runs another program"):
         run.step((given[0][0][:, :3], given[0][1][:, :3]))
     run.step(given[0])
+
+
+class Tuned(Inner):
+    """Numbers that the user changes between steps; a tensor that is written down, and written into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.config = 1.0, SimpleNamespace(scales=[1.0, 1.0], shift=0.0)
+
+    def between(self, x: Tensor) -> Tensor:
+        total = torch.tensor(0.5)
+        total += self.config.shift
+        return x * self.factor * self.config.scales[0] + total
+
+
+def check_numbers_that_the_user_changes(folder: Path) -> None:
+    given = [(inputs["ids"], targets) for inputs, targets in batches(2)]
+    losses = []
+    for plan in (up.Plan(data=2), PIPELINE):
+        run = up.parallelize(seeded(Tuned), plan, optimizer=adamw, loss=loss, sample=given[0][0])
+        found = []
+        for step in range(14):
+            run.model.factor = 1.0 - 0.05 * step
+            run.model.config.scales[0] = 1.0 + 0.1 * (step // 3)
+            run.model.config.shift = 0.1 * (step // 4)
+            (batch,) = run.shard([given[step % 2]])
+            found.append(run.step(batch))
+        losses.append(found)
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-5, losses
+    with pytest.raises(ValueError, match="a ndarray among the inputs of Tuned"):
+        up.parallelize(
+            seeded(Tuned), PIPELINE, optimizer=adamw, loss=loss, sample=(given[0][0], given[0][0].numpy())
+        )
+
+
+class Apart(Shared):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = Block()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, _ = self.block(self.table(ids), scale=torch.ones(()))
+        return self.head(self.second(x, scale=torch.ones(()))[0])
+
+
+def check_a_loss_that_takes_a_parameter_of_another_stage(folder: Path) -> None:
+    def penalty(output: Any, targets: Tensor) -> Tensor:
+        return loss(output, targets) + 0.01 * run.model.block.norm.weight.pow(2).sum()
+
+    given = [(inputs["ids"], targets) for inputs, targets in batches(1)]
+    run = up.parallelize(seeded(Apart), PIPELINE, optimizer=adamw, loss=penalty, sample=given[0][0])
+    with pytest.raises((ValueError, RuntimeError), match="which is on another stage of the pipeline"):
+        run.step(given[0])
 
 
 def check_ranks_with_different_inputs_are_told(folder: Path) -> None:

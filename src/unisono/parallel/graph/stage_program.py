@@ -118,9 +118,12 @@ class StageProgram:
                     "pieces=[...]"
                 )
         for item in self._items:
-            if any(graph.values[storage].kind == "input" for storage in item.writes):
+            for storage in item.writes:
                 line = graph.nodes[item.first].line
-                raise StageError(f"{graph.model} writes into its input, which every stage has, at {line}")
+                if graph.values[storage].kind == "input":
+                    raise StageError(f"{graph.model} writes into its input, which every stage has, at {line}")
+                if graph.values[storage].kind == "constant" and item.frame is None:
+                    raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
         self._check_kept()
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
 from unisono.parallel.graph.program import Ref, refs
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram, result_is_data
@@ -62,6 +62,12 @@ class StagePrograms:
         self._sample = sample
 
     def _recorded(self, inputs: Any) -> Any:
+        strange = next(strange_in(inputs), None)
+        if strange is not None:
+            raise StageError(
+                f"a {type(strange).__name__} among the inputs of {self._name}: a pipeline takes tensors, "
+                "numbers and strings, in tuples, lists and dicts"
+            )
         shapes = Shapes(self._shapes)
         if self._dtype is not None:
             with shapes.mode:
@@ -133,9 +139,7 @@ class StagePrograms:
 
 
 def _operators(graph: Graph) -> list[Any]:
-    return [
-        (node.name, [graph.values[n].shape for n in node.outputs if n is not None]) for node in graph.nodes
-    ]
+    return [(node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in graph.nodes]
 
 
 class ProgramStage(nn.Module):
@@ -258,6 +262,8 @@ class _Values:
         views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
         if node.name in views and self._graph.values[node.args[0].value].storage not in self._written:
             return lambda tensor, size, *_: tensor.reshape(size)
+        if node.name == "aten.lift_fresh":  # a tensor that is written down is new each time
+            return torch.clone
         return node.op
 
     def run(self, item: Item) -> None:
