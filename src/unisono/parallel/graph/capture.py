@@ -142,9 +142,11 @@ class Recorder:
             number = self.graph.names[original[1]]
         elif known is None:
             number = self._new(tensor, "constant")
-            self.graph.constants[number] = self._shapes.attributes.get(id(tensor)) or (
-                None if self._shapes.mode.is_our_fake(tensor) else tensor
-            )
+            attribute = self._shapes.attributes.get(id(tensor))
+            if attribute is not None:
+                self.graph.constants[number] = attribute[1]
+            else:
+                self.graph.constants[number] = None if self._shapes.mode.is_our_fake(tensor) else tensor
         else:
             number = known[1]
         made_by: Any = tensor.grad_fn

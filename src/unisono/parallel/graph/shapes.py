@@ -57,14 +57,15 @@ class Shapes:
             self._copy(model, also)
 
     def _copy(self, model: nn.Module, also: Any) -> None:
-        self.attributes: dict[int, tuple[str, str]] = {}  # blank of a tensor that is a plain attribute -> it
+        # id of the blank of a tensor -> the blank, which is kept so that its id stays its own, and where it is
+        self.attributes: dict[int, tuple[Tensor, tuple[str, str]]] = {}
         memo: dict[int, Any] = {}
         for path, module in model.named_modules():
             held = [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]
             for leaf, value in held:
                 if isinstance(value, Tensor) and id(value) not in memo:
-                    memo[id(value)] = self.blank(value)
-                    self.attributes[id(memo[id(value)])] = path, leaf
+                    blank = memo[id(value)] = self.blank(value)
+                    self.attributes[id(blank)] = blank, (path, leaf)
         try:
             made: tuple[nn.Module, Any] = copy.deepcopy((model, also), memo)
         except Exception as error:
