@@ -57,7 +57,7 @@ class Shapes:
             self._copy(model, also)
 
     def _copy(self, model: nn.Module, also: Any) -> None:
-        # id of the blank of a tensor -> the blank, which is kept so that its id stays its own, and where it is
+        # id of the blank of a tensor -> the blank, kept so that its id stays its own, and where it is
         self.attributes: dict[int, tuple[Tensor, tuple[str, str]]] = {}
         memo: dict[int, Any] = {}
         for path, module in model.named_modules():
