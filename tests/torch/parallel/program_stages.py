@@ -290,6 +290,31 @@ def check_numbers_that_the_user_changes(folder: Path) -> None:
         )
 
 
+class Flagged(Inner):
+    """A flag decides what travels between stages, with inputs of the same shapes."""
+
+    long = False
+
+    def forward(self, ids: Tensor) -> Any:
+        x = first = self.table(ids)
+        for _ in range(4):
+            x = self.block(x, scale=torch.ones(()))[0]
+        return self.head(x + first if self.long else x)
+
+
+def check_a_flag_that_decides_what_travels(folder: Path) -> None:
+    given = [(inputs["ids"], targets) for inputs, targets in batches(2)]
+    losses = []
+    for plan in (up.Plan(data=2), PIPELINE):
+        run = up.parallelize(seeded(Flagged), plan, optimizer=adamw, loss=loss, sample=given[0][0])
+        found = []
+        for step in range(6):
+            run.model.long = step in (1, 2, 4)
+            found += [run.step(batch) for batch in run.shard([given[step % 2]])]
+        losses.append(found)
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-5, losses
+
+
 class Apart(Shared):
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 
-from .containers import mapped, numbers_of, strange_in, tensors_in
+from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .shapes import CaptureError, Shapes
@@ -239,7 +239,6 @@ class Recorder:
         frame.last = len(self.graph.nodes)
         frame.inside = len(self.graph.frames) - 1 - frame.number
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
-        frame.strange = next((type(thing).__name__ for thing in strange_in(output)), "")
         self.frames.pop()
         self._ordinals.pop()
 

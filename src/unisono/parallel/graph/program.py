@@ -98,7 +98,6 @@ class Frame:
     Attributes:
         begin, end: operators of its forward; those before and after are of hooks.
         arguments: (args, named) of the call, with a Ref in place of each tensor.
-        strange: the type of an object that it returned and that is no data; empty: there is none.
         recomputed: the module around it has called it by torch.utils.checkpoint.
         level: how many calls are around it.    inside: how many are in it, all of which follow it.
     """
@@ -113,7 +112,6 @@ class Frame:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     arguments: Any = None
-    strange: str = ""
     grad: bool = True
     recomputed: bool = False
     autocast: bool = False

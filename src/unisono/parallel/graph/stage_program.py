@@ -10,6 +10,8 @@ every stage that needs it; all other values travel from stage to stage as far as
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -92,7 +94,7 @@ class StageProgram:
     """
 
     def __init__(self, graph: Graph, model: nn.Module, starts: Sequence[StageStart]) -> None:
-        self.graph, self._model = graph, model
+        self.graph = graph
         self.written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
         self._places = [place_of(graph, start) for start in starts]
         if self._places != sorted(set(self._places)):
@@ -285,14 +287,16 @@ class StageProgram:
     def _firsts(self, node: Node) -> list[int]:
         return [self.graph.frames[number].first for number in node.frames]
 
+    @functools.cached_property
     def digest(self) -> str:
-        """What all ranks must have alike."""
+        """What all ranks must have alike, as a short text."""
         graph = self.graph
         flat = [
             (node.name, [graph.values[n].shape for n in node.outputs if n is not None])
             for node in graph.nodes
         ]
-        return repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
+        told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
+        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def result_is_data(graph: Graph) -> bool:

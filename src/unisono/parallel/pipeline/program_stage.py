@@ -129,7 +129,7 @@ class StagePrograms:
                     f'{min(more)}", which it does not have. Write parallelize(..., sample=inputs of a batch)'
                 )
         digests: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(digests, program.digest(), group=self._group)
+        dist.all_gather_object(digests, program.digest, group=self._group)
         if any(digest != digests[0] for digest in digests):
             raise StageError(
                 f"ranks of one pipeline run different programs of {self._name}: their inputs have different "
@@ -155,9 +155,7 @@ class ProgramStage(nn.Module):
         here = programs.first.stages[stage]
         self._where: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.called = nn.ModuleList(dict.fromkeys(self._where[path] for path in here.calls))
-        self.bare = (
-            nn.Module()
-        )  # parameters that operators of the stage take, and no module that it calls has
+        self.bare = nn.Module()  # has parameters that operators take, and no module that the stage calls
         inside = {id(parameter) for parameter in self.called.parameters()}
         named = {name: self._slot(name) for name in sorted(here.parameters)}
         self._bare = {
@@ -178,6 +176,10 @@ class ProgramStage(nn.Module):
                 if node is not None:
                     uses.update(ref.value for ref in refs((node.args, node.named)))
         return any(count > 1 and graph.values[number].kind == "parameter" for number, count in uses.items())
+
+    def program_of(self, inputs: Any) -> str:
+        """A text that is equal on all ranks, and differs for inputs that run other programs."""
+        return self._programs.of(inputs).digest
 
     def _slot(self, name: str) -> tuple[nn.Module | None, str]:
         """The module that has a parameter; None: others stand for the one that had it."""

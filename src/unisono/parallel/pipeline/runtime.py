@@ -140,7 +140,7 @@ class PipelineRuntime:
             return
         source = self._mesh.peer(step.schedule.rank_of[message.stage])
         if message.kind == "F":
-            shape = _shape(step.work.micros[action.micro][0])
+            shape = self._key(step.work.micros[action.micro][0])
             step.here[message] = self._messages.recv(message, source, shape)
         else:
             outputs = [t for t in step.passed[action.stage, action.micro].outputs if t.requires_grad]
@@ -158,7 +158,7 @@ class PipelineRuntime:
             if rank == self._mesh.stage:
                 step.here[message] = tuple(t.detach().requires_grad_(t.requires_grad) for t in passed.outputs)
             else:
-                shape = _shape(step.work.micros[action.micro][0])
+                shape = self._key(step.work.micros[action.micro][0])
                 self._messages.send(message, passed.outputs, self._mesh.peer(rank), shape)
             return
         wanted = [t for t in passed.inputs if t.requires_grad]
@@ -239,6 +239,11 @@ class PipelineRuntime:
             trained = [p for p in self._parameters(action.stage) if p.requires_grad]
             torch.autograd.backward(outputs, passed.grads, inputs=trained or None)
         self._units.after_weights()
+
+    def _key(self, inputs: Any) -> Hashable:
+        """What determines the shapes of all messages."""
+        root: Any = self._root
+        return _shape(inputs), next(iter(root.stages.values())).program_of(inputs)
 
     def _stage(self, stage: int) -> Any:
         root: Any = self._root
