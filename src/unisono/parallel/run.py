@@ -104,6 +104,8 @@ class Run:
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
+        stages: what each stage of a pipeline runs and sends, if they are cut from the model's program; print it.
+            None: there is no pipeline, or its stages are pieces.
         compression: the buffers of `Plan(compression=...)`; None without, and on one data rank.
     """
 
@@ -130,6 +132,7 @@ class Run:
         self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
         self._mixed = has_mixed_parameters(self._trained.values())
         self.cut = None if built.decision is None else built.decision.cut
+        self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None

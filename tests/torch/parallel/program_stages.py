@@ -84,7 +84,11 @@ def with_aux(output: Any, targets: Tensor) -> Tensor:
 
 def check_connections_dicts_and_ties_under_every_schedule(folder: Path) -> None:
     for plan in SCHEDULES:
-        same(plan, Skips, batches(), with_aux, sample=batches(1)[0][0])
+        run = same(plan, Skips, batches(), with_aux, sample=batches(1)[0][0])
+    table = str(run.stages).splitlines()
+    assert table[0].split()[:2] == ["stage", "from"]
+    assert "the beginning" in table[1]
+    assert "blocks." in table[2]
 
 
 def check_other_shapes_and_evaluation(folder: Path) -> None:

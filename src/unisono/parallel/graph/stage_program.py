@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,11 @@ class Item:
     writes: frozenset[int] = frozenset()
     parameters: frozenset[str] = frozenset()
     free: bool = False
+
+    @property
+    def last(self) -> int:
+        """The operator after it."""
+        return self.first + 1 if self.frame is None else self.frame.last
 
 
 @dataclass
@@ -86,6 +92,7 @@ class StageProgram:
     Args:
         model: of the graph, or a copy of it: its modules tell which parameters each has.
     Attributes:
+        starts: where the stages but the first begin.
         stages: one after the other.
         open: modules (paths) that span stages.
         written: memory that some operator writes in place.
@@ -94,7 +101,7 @@ class StageProgram:
     """
 
     def __init__(self, graph: Graph, model: nn.Module, starts: Sequence[StageStart]) -> None:
-        self.graph = graph
+        self.graph, self.starts = graph, list(starts)
         self.written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
         self._places = [place_of(graph, start) for start in starts]
         if self._places != sorted(set(self._places)):
@@ -286,6 +293,34 @@ class StageProgram:
 
     def _firsts(self, node: Node) -> list[int]:
         return [self.graph.frames[number].first for number in node.frames]
+
+    def __str__(self) -> str:
+        """A table: what each stage runs, and what it sends for the rows of the sample."""
+        graph = self.graph
+        sizes = {name: math.prod(graph.values[number].shape) for name, number in graph.names.items()}
+        begins = ["the beginning", *(f"{start.path} (call {start.call + 1})" for start in self.starts)]
+        rows = [("stage", "from", "calls", "operators", "parameters", "GFLOP", "values sent", "MB sent")]
+        for number, (begin, stage) in enumerate(zip(begins, self.stages, strict=True)):
+            nodes = [
+                node
+                for item in stage.items
+                for node in ([item.node] if item.node else graph.nodes[item.first : item.last])
+            ]
+            held = sum(sizes.get(name, 0) for name in stage.parameters)
+            sent = sum(graph.values[value].nbytes for value in stage.goes)
+            rows.append(
+                (
+                    str(number), begin, str(sum(item.frame is not None for item in stage.items)),
+                    str(sum(item.node is not None for item in stage.items)), f"{held:,}",
+                    f"{sum(node.flops for node in nodes) / 1e9:.4g}", str(len(stage.goes)),
+                    f"{sent / 1e6:.4g}",
+                )
+            )  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
 
     @functools.cached_property
     def digest(self) -> str:
