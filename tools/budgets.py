@@ -20,6 +20,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/graph/rules.py": "the rule of each operator, and their table",
+    "src/unisono/parallel/run.py": "Run: every call of the user; mostly signatures and docstrings",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",

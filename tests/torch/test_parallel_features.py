@@ -10,7 +10,9 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "frozen", "kept_buffers", "masks", "weights")
+MODULES += ("foreign", "adversarial", "fused_saves", "program_stages", "program_axes")
+MODULES += ("frozen", "kept_buffers", "masks", "weights")
+OF_FOUR = ("errors", "program_axes")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -26,7 +28,7 @@ def checks_of(*modules: str) -> list[tuple[str, str]]:
 @pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
 @each(("module", "check"), checks_of(*MODULES))
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4 if module == "errors" else 2)
+    run_check(forks, tmp_path, module, check, ranks=4 if module in OF_FOUR else 2)
 
 
 @pytest.mark.timeout(500)

@@ -23,7 +23,7 @@ def check_arguments(
             optimizer,
             "a function that makes one: lambda params: AdamW(params)",
         ),
-        "loss": (callable(loss), loss, "a function of (output, targets)"),
+        "loss": (loss is None or callable(loss), loss, "a function of (output, targets), or None"),
         "pieces": (pieces is None or isinstance(pieces, Sequence), pieces, "a list of modules"),
         "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
     }
@@ -32,25 +32,51 @@ def check_arguments(
             raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
 
 
-def check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
-    """Refuse an optimizer of something else, such as the model's parameters before they were cut."""
+def optimizers_of(made: Any, trained: dict[str, nn.Parameter], *, swap: bool) -> list[torch.optim.Optimizer]:
+    """The optimizers that the caller's function made: one, or a list of several.
+
+    Args:
+        made: what it returned; of no interest where this rank trains nothing.
+        swap: parameters are swapped, and one optimizer has all of them.
+    Raises:
+        TypeError: it is something else.
+        ValueError: an optimizer has something else, such as the parameters before they were cut, or two of
+            them have the same.
+    """
     if not trained:
-        return
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(
-            f"parallelize: optimizer returned a {type(made).__name__}, expected torch.optim.Optimizer"
+        return []
+    found = [*made] if isinstance(made, (list, tuple)) else [made]
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(
+                f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
+            )
+    if not found or (swap and len(found) > 1):
+        raise ValueError(
+            f"parallelize: optimizer returned {len(found)} optimizers, expected "
+            f"one{'' if swap else ' or more'}"
         )
+    has = [p for one in found for group in one.param_groups for p in group["params"]]
+    if len(set(has)) < len(has):
+        raise ValueError("parallelize: two optimizers have the same parameter, which each would change")
     known = set(trained.values())
-    foreign = sum(p not in known for group in made.param_groups for p in group["params"])
+    foreign = sum(p not in known for p in has)
     if foreign:
         raise ValueError(
             f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
             "make it of the list that the function gets"
         )
+    return found
 
 
-def two(batch: object) -> tuple[Any, Any]:
-    """Return inputs and targets."""
+def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
+    """Return inputs and targets.
+
+    Args:
+        own_loss: the model computes its loss: a batch is its inputs, whose labels are the targets.
+    """
+    if own_loss:
+        return batch, batch.get("labels", ()) if isinstance(batch, dict) else ()
     if not isinstance(batch, (tuple, list)):
         raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
     if len(batch) != 2:

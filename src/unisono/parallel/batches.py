@@ -6,6 +6,7 @@ Dimension 0 of every tensor counts the rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -80,14 +81,28 @@ class RankBatches(Iterable[Any]):
     def __init__(self, loader: Iterable[Any], part: int, parts: int) -> None:
         _check_sampler(loader)
         self._loader, self._part, self._parts = loader, part, parts
+        self._generator, self._taken, self._skipped = "", 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in this epoch: how many batches were taken, and what drew their order."""
+        return {"taken": self._taken, "generator": self._generator}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next epoch at this place: after the batches that were taken, in the same order."""
+        self._skipped, self._generator = int(state["taken"]), str(state["generator"])
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
+        self._taken, skipped, self._skipped = self._skipped, self._skipped, 0
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            yield from self._indexed(loader)
-            return
-        for batch in loader:
-            yield cut_rows(batch, *self._own(rows_of(batch)))
+            mine = self._indexed(loader, skipped)
+        else:
+            whole = itertools.islice(loader, skipped, None)
+            mine = (cut_rows(batch, *self._own(rows_of(batch))) for batch in whole)
+        for batch in mine:
+            self._taken += 1
+            yield batch
+        self._taken, self._generator = 0, ""
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -101,11 +116,28 @@ class RankBatches(Iterable[Any]):
         first = sum(counts[: self._part])
         return first, first + counts[self._part]
 
-    def _indexed(self, loader: DataLoader[Any]) -> Iterator[Any]:
+    def _drawn(self, sampler: Any, *, again: bool) -> list[Any]:
+        """The order of an epoch. `again`: that of the epoch from which a state was loaded."""
+        inner = getattr(sampler, "sampler", sampler)
+        generator = getattr(inner, "generator", None) or torch.default_generator
+        now = generator.get_state()
+        if again and self._generator:
+            generator.set_state(torch.tensor(list(bytes.fromhex(self._generator)), dtype=torch.uint8))
+        self._generator = bytes(generator.get_state().tolist()).hex()
+        order = list(sampler)
+        if again:
+            generator.set_state(now)
+        return order
+
+    def _indexed(self, loader: DataLoader[Any], skipped: int) -> Iterator[Any]:
         batched = loader.batch_sampler is not None  # else an item of the dataset is a whole batch
         sampler: Any = loader.batch_sampler if batched else loader.sampler
-        drawn: list[Any] = [list(sampler)] if dist.get_rank() == 0 else [None]
+        again = skipped > 0 or bool(self._generator)
+        drawn: list[Any] = [None, None]
+        if dist.get_rank() == 0:
+            drawn = [self._drawn(sampler, again=again)[skipped:], self._generator]
         dist.broadcast_object_list(drawn, src=0, device=torch.device("cpu"))
+        self._generator = drawn[1]
         own = []
         for batch in drawn[0] if batched else ():
             first, stop = self._own(len(batch))
@@ -113,7 +145,7 @@ class RankBatches(Iterable[Any]):
         order: dict[str, Any] = (
             {"batch_sampler": own} if batched else {"sampler": drawn[0], "batch_size": None}
         )
-        again: DataLoader[Any] = DataLoader(
+        loaded: DataLoader[Any] = DataLoader(
             loader.dataset,
             **order,
             num_workers=loader.num_workers,
@@ -122,7 +154,7 @@ class RankBatches(Iterable[Any]):
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
         )
-        for batch in again:
+        for batch in loaded:
             yield batch if batched else cut_rows(batch, *self._own(rows_of(batch)))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import warnings
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  (what PyTorch's reader raises; nothing is unpickled here)
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FSDPModule
 
+from .fused_names import FusedLayer, FusedNames, fill_part
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from torch.distributed.checkpoint.metadata import Metadata
@@ -43,6 +47,7 @@ class RunState:
         about: the run's own numbers, equal on all ranks; becomes JSON.
         elsewhere: values of parameters that are not where the parameter is.
         kept: the buffers of compressed gradients; None: there are none.
+        fused: layers for which several stand.
         replica: this rank's, among those whose optimizers differ.
         outer: of replicas that train on their own.
     """
@@ -52,23 +57,25 @@ class RunState:
         root: nn.Module,
         named: dict[str, nn.Parameter],
         buffers: dict[str, Tensor],
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         about: dict[str, Any],
         elsewhere: dict[nn.Parameter, Tensor] | None = None,
         kept: CompressionCheckpoint | None = None,
+        fused: Sequence[FusedLayer] = (),
         *,
         replica: int = 0,
         outer: OuterOptimizer | None = None,
     ) -> None:
+        self._fused = fused
         self._root, self._named, self._buffers = root, named, buffers
-        self._optimizer, self.about = optimizer, about
+        self._optimizers, self.about = optimizers, about
         self._elsewhere, self._kept = elsewhere or {}, kept
         self._outer, self._moments_at = outer, f"replica.{replica}.optimizer" if replica else "optimizer"
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
         self._gathered_no_more()
-        found: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
+        found: dict[str, Tensor] = {f"model.{name}": self.value(p) for name, p in self._named.items()}
         found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
@@ -77,7 +84,8 @@ class RunState:
                     value if isinstance(value, Tensor) else _bytes(value)
                 )
         found |= {} if self._outer is None else self._outer.tensors()
-        return found | {"run": _bytes(self.about)} | ({} if self._kept is None else self._kept.tensors())
+        about = self.about | {"fused": [layer.about() for layer in self._fused]}
+        return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
     def load(self, folder: Path) -> None:
         """Fill all of it from a checkpoint that any plan saved."""
@@ -86,7 +94,11 @@ class RunState:
             described = dcp.FileSystemReader(folder).read_metadata()
         except (EOFError, UnpicklingError) as error:
             raise ValueError(f"{folder} cannot be read ({error!r}): it is damaged") from error
-        wanted: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
+        others = self._others(described, folder)
+        moved = dict(others.moved(self._named))
+        wanted: dict[str, Tensor] = {
+            f"model.{name}": self.value(p) for name, p in self._named.items() if name not in moved
+        }
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
         moments_at = self._moments_at
@@ -95,10 +107,10 @@ class RunState:
         outer = {} if self._outer is None else self._outer.tensors()
         wanted |= {key: value for key, value in outer.items() if key in described.state_dict_metadata}
         for name, _, _ in self._trained():
-            if _was_frozen(described, name):
+            if name in moved or _was_frozen(described, name):
                 continue
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
-            wanted |= _moments(described, f"{moments_at}.{name}", self._value(self._named[name]))
+            wanted |= _moments(described, f"{moments_at}.{name}", self.value(self._named[name]))
         kept = [] if self._kept is None else self._kept.wanted(described.state_dict_metadata)
         wanted |= {key: _room(described, key) for key in kept}
         missing = [key for key in wanted if key not in described.state_dict_metadata]
@@ -106,13 +118,52 @@ class RunState:
             raise ValueError(
                 f"{folder} has no {missing[0]!r} ({len(missing)} missing): it is of another model"
             )
-        try:
-            dcp.load(wanted, checkpoint_id=folder)
-        except CheckpointException as error:  # no Exception: it would pass by callers
-            raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
+        _read(wanted, folder)
+        for name, sources in moved.items():
+            wanted |= self._made(described, folder, others, name, sources, moments_at)
         self._take(wanted, moments_at)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
+
+    def _others(self, described: Metadata, folder: Path) -> FusedNames:
+        """How the names of the checkpoint differ from those of this model."""
+        run = {"run": _room(described, "run")}
+        _read(run, folder, alone=True)
+        there = [FusedLayer(**about) for about in _value(run["run"]).get("fused", [])]
+        return FusedNames(self._fused, there, lambda name: f"model.{name}" in described.state_dict_metadata)
+
+    def _made(
+        self,
+        described: Metadata,
+        folder: Path,
+        others: FusedNames,
+        name: str,
+        sources: list[str],
+        moments_at: str,
+    ) -> dict[str, Tensor]:
+        """Fill a parameter from those that stand for it in the checkpoint; return its optimizer state."""
+
+        def whole(prefix: str, suffix: str) -> list[Tensor]:
+            keys = [f"{prefix}{source}{suffix}" for source in sources]
+            room = {key: _room(described, key) for key in keys}
+            _read(room, folder, alone=True)
+            return [room[key] for key in keys]
+
+        value = self.value(self._named[name])
+        fill_part(value, others.made(name, whole("model.", "")))
+        found: dict[str, Tensor] = {}
+        saved = described.state_dict_metadata
+        if f"options.{sources[0]}" in saved and any(name == one for one, _, _ in self._trained()):
+            found[f"options.{name}"] = whole("options.", "")[0]
+            begin = f"{moments_at}.{sources[0]}."
+            for key in [key.removeprefix(begin) for key in saved if key.startswith(begin)]:
+                parts = whole(f"{moments_at}.", f".{key}")
+                if parts[0].dim() > 0 and parts[0].shape == _room(described, f"model.{sources[0]}").shape:
+                    found[f"{moments_at}.{name}.{key}"] = torch.zeros_like(value, dtype=parts[0].dtype)
+                    fill_part(found[f"{moments_at}.{name}.{key}"], others.made(name, parts))
+                else:
+                    found[f"{moments_at}.{name}.{key}"] = parts[0]
+        return found
 
     def _take(self, loaded: dict[str, Tensor], moments_at: str) -> None:
         self.about = _value(loaded["run"])
@@ -129,13 +180,16 @@ class RunState:
 
     def _trained(self) -> list[tuple[str, dict[str, Any], Any]]:
         """(name, its group of the optimizer, its optimizer state) of each parameter the optimizer has."""
-        if self._optimizer is None:
-            return []
         names = {id(parameter): name for name, parameter in self._named.items()}
-        groups = self._optimizer.param_groups
-        return [(names[id(p)], group, self._optimizer.state[p]) for group in groups for p in group["params"]]
+        return [
+            (names[id(p)], group, optimizer.state[p])
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
 
-    def _value(self, parameter: nn.Parameter) -> Tensor:
+    def value(self, parameter: nn.Parameter) -> Tensor:
+        """The values of a parameter, wherever they are."""
         return self._elsewhere.get(parameter, parameter.data)
 
     def _gathered_no_more(self) -> None:
@@ -143,6 +197,33 @@ class RunState:
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> None:
+    """Fill tensors. `alone`: other ranks need not call this."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process")
+            dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
+    except CheckpointException as error:  # no Exception: it would pass by callers
+        raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
+
+
+def states(name: str, thing: Any) -> Any:
+    """The state of an object that is saved beside the run.
+
+    Raises:
+        TypeError: it cannot be saved.
+    """
+    try:
+        state = thing.state_dict()
+        json.dumps(state)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"save: {name!r} is a {type(thing).__name__} whose state cannot be saved ({error}): it needs a "
+            "state_dict() of numbers, strings, lists and dicts"
+        ) from error
+    return state
 
 
 def _cause(error: CheckpointException) -> str:

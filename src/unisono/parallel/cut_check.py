@@ -25,9 +25,10 @@ from torch.overrides import TorchFunctionMode
 
 from .batches import cut_rows, rows_of, tensors_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
-from .families import ModelFamily, family_of
+from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
+from .graph.capture import draws_in_python, python_states
 from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
 
@@ -74,6 +75,7 @@ class CutCheck:
     Args:
         model: with its values, or on the meta device.
         fill: gives a copy on the meta device its values.
+        output: of the model -> what the loss takes.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class CutCheck:
         cuts: dict[str, str] | None,
         cut: Cut,
         fill: Callable[[nn.Module], object],
+        output: Callable[[Any], Any] = identity,
     ) -> None:
+        self._output = output
         try:
             self._model, self._pieces = copy.deepcopy((model, pieces))
         except Exception as error:
@@ -109,9 +113,12 @@ class CutCheck:
         _scatter(self._model)
         whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
         with torch.enable_grad():
-            forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh)
+            forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh, self._output)
+            drawn = python_states()
             with drawing(SEED, device), NoDropout():
                 alone, batch = _alone(whole, forward, batch, loss)
+            if python_states() != drawn:
+                raise ValueError(f"{draws_in_python(type(whole).__name__)}, or leave out tensor=")
             family = family_of(model, pieces, self._cuts)
             region = cut_model(model, self._cut, mesh.part("tensor"))
             if not self._cut.proved:
@@ -119,7 +126,7 @@ class CutCheck:
             sums = [TiedParameter(name, mesh.group("tensor"), 1, "up::sums") for name in self._cut.sums]
             for module in [*family.units, model]:
                 module.register_forward_hook(own_memory)
-            forward = _forward(model, family, mesh)
+            forward = _forward(model, family, mesh, self._output)
 
             def still() -> tuple[str, str] | None:
                 with drawing(SEED, device), NoDropout():
@@ -211,7 +218,9 @@ _DROPOUTS = {
 }  # fmt: skip
 
 
-def _forward(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> Callable[[Any], Any]:
+def _forward(
+    model: nn.Module, family: ModelFamily, mesh: PlanMesh, output: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
     """What the plan computes: the model, or its pieces one after the other."""
 
     def call(module: Any, inputs: Any) -> Any:
@@ -220,8 +229,8 @@ def _forward(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> Callable[
         return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
     def forward(inputs: Any) -> Any:
-        if mesh.plan.pipeline == 1:
-            return family.output(call(model, inputs))
+        if mesh.plan.pipeline == 1 or not family.pieces:
+            return output(call(model, inputs))
         for piece in family.pieces:
             inputs = call(piece, inputs)
         return inputs

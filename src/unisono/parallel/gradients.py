@@ -98,6 +98,8 @@ def add_up(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter]) -> Non
     for tie in ties:
         parameter = named.get(tie.name)
         if parameter is not None and parameter.requires_grad:
+            if parameter.grad is None and tie.ranks == 1:
+                continue  # all ranks of a tensor group run one program: none of them has a gradient
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum

@@ -1,7 +1,15 @@
-"""What each micro-batch counts in the loss: its rows, or what `weigh` says of its targets.
+"""What each micro-batch counts in the loss: its rows, its labels, or what `weigh` says of its targets.
 
 The loss of a step is the mean over all micro-batches of all data ranks, each weighed by its count. A loss
 that is a mean over labels, some of which are ignored, needs the number of those that count.
+
+| `weigh` | the loss of a micro-batch is |
+|---|---|
+| None | a mean over rows, or over labels of which all parts ignore the same share |
+| "rows" | a mean over rows |
+| "tokens" | a mean over its labels that are not ignored |
+| a function of the targets | a mean over as many labels as it returns |
+| "counted" | a sum, which the loss returns with the number over which it is one: (sum, count) |
 """
 
 from __future__ import annotations
@@ -26,13 +34,99 @@ EVEN = 1e-9
 IGNORED = -100  # what PyTorch's losses and Hugging Face's models ignore
 
 
-def check_weigh(weigh: object) -> None:
-    """Raise TypeError if `weigh` is neither a function, "rows" nor None."""
-    if weigh is not None and weigh != "rows" and not callable(weigh):
+WORDS = ("rows", "tokens", "counted")
+
+
+def check_weigh(weigh: object, *, own_loss: bool = False) -> None:
+    """Raise TypeError or ValueError if `weigh` is neither a function, one of WORDS, nor None.
+
+    Args:
+        own_loss: the model computes its loss itself.
+    """
+    if weigh is None or callable(weigh):
+        return
+    if not isinstance(weigh, str):
         raise TypeError(
             f"parallelize: weigh is a {type(weigh).__name__}, expected a function of the targets, "
-            '"rows" or None'
+            f"one of {', '.join(WORDS)}, or None"
         )
+    if weigh not in WORDS:
+        raise ValueError(f"parallelize: weigh is {weigh!r}, expected one of {', '.join(WORDS)}")
+    if weigh == "counted" and own_loss:
+        raise ValueError(
+            'parallelize: weigh="counted" is for a loss= that returns (sum, count); with loss=None the model '
+            'returns its mean: write weigh="tokens"'
+        )
+
+
+def resolved(weigh: Weigh, ignored: int, model: object, *, own_loss: bool) -> Weigh:
+    """`weigh` with a function for "tokens".
+
+    A causal model of Hugging Face that computes its loss itself shifts the labels: the first of each row is
+    left out.
+    """
+    if weigh != "tokens":
+        return weigh
+    name = type(model).__name__
+    shifts = own_loss and (
+        getattr(model, "loss_type", None) == "ForCausalLM" or name.endswith(("ForCausalLM", "LMHeadModel"))
+    )
+
+    def tokens(targets: Any) -> int:
+        labels = [t for t in tensors_of(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+        if not labels:
+            raise ValueError(
+                'weigh="tokens" counts integer labels, and this batch has none; write weigh= as a function'
+            )
+        return sum(int(((label[:, 1:] if shifts else label) != ignored).sum()) for label in labels)
+
+    return tokens
+
+
+def own_loss(output: Any, _labels: Any) -> Tensor:
+    """The loss that the model has computed itself.
+
+    Raises:
+        TypeError: it has computed none.
+    """
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise TypeError(
+            f"loss=None takes the loss of the model's output, and this {type(output).__name__} has none: "
+            "give "
+            'the model labels, as batch["labels"], or write loss=fn'
+        )
+    return found.reshape(())
+
+
+def pair(value: Any) -> tuple[Tensor, float]:
+    """What a loss returned under weigh="counted".
+
+    Raises:
+        TypeError: it is not (sum, count).
+    """
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor)):
+        raise TypeError(
+            f'weigh="counted": the loss returned a {type(value).__name__}, expected (sum, count), a tensor '
+            "and the "
+            "number of labels in it"
+        )
+    return value[0], _count(value[1])
+
+
+def mean(value: Any) -> Tensor:
+    """What a loss returned.
+
+    Raises:
+        TypeError: it is no tensor of one value.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"the loss returned a {type(value).__name__}, expected a tensor, the mean over the rows. One "
+            "that "
+            'returns (sum, count) needs parallelize(..., weigh="counted")'
+        )
+    return value
 
 
 def ignored_by(loss: object) -> int:
@@ -65,6 +159,8 @@ def cut_batch(
         noted = _batch_weights(micros, weigh, ignored, mesh)
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
+    if weigh == "counted":
+        return micros, [1.0 / sum(rows)] * len(micros)
     if callable(weigh):
         total = float(largest.sum())
         if total == 0:
@@ -74,7 +170,8 @@ def cut_batch(
         raise ValueError(
             f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
             "parts' means is not the mean over labels. Write parallelize(..., weigh=lambda targets: "
-            f'(targets != {ignored}).sum()), or weigh="rows" if the loss is a mean over rows'
+            f'(targets != {ignored}).sum()), weigh="tokens" if it is the mean over all labels that are not '
+            'ignored, or weigh="rows" if it is a mean over rows'
         )
     return micros, [rows_of([x, y]) / sum(rows) for x, y in micros]
 
@@ -90,7 +187,7 @@ def _batch_weights(
     if callable(weigh):
         counts = [_count(weigh(targets)) for _, targets in micros]
         return _BatchWeights(counts, (0.0, sum(counts)))
-    if weigh == "rows" or not micros or (len(micros) == 1 and mesh.plan.data == 1):
+    if weigh in ("rows", "counted") or not micros or (len(micros) == 1 and mesh.plan.data == 1):
         return _BatchWeights([], (1.0, 1.0))
     shares = [_kept(targets, ignored) for _, targets in micros]
     return _BatchWeights([], (min(shares), max(shares)))

@@ -17,7 +17,7 @@ as Hugging Face's models do; the user's function. This is the order of a constru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -118,16 +118,22 @@ class Initializer:
             kept: called with the first path and each new parameter, once its group is complete.
         """
         made: dict[Tensor, Tensor] = {}  # what stands for it now: tied parameters stay one
-        for number, places in sorted(self._wanted(top).items()):
+        for number, places in sorted(self._wanted(top.modules()).items()):
             self._fill(number, places, made)
             if kept is not None:
                 for first, value in {place.first: made[place.value] for place in places}.items():
                     if isinstance(value, nn.Parameter):
                         kept(first, value)
 
-    def _wanted(self, top: nn.Module) -> dict[int, list[_TensorSlot]]:
-        """What has no values in `top`, by the group that makes them."""
-        inside, wanted = set(top.modules()) if self else set(), dict[int, list[_TensorSlot]]()
+    def fill_own(self, modules: Iterable[nn.Module]) -> None:
+        """Give these modules' own parameters and buffers their values, not those of modules in them."""
+        made: dict[Tensor, Tensor] = {}
+        for number, places in sorted(self._wanted(modules).items()):
+            self._fill(number, places, made)
+
+    def _wanted(self, modules: Iterable[nn.Module]) -> dict[int, list[_TensorSlot]]:
+        """What has no values in these modules, by the group that makes them."""
+        inside, wanted = set(modules) if self else set(), dict[int, list[_TensorSlot]]()
         for path, module in self._model.named_modules():
             if module not in inside:
                 continue

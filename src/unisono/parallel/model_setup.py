@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +15,22 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .cut_check import CutCheck, should_check
-from .families import ModelFamily, family_of
+from .families import ModelFamily, family_of, identity
 from .gradients import TiedParameter
+from .graph.capture import CaptureError
 from .graph.cut import Cut
 from .graph.fused import split_
+from .loss_parameters import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_buffers import ModelBuffers
+from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PipelineStages, balance, forget, measure_costs
+from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measure_costs
 from .replicated_parameters import ReplicatedParameters
-from .sharded_parameters import shard_units
-from .shared import Decision, decide
+from .sharded_parameters import TYPES, shard_units
+from .shared import Decision, decide, guess
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class ModelSetup:
     trial: CutCheck | None = None  # of the cut on the tensor axis, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
+    programs: StagePrograms | None = None  # from which the stages are cut
+    elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -74,18 +79,18 @@ class ModelSetup:
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""
-        here = set(self.units.root.modules())
-        inside = [(path, module) for path, module in self.model.named_modules() if module in here]
+        inside = [
+            (path, module) for path, module in self.model.named_modules() if module not in self.elsewhere
+        ]
         return ModelBuffers(inside, self.family.units if self.mesh.plan.recompute else (), mesh)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
         """Every persistent buffer of this rank's stages by its name in the user's model."""
-        here = set(self.units.root.modules())
         return {
             f"{path}.{name}".lstrip("."): buffer
             for path, module in self.model.named_modules()
-            if module in here
+            if module not in self.elsewhere
             for name, buffer in module.named_buffers(recurse=False)
             if persistent(module, name)
         }
@@ -101,29 +106,31 @@ def set_up(
     seed: int | None = None,
     init: Init | None = None,
     check: bool | None = None,
+    own_loss: bool = False,
 ) -> ModelSetup:
-    """See `parallelize`."""
+    """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
     initial = Initializer(model, seed=seed, init=init)
-    if initial and sample is not None:
-        raise ValueError(
-            "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
-            "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
-        )
     drawn = 0
     if dist.is_initialized():  # otherwise the mesh says so
         initial.seed, drawn = _agree(model, plan, initial.seed)
     mesh = PlanMesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
+    if own_loss:
+        family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     _same_everywhere(model)
     if plan.recompute:
         _forget_caches(model)
     trial, region, decision = None, None, None
+    programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
-        decision = decide(model, family, plan, cuts=cuts, sample=sample)
+        opened = None if programs is None else programs.first.open
+        decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
         _check_cut(model, decision, plan)
         if should_check(model, family, decision.cut, check):
             fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = CutCheck(model, pieces, cuts, decision.cut, fill)
+            trial = CutCheck(
+                model, pieces if programs is None else [], cuts, decision.cut, fill, family.output
+            )
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)
@@ -136,14 +143,18 @@ def set_up(
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
-        built = _staged(model, family, mesh, sample, names, initial)
+        built = _staged(model, family, mesh, programs, sample, names, initial)
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    if plan.tensor > 1 or plan.pipeline > 1:
+        sums = [] if decision is None else decision.cut.sums
+        built.runtime.loss_parameters = LossParameters(model, sums, plan.tensor)
     if decision is not None:
+        decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
 
@@ -230,37 +241,77 @@ def _sums(cut: Cut, names: dict[str, str], mesh: PlanMesh) -> list[TiedParameter
     return [TiedParameter(names[name], group, 1, "up::sums") for name in cut.sums]
 
 
+def _programs(
+    model: nn.Module, family: ModelFamily, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any
+) -> StagePrograms | None:
+    """The program from which stages are cut; None: pieces that run one after the other are the stages."""
+    given = pieces is not None or isinstance(model, nn.Sequential)
+    if given or (
+        family.pieces and not family.no_pieces and (sample is None or isinstance(sample, torch.Tensor))
+    ):
+        return None
+    if plan.cuts is not None:
+        raise ValueError(
+            f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "
+            "its program. Leave cuts out, or write parallelize(..., pieces=[first, second, ...])"
+        )
+    inputs = sample if sample is not None else guess(model)
+    remedy = "Write parallelize(..., sample=inputs of a batch), or pieces=[first, second, ...]"
+    if inputs is None:
+        raise ValueError(
+            f"pipeline={plan.pipeline}: nothing says in which order {type(model).__name__} runs its modules: "
+            f"no sample= was given, and no inputs follow from its first layer. {remedy}"
+        )
+    _forget_caches(model)
+    dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+    try:
+        return StagePrograms(model, inputs, plan.stages, dtype)
+    except CaptureError as error:
+        raise CaptureError(
+            f"pipeline={plan.pipeline}: stages are cut from the program of {type(model).__name__}, which "
+            f"could not be recorded: {error}. {remedy}"
+        ) from error
+
+
 def _staged(
     model: nn.Module,
     family: ModelFamily,
     mesh: PlanMesh,
+    programs: StagePrograms | None,
     sample: Any,
     names: dict[str, str],
     initial: Initializer,
 ) -> ModelSetup:
     plan = mesh.plan
-    if not family.pieces:
-        raise ValueError(
-            f"pipeline={plan.pipeline}: no rule says in which order {type(model).__name__} runs its "
-            f"modules. Make it an "
-            "nn.Sequential, or write parallelize(..., pieces=[first, second, ...])"
-        )
-    if family.no_pieces:
-        raise ValueError(family.no_pieces)
-    starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
-    if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
-        raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
-    bounds = [0, *starts, len(family.pieces)]
+    starts: Sequence[int] = ()
+    stages: list[Any]
+    if programs is None:
+        if initial and sample is not None:
+            raise ValueError(
+                "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
+                "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
+            )
+        starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
+        if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
+            raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
+        bounds = [0, *starts, len(family.pieces)]
+        stages = [
+            PieceStage(family.pieces[first:stop], first=first == 0)
+            for first, stop in itertools.pairwise(bounds)
+        ]
+    else:
+        stages = [ProgramStage(programs, stage, model) for stage in range(plan.stages)]
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
-    stages: list[Sequence[nn.Module]] = [
-        family.pieces[first:stop] for first, stop in itertools.pairwise(bounds)
-    ]
     here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
     ties = _ties(model, stages, rank_of, mesh)
-    kept = [piece for pieces in here.values() for piece in pieces]
-    forget(model, kept)
-    inside = {module for piece in kept for module in piece.modules()}
     container = PipelineStages(here)
+    inside = set(container.modules())
+    elsewhere = {module for stage in stages for module in stage.modules()} - inside
+    forget(model, here.values())
+    for stage in here.values() if programs is not None and initial else ():
+        initial.fill_own(stage.owners)
+        stage.take_bare()
+        forget(model, here.values())
     units = shard_units(
         container,
         [unit for unit in family.units if unit in inside],
@@ -268,16 +319,16 @@ def _staged(
         last=plan.stages - 1 in here,
         initial=initial,
     )
-    return ModelSetup(
-        model,
-        units,
-        mesh,
-        family,
-        PipelineRuntime(units, mesh, family.output, single=False),
-        ties,
-        tuple(starts),
-        names,
-    )
+    output: Callable[[Any], Any] = identity
+    if programs is not None:
+        output = family.output
+        for stage in here.values():
+            stage.return_bare()
+        programs.note(model, mesh.group("pipeline"))
+    runtime = PipelineRuntime(units, mesh, output, single=False)
+    built = ModelSetup(model, units, mesh, family, runtime, ties, tuple(starts), names)
+    built.programs, built.elsewhere = programs, elsewhere
+    return built
 
 
 def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
@@ -291,12 +342,12 @@ def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int
 
 
 def _ties(
-    model: nn.Module, stages: Sequence[Sequence[nn.Module]], rank_of: Sequence[int], mesh: PlanMesh
+    model: nn.Module, stages: Sequence[nn.Module], rank_of: Sequence[int], mesh: PlanMesh
 ) -> list[TiedParameter]:
     """Parameters that stages on several ranks have. All ranks make the groups, in one order."""
     owners: dict[nn.Parameter, set[int]] = {}
-    for stage, pieces in enumerate(stages):
-        for parameter in {p for piece in pieces for p in piece.parameters()}:
+    for stage, module in enumerate(stages):
+        for parameter in module.parameters():
             owners.setdefault(parameter, set()).add(rank_of[stage])
     ties = []
     for name, parameter in model.named_parameters():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from .arguments import check_arguments, check_optimizer, check_trained, raise_changed, raise_twice, two
+from .arguments import check_arguments, check_trained, optimizers_of, raise_changed, raise_twice, two
 from .batches import RankBatches
-from .checkpoint import CheckpointWriter, RunState, newest
+from .checkpoint import CheckpointWriter, RunState, newest, states
 from .compression.checkpoint import CompressionCheckpoint
 from .failures import RunFailures
+from .fused_names import fused_layers
 from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
 from .layouts.cost import Link
-from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by
+from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by, own_loss, resolved
 from .materialize import Init
 from .model_setup import ModelSetup, Optimizer, Parameters, set_up
 from .optimizer_step import has_mixed_parameters, step
 from .outer_optimizer import OuterOptimizer
-from .pipeline.proof import prove
 from .pipeline.runtime import StepInput
-from .pipeline.schedule import Schedule, schedule
+from .pipeline.schedule import Schedule
 from .pipeline.timeline import Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
+from .prediction import joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
+from .weights import export, weights_of
 
 
 def parallelize(
@@ -44,7 +45,7 @@ def parallelize(
     plan: Plan,
     *,
     optimizer: Optimizer,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Callable[[Any, Any], Any] | None,
     pieces: Sequence[nn.Module] | None = None,
     cuts: dict[str, str] | None = None,
     sample: Any = None,
@@ -58,8 +59,11 @@ def parallelize(
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
-        optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
-        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face models give their logits.
+        optimizer: makes the optimizer, or a list of several, from this rank's parameters, a list with the
+            attribute `named`.
+        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
+            models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
+            dict with "labels".
         pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
         cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
             place of the cut that follows from the model's program; or -> "whole", exceptions from it.
@@ -70,18 +74,22 @@ def parallelize(
             the module's own initialisation, and may be all there is.
         check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
             if nothing proves it, and the model has less than 100 MB of parameters. False: never.
-        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "rows": it is a
-            mean over rows. None: likewise, and ignored labels that are unevenly spread are an error.
+        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
+            that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
+            unevenly spread are an error. "counted": the loss returns (sum, count).
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
-    check_weigh(weigh)
+    check_weigh(weigh, own_loss=loss is None)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    built = set_up(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
+    built = set_up(
+        model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check,
+        own_loss=loss is None,
+    )  # fmt: skip
     return Run(built, plan, optimizer, loss, weigh)
 
 
@@ -97,6 +105,8 @@ class Run:
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
+        stages: what each stage of a pipeline runs and sends, if they are cut from the model's program; print it.
+            None: there is no pipeline, or its stages are pieces.
         compression: the buffers of `Plan(compression=...)`; None without, and on one data rank.
     """
 
@@ -105,23 +115,25 @@ class Run:
         built: ModelSetup,
         plan: Plan,
         optimizer: Optimizer,
-        loss: Callable[[Any, Any], Tensor],
+        loss: Callable[[Any, Any], Any] | None,
         weigh: Weigh = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
         self.grad_norm: float | None = None
         self.skipped = 0
-        self._built, self._loss = built, loss
-        self._weigh, self._ignored = weigh, ignored_by(loss)
+        self._built, self._loss, self._own_loss = built, loss or own_loss, loss is None
+        self._ignored = ignored_by(loss)
+        self._weigh = resolved(weigh, self._ignored, built.model, own_loss=self._own_loss)
         self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
-        check_optimizer(self.optimizer, self._trained)
+        self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
         self._mixed = has_mixed_parameters(self._trained.values())
         self.cut = None if built.decision is None else built.decision.cut
+        self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
@@ -163,14 +175,16 @@ class Run:
         with self._call(), self._drawing("step"):
             made, work = self._work(batch, train=True)
             try:
-                loss, self._spans = self._built.runtime.run(made, work)
+                loss, count, self._spans = self._built.runtime.run(made, work)
                 add_up(self._trained, self._built.ties)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
-                mean, norm, moved = self._agree(loss, changes=[any(changed), twice is not None])
+                mean, norm, count, moved = self._agree(loss, count, changes=[any(changed), twice is not None])
                 if moved[1]:
                     raise_twice(twice)
-                self._update(norm)
+                ratio = self._ratio(work, count)
+                mean *= ratio
+                self._update(norm, ratio)
                 if moved[0]:
                     self._statistics.synchronize(changed)
                 if self._outer is not None and self._outer.due(self.steps + 1):
@@ -187,14 +201,14 @@ class Run:
         """
         with self._call(), self._drawing("evaluate"):
             made, work = self._work(batch, train=False)
-            loss, _ = self._built.runtime.run(made, work)
+            loss, count, _ = self._built.runtime.run(made, work)
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
-            mean, _, moved = self._agree(loss, norm=False, changes=[name is not None, False])
+            mean, _, count, moved = self._agree(loss, count, norm=False, changes=[name is not None, False])
             if moved[0]:
                 self._statistics.synchronize(changed)
                 raise_changed(name)
-            return mean
+            return mean * self._ratio(work, count)
 
     def explain(self, link: Link | None = None) -> CommunicationReport:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
@@ -233,13 +247,69 @@ class Run:
             f"{self.plan.schedule}, measured", self.plan.pipeline, [s for spans in gathered for s in spans]
         )
 
-    def save(self, folder: str | Path, *, keep: int | None = None, background: bool = False) -> None:
+    @torch.no_grad()
+    def predict(self, inputs: Any) -> Any:
+        """Return what the model returns for this rank's rows, and change nothing. All ranks call this.
+
+        Call `run.model.eval()` first. In a pipeline every rank of it gets the result. The results of several
+        micro-batches are joined along dimension 0, which counts the rows.
+
+        Raises:
+            ValueError: the result of several micro-batches cannot be joined.
+        """
+        with self._call(), self._drawing("predict"):
+            made, work, outputs = prediction(inputs, self._built)
+            self._confirm(work.micros)
+            self._built.runtime.run(made, work)
+            result = joined(outputs, self._built)
+            changed = self._statistics.changed()
+            name = self._statistics.lasting(changed)
+            *_, moved = self._agree(0.0, 0.0, norm=False, changes=[name is not None, False])
+            if moved[0]:
+                self._statistics.synchronize(changed)
+                raise_changed(name)
+            return result
+
+    def weights(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield (name, value) of all parameters and persistent buffers. All ranks iterate to the end.
+
+        Values are whole and in CPU memory on rank 0, one after the other, and None on other ranks. Names and
+        shapes are those of the model before `parallelize`.
+        """
+        with self._state() as state:
+            yield from weights_of(self._built, state.value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state as plain PyTorch has it, on rank 0; empty on others. All ranks call this."""
+        found = {name: value for name, value in self.weights() if value is not None}
+        again = {path: found[name] for path, name in self._built.names.items() if name in found}
+        return again | {name: value for name, value in found.items() if name not in again}
+
+    def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write safetensors in Hugging Face's layout, with the model's configuration.
+
+        `from_pretrained(folder)` reads it. All ranks call this; rank 0 writes, and holds at most
+        `shard_bytes` at a time. Needs the package `safetensors`.
+        """
+        export(self.weights(), self.model, Path(folder), shard_bytes)
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        keep: int | None = None,
+        background: bool = False,
+        also: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
 
         Args:
             keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
+            also: name -> an object whose `state_dict()` is plain data, equal on all ranks: a learning-rate
+                scheduler, or what `shard` returned.
         Raises:
+            TypeError: the state of such an object is more than numbers, strings, lists and dicts.
             RuntimeError: a rank could not write; it says which, and why.
             ValueError: replicas that train on their own have not just met.
         """
@@ -251,23 +321,35 @@ class Run:
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
         self._statistics.synchronize(self._statistics.changed())
+        kept = {name: states(name, thing) for name, thing in (also or {}).items()}
         with self._state() as state:
+            state.about["also"] = kept
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
     def wait(self) -> None:
         """Wait until a save in the background is done; raise its error."""
         self._checkpoints.wait()
 
-    def load(self, folder: str | Path) -> None:
+    def load(self, folder: str | Path, *, also: Mapping[str, Any] | None = None) -> None:
         """Continue from a checkpoint that any plan saved: a `step-N`, or the newest whole one in a folder of
         them.
 
+        Args:
+            also: name -> an object that was saved by this name; its `load_state_dict` is called.
         Raises:
             FileNotFoundError: there is none.
             ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
         with self._state() as state:
             state.load(newest(Path(folder)))
+        saved = state.about.get("also", {})
+        for name, thing in (also or {}).items():
+            if name not in saved:
+                raise ValueError(
+                    f"the checkpoint has no {name!r}; it has {', '.join(saved) or 'nothing'} beside"
+                )
+            thing.load_state_dict(saved[name])
+        self._built.seed = state.about.get("seed", self._built.seed)
         self._statistics.note()
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
@@ -282,19 +364,20 @@ class Run:
 
     @contextlib.contextmanager
     def _state(self) -> Iterator[RunState]:
-        about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
+        about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
         kept = (
             None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh.everyone)
         )
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
-            seen = self.swap.mapped(self.optimizer)
+            seen = self.swap.mapped(*self._optimizers)
         with seen as elsewhere:
             root, buffers = self._built.units.root, self._built.buffers
             replica = 0 if self._outer is None else self.mesh.everyone.place("replica")
             options: dict[str, Any] = {"replica": replica, "outer": self._outer}
-            yield RunState(root, self._named, buffers, self.optimizer, about, elsewhere, kept, **options)
+            options["fused"] = fused_layers(self.model)
+            yield RunState(root, self._named, buffers, self._optimizers, about, elsewhere, kept, **options)
 
     # ---- one step ----
 
@@ -326,73 +409,88 @@ class Run:
         return drawing(seed, self.mesh.axes.device_type)
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
-        inputs, targets = two(batch)
+        inputs, targets = two(batch, own_loss=self._own_loss)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
-        if self._built.decision is not None:
-            self._built.decision.confirm(inputs, self.model)
-        if self._built.trial is not None:
-            self._built.trial.run((inputs, targets), self._loss, self.mesh)
-            self._built.trial = None
+        self._confirm(micros)
         # fully_shard averages over the data ranks; weights are shares of the sum
-        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.mesh.plan.data, train)
-        return _proved_schedule(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
+        counts = self._weigh == "counted"
+        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.mesh.plan.data, train, counts)
+        if self._built.trial is not None:
+            self._built.trial.run((inputs, targets), work.mean, self.mesh)
+            self._built.trial = None
+        return proved_schedule(self.plan, len(micros)), work
+
+    def _confirm(self, micros: Sequence[tuple[Any, Any]]) -> None:
+        """Prove the cuts for the inputs of these micro-batches, where they are new."""
+        if self._built.programs is not None:
+            self._built.programs.confirm(given for given, _ in micros)
+        if self._built.decision is not None:
+            for given, _ in micros:
+                self._built.decision.confirm(given)
 
     def _agree(
-        self, loss: Tensor | float, *, changes: list[bool], norm: bool = True
-    ) -> tuple[float, float | None, list[bool]]:
-        """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, and whether
-        some rank has these changes.
+        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True
+    ) -> tuple[float, float | None, float, list[bool]]:
+        """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, the count.
+        Also return whether some rank has these changes.
         """
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
         counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
-        both = torch.tensor([0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
+        both = torch.tensor([0.0, 0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
+        both[2] = count if counts else 0.0
         if wanted:
             both[1] = self._squared_norm()
         with record_function("up::agree|step"):
             dist.all_reduce(both, group=self.mesh.world)
-        mean, squared, *moved = both.tolist()
-        return mean, squared if wanted else None, [one > 0 for one in moved]
+        mean, squared, total, *moved = both.tolist()
+        return mean, squared if wanted else None, total, [one > 0 for one in moved]
+
+    @staticmethod
+    def _ratio(work: StepInput, count: float) -> float:
+        """What the loss and the gradients have to be multiplied by: sums so far were divided by the rows."""
+        if not work.counts:
+            return 1.0
+        if count == 0:
+            raise ValueError("no label of this batch counts: the loss returned (sum, 0) for all of it")
+        return 1.0 / (work.weights[0] * count)
 
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
         return squared_norm(self._trained, self._built.ties, self.mesh)
 
-    def _update(self, squared: float | None) -> None:
-        """Unscale, clip, step; or skip the step, if any rank overflowed."""
-        factor = 1.0
+    def _update(self, squared: float | None, ratio: float = 1.0) -> None:
+        """Unscale, clip, step; or skip the step, if any rank overflowed.
+
+        Args:
+            ratio: all gradients are to be multiplied by it.
+        """
+        factor = ratio
         if squared is not None:
             overflowed = self.scaler.active and not math.isfinite(squared)
             scale = self.scaler.scale
             if self.scaler.active:
                 self.scaler.update(overflowed)
-            self.grad_norm = math.sqrt(squared) / scale if squared >= 0 else squared
+            self.grad_norm = math.sqrt(squared) / scale * ratio if squared >= 0 else squared
             if overflowed:
                 self.skipped += 1
                 return
-            factor = 1 / scale
+            factor = ratio / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
-        if self.optimizer is None:
-            return
         if self.swap is not None:
-            self.swap.update(self.optimizer, factor)
+            for optimizer in self._optimizers:
+                self.swap.update(optimizer, factor)
         else:
             scale_(self._trained.values(), factor)
-            if self._mixed:
-                step(self.optimizer)
-            else:
-                self.optimizer.step()
+            for optimizer in self._optimizers:
+                if self._mixed:
+                    step(optimizer)
+                else:
+                    optimizer.step()
 
     def _clear(self) -> None:
         for parameter in self._trained.values():
             parameter.grad = None
-
-
-@functools.lru_cache(maxsize=8)
-def _proved_schedule(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
-    made = schedule(name, ranks, parts, chunks)
-    prove(made)
-    return made

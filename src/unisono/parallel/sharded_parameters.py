@@ -17,17 +17,18 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from unisono.torch_internals import fsdp, training
 
+from .graph.capture import STATE
+from .graph.containers import mapped, tensors_in
 from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import nn
 
     from .materialize import Initializer
     from .mesh import PlanMesh
@@ -61,6 +62,7 @@ def shard_units(
         initial.fill(root)
         return ReplicatedParameters(root, mesh)
     _check_dimensions(root, plan)
+    check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
     for unit in wrapped:
         initial.fill(unit)
@@ -85,14 +87,26 @@ def _check_dimensions(root: nn.Module, plan: Plan) -> None:
             )
 
 
+def check_lists(root: nn.Module, what: str) -> None:
+    """Refuse parameters in a plain attribute of a module too: there they stay as they are now."""
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    for path, module in root.named_modules():
+        for leaf, thing in vars(module).items():
+            for tensor in tensors_in(thing, nn.Parameter) if leaf not in STATE else ():
+                if id(tensor) in names:
+                    raise ValueError(
+                        f'the parameter "{names[id(tensor)]}" is also in the attribute "{leaf}" of "{path}", '
+                        f"where it would stay what it is now, and {what} puts others in its place. Put it "
+                        "into an nn.ParameterList, or use zero=0 with f32"
+                    )
+
+
 def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
     the tensor axis forbids it.
     """
-    if isinstance(output, torch.Tensor):
-        return output.clone() if training.is_view(output) else output
-    if type(output) is tuple:
-        return tuple(own_memory(_module, _args, part) for part in output)
+    if any(map(training.is_view, tensors_in(output))):
+        return mapped(output, lambda tensor: tensor.clone() if training.is_view(tensor) else tensor)
     return output
 
 

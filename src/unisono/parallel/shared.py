@@ -13,6 +13,7 @@ from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
 from .graph.cut import Cut
 from .graph.proof import prove
+from .program_state import ModuleSettings, kinds_of
 from .tensor_parallel import cut_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "decide"]
 
 
-Confirm = Callable[[Any, nn.Module], None]
+Confirm = Callable[[Any], None]
 
 
 class Decision:
@@ -32,18 +33,29 @@ class Decision:
         error: why the program could not be recorded, if that is so.
     """
 
-    def __init__(self, cut: Cut, confirm: Confirm | None, error: CaptureError | None) -> None:
+    def __init__(
+        self,
+        cut: Cut,
+        confirm: Confirm | None,
+        error: CaptureError | None,
+        note: Callable[[nn.Module], None] | None = None,
+    ) -> None:
         self.cut, self.error = cut, error
-        self._confirm = confirm
+        self._confirm, self._note = confirm, note
 
-    def confirm(self, batch: Any, model: nn.Module) -> None:
+    def note(self, model: nn.Module) -> None:
+        """The settings of `model`, which is cut now, are those of the sample."""
+        if self._note is not None:
+            self._note(model)
+
+    def confirm(self, batch: Any) -> None:
         """Prove the cut for the inputs of a batch, and for the modes of the modules, if they are new.
 
         Raises:
             ValueError: they run another program than the sample.
         """
         if self._confirm is not None:
-            self._confirm(batch, model)
+            self._confirm(batch)
 
 
 def decide(
@@ -53,29 +65,36 @@ def decide(
     *,
     cuts: dict[str, str] | None,
     sample: Any,
+    opened: frozenset[str] | None = None,
 ) -> Decision:
     """Choose the cut for a plan. All ranks get the same one.
 
     Args:
         cuts: the user's. Those that are all "whole" are exceptions from the automatic cut.
         sample: inputs like those of a batch; None: what the model's first layer takes.
-
+        opened: modules that span stages of a pipeline, where all is whole; None: stages are pieces.
     Raises:
         ValueError: there is no cut; the text says what to write.
     """
     explicit = any(kind != "whole" for kind in (cuts or {}).values())
+    if explicit and opened is not None:
+        raise ValueError(
+            f"the stages of {type(model).__name__} are cut from its program, and so is its tensor axis: "
+            "leave out "
+            'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
+        )
     if explicit:
         return Decision(cut_of(model, family.cuts, plan.tensor), None, None)
     whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
-    search = _Search(model, family, plan, whole)
+    search = _Search(model, family, plan, whole, opened)
     given = sample if sample is not None else guess(model)
     error = CaptureError("no sample= was given, and no inputs follow from the first layer")
     if given is not None:
         found = search.cut(given)
         if isinstance(found, Cut):
-            return Decision(found, search.confirm, None)
+            return Decision(found, search.confirm, None, search.note)
         error = found
-    if sample is not None:
+    if sample is not None or error.final or opened is not None:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
 
@@ -83,12 +102,21 @@ def decide(
 class _Search:
     """Proves cuts of a copy of the model, which has no values and stays as it is."""
 
-    def __init__(self, model: nn.Module, family: ModelFamily, plan: Plan, whole: frozenset[str]) -> None:
-        self._pieces = family.pieces if plan.pipeline > 1 else None
+    def __init__(
+        self,
+        model: nn.Module,
+        family: ModelFamily,
+        plan: Plan,
+        whole: frozenset[str],
+        opened: frozenset[str] | None,
+    ) -> None:
+        self._pieces = family.pieces if plan.pipeline > 1 and opened is None else None
+        self._opened = opened or frozenset()
         self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
         self._shapes: Shapes | None = None
         self._model = model
-        self._proved: list[Any] = []  # inputs, modes of modules, gradients
+        self._settings: ModuleSettings | None = None
+        self._proved: list[Any] = []  # inputs, settings of modules, gradients
         self._found: Cut | None = None
 
     def cut(self, sample: Any) -> Cut | CaptureError:
@@ -104,32 +132,35 @@ class _Search:
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
         if isinstance(told[0], Cut):
             self._found = told[0]
-            self._proved.append((_kinds(sample), _still(self._model), True))
+            self._proved.append((kinds_of(sample), None, True))
         return told[0]  # type: ignore[no-any-return]
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
-        shapes = self._shapes
         forward = None if self._pieces is None else _chain
         return prove(
-            shapes.model,
+            self._shapes,
             sample,
             self._parts,
-            pieces=shapes.also,
             forward=forward,
             whole=self._whole,
+            opened=self._opened,
             only=only,
         )
 
-    def confirm(self, batch: Any, model: nn.Module) -> None:
+    def note(self, model: nn.Module) -> None:
+        """The settings of `model`, which is cut now, are those of the sample."""
+        self._settings = ModuleSettings(model, counters=True)
+        self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
+
+    def confirm(self, batch: Any) -> None:
         assert self._shapes is not None
         assert self._found is not None
-        training = {path: module.training for path, module in model.named_modules()}
-        kinds = _kinds(batch), _still(model), torch.is_grad_enabled()
+        assert self._settings is not None
+        kinds = kinds_of(batch), self._settings.now(), torch.is_grad_enabled()
         if kinds in self._proved:
             return
-        for path, module in self._shapes.model.named_modules():
-            module.training = training.get(path, module.training)
+        self._settings.give(self._shapes)
         try:
             again = self._prove(batch, self._found)
         except CaptureError as error:
@@ -148,25 +179,9 @@ class _Search:
         self._proved.append(kinds)
 
 
-def _still(model: nn.Module) -> frozenset[str]:
-    """Modules that are evaluated, not trained."""
-    return frozenset(path for path, module in model.named_modules() if not module.training)
-
-
 def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
     for piece in pieces:
         inputs = call(piece, inputs)
-    return inputs
-
-
-def _kinds(inputs: Any) -> Any:
-    """What tells one program of a model from another: names, shapes but for the rows, and types."""
-    if isinstance(inputs, torch.Tensor):
-        return tuple(inputs.shape[1:]), inputs.dtype, inputs.dim() and len(inputs) > 1
-    if isinstance(inputs, dict):
-        return {key: _kinds(value) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return [_kinds(value) for value in inputs]
     return inputs
 
 

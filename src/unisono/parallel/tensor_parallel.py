@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from unisono.torch_internals import version_names
 
 from .generators import RngRegion
+from .graph.containers import mapped
 from .graph.cut import Cut
 from .graph.fused import like, split_
 from .graph.layers import layer_of
@@ -193,7 +194,7 @@ class _Local(Forward):
             output = _Gather.apply(output, self._group, self._place, self._parts, self._label)
         elif kind in ("row", "vocabulary"):
             output = _Leave.apply(output, self._group, self._label)
-        return _each(output, self._enter) if self._enters else output
+        return mapped(output, self._enter) if self._enters else output
 
     def _enter(self, value: Tensor) -> Tensor:
         if not (value.requires_grad and torch.is_grad_enabled()):
@@ -252,19 +253,20 @@ class _Local(Forward):
         return masked
 
 
-def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(output, Tensor):
-        return change(output)
-    if isinstance(output, (tuple, list)):
-        return type(output)(_each(part, change) for part in output)
-    return output
-
-
 def _sum(value: Tensor, group: Any, label: str) -> Tensor:
     total = value.clone(memory_format=torch.contiguous_format)
     with record_function(label):
         dist.all_reduce(total, group=group)
     return total
+
+
+def _once() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
+            "tensor "
+            'axis. Leave out tensor=, or write cuts= with the modules that it goes through as "whole"'
+        )
 
 
 class _Enter(torch.autograd.Function):
@@ -277,6 +279,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        _once()
         return _sum(grad, *ctx.how), None, None
 
 
@@ -289,6 +292,7 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        _once()
         return grad, None, None
 
 
@@ -317,5 +321,6 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        _once()
         place, parts = ctx.how
         return grad.chunk(parts, -1)[place].contiguous(), None, None, None, None

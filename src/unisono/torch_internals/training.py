@@ -50,6 +50,11 @@ NAMES = {
         purpose="raise where a program reads a parameter that is swapped out",
         without="swap= cannot run",
     ),
+    "sequence": PrivateName(
+        "torch.autograd.graph:Node._sequence_nr",
+        purpose="tell what a loss has computed from what the model has",
+        without="a loss that takes a parameter which the tensor axis cuts is not refused",
+    ),
     "not persistent": PrivateName(
         "torch.nn:Module._non_persistent_buffers_set",
         purpose="leave buffers with persistent=False out of a checkpoint",
@@ -109,6 +114,11 @@ def plainly(function: Any, args: Any, kwargs: Any) -> Any:
     """Call a function of PyTorch without the `__torch_function__` of its arguments' classes."""
     with need(NAMES["plain"])():
         return function(*args, **kwargs)
+
+
+def sequence_of(function: Any) -> int:
+    """The number of a function of autograd, which grows from one to the next in a thread."""
+    return int(function._sequence_nr()) if find(NAMES["sequence"]) is not None else -1
 
 
 def persistent(module: nn.Module, name: str) -> bool:

@@ -71,9 +71,9 @@ def text(*blocks: nn.Module) -> nn.Module:
     return nn.Sequential(models.Embed(), *blocks, nn.Linear(WIDTH, models.VOCABULARY))
 
 
-def refused(make: Any, batches: Any, loss: Any, says: str, **more: Any) -> None:
+def refused(make: Any, batches: Any, loss: Any, says: str, plan: up.Plan = TENSOR, **more: Any) -> None:
     with pytest.raises(ValueError, match=says) as caught:
-        under(TENSOR, make, batches, loss, **more)
+        under(plan, make, batches, loss, **more)
     print(caught.value, flush=True)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .cut import Cut
 from .indices import Index, roots
-from .program import Graph, Node, Ref, refs
+from .program import Graph, Node, Ref, refs, writes_of
 from .rules import Rules
 
 __all__ = ["Backward", "Refusal"]
@@ -27,6 +27,7 @@ class Chosen(Protocol):
     graph: Graph
     rules: Rules
     chosen: set[Index]
+    opened: frozenset[str]
 
     def cuts(self, number: int) -> set[Index]:
         """The chosen indices of a value."""
@@ -46,19 +47,43 @@ class Backward:
 
     def __init__(self, choice: Chosen, cut: Cut) -> None:
         self._choice, self._graph, self._cut = choice, choice.graph, cut
+        self._aliased = self._aliases()
         self._needs = self._trained()
         self._uses: dict[int, set[bool]] = {}  # value -> whether uses give parts
         self._why: dict[int, tuple[Index, str]] = {}
         self._returned: dict[int, str] = {}  # value -> the innermost module with parameters that returned it
         self._users: dict[int, list[int]] = {}
         for node in self._graph.nodes:
-            for ref in _inputs(node):
+            for ref in self._inputs(node):
                 self._users.setdefault(ref.value, []).append(node.number)
         for frame in self._graph.frames:  # inner ones come later
             for number in frame.outputs:
-                after = all(user >= frame.last for user in self._users.get(number, ()))
-                if frame.path and after and frame.first <= self._graph.values[number].node < frame.last:
+                after = all(user >= frame.end for user in self._users.get(number, ()))
+                if (
+                    frame.path
+                    and after
+                    and frame.path not in choice.opened
+                    and frame.begin <= self._graph.values[number].node < frame.end
+                ):
                     self._returned[number] = frame.path
+
+    def _aliases(self) -> dict[int, list[Ref]]:
+        """Operators that read what was written through another view -> the values after these writes."""
+        found: dict[int, list[Ref]] = {}
+        written: dict[int, list[int]] = {}  # storage -> values after writes
+        values = self._graph.values
+        for node in self._graph.nodes:
+            given = [*refs(node.args), *refs(node.named)]
+            for ref in given if written else ():
+                after = written.get(values[ref.value].storage, ())
+                found.setdefault(node.number, []).extend(Ref(n) for n in after if n > ref.value)
+            for before, after_it in writes_of(node):
+                written.setdefault(values[before].storage, []).append(after_it)
+        return found
+
+    def _inputs(self, node: Node) -> Iterator[Ref]:
+        given = [*refs(node.args), *refs(node.named), *self._aliased.get(node.number, ())]
+        yield from dict.fromkeys(given)
 
     def _trained(self) -> set[int]:
         """Values with a gradient."""
@@ -68,7 +93,7 @@ class Backward:
             if value.kind == "parameter" and value.requires_grad and value.dtype.is_floating_point
         }
         for node in self._graph.nodes:
-            if node.name != "aten.detach" and any(r.value in found for r in _inputs(node)):
+            if node.name != "aten.detach" and any(r.value in found for r in self._inputs(node)):
                 found.update(
                     number
                     for number in node.outputs
@@ -82,7 +107,7 @@ class Backward:
         Raises:
             Refusal: a value would need both kinds of gradient.
         """
-        for number in self._graph.outputs:
+        for number in (*self._graph.outputs, *self._graph.kept):
             self._uses.setdefault(number, set()).add(False)
         for node in reversed(self._graph.nodes):
             self._node(node)
@@ -109,10 +134,15 @@ class Backward:
         }
         inside = choice.graph.module_of(node)
         kind = self._cut.modules.get(inside, "")
+        if (
+            node.frames
+            and not (frame := choice.graph.frames[node.frames[-1]]).begin <= node.number < frame.end
+        ):
+            kind = ""  # a hook of the module, which sees what others see
         parts = {
             self._settled(n) for n in node.outputs if n is not None and n in self._needs and self._uses.get(n)
         }
-        for ref in _inputs(node):
+        for ref in self._inputs(node):
             if ref.value not in self._needs or choice.cuts(ref.value):
                 continue
             uses = self._uses.setdefault(ref.value, set())
@@ -144,7 +174,3 @@ class Backward:
                 self._cut.enters.append(path)
             return False
         return True
-
-
-def _inputs(node: Node) -> Iterator[Ref]:
-    yield from dict.fromkeys([*refs(node.args), *refs(node.named)])

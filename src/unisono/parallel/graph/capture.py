@@ -7,29 +7,46 @@ Python runs as it is: loops, branches, dicts, dataclasses. Only what reads the v
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import linecache
 import logging
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from unisono.torch_internals.fake import OperatorMode, fake_mode, is_about_data, memory_of
+from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 
+from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
+from .shapes import CaptureError, Shapes
 
-__all__ = ["SIZED", "CaptureError", "Shapes", "capture", "numbers_of", "tensors_in"]
+__all__ = [
+    "SIZED",
+    "CaptureError",
+    "Recorder",
+    "Shapes",
+    "call",
+    "capture",
+    "draws_in_python",
+    "python_states",
+]
 
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+CHECKPOINT = torch.utils.checkpoint.__file__
+MODULE = nn.modules.module.__file__
+# What nn.Module itself keeps among a module's attributes
+STATE = frozenset(vars(nn.Module()))
 SKIPPED = ("prim.device", "aten.detach_", "aten.sym_size", "aten.sym_numel", "aten.is_pinned")
 
 # Functions whose arguments may be sizes that the program has written down
@@ -38,49 +55,6 @@ SIZED = {
     "__getitem__", "zeros", "ones", "empty", "full", "new_zeros", "new_ones", "new_empty", "new_full",
     "repeat", "tensor_split", "slice_scatter", "rand", "randn", "resize_", "as_strided", "broadcast_to",
 }  # fmt: skip
-
-
-class CaptureError(ValueError):
-    """A model cannot be recorded; the text names the file and the line."""
-
-
-class Shapes:
-    """A copy of a model without values, and the mode under which it runs.
-
-    Args:
-        model: with its values or on the meta device; it stays as it is.
-        also: anything that refers to modules of `model`, such as a list of them; copied with it.
-    Raises:
-        CaptureError: the model cannot be copied.
-    """
-
-    def __init__(self, model: nn.Module, also: Any = None) -> None:
-        self.mode = fake_mode()
-        memo: dict[int, Any] = {}
-        for module in model.modules():
-            for value in [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]:
-                if isinstance(value, Tensor) and id(value) not in memo:
-                    memo[id(value)] = self.blank(value)
-        try:
-            self.model, self.also = copy.deepcopy((model, also), memo)
-        except Exception as error:
-            raise CaptureError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so what it does "
-                "cannot be recorded"
-            ) from error
-
-    def blank(self, value: Tensor) -> Tensor:
-        """A tensor like `value`, without values; on the CPU in place of the meta device."""
-        device = torch.device("cpu") if value.is_meta else value.device
-        with self.mode, torch.no_grad():
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        if isinstance(value, nn.Parameter):
-            return nn.Parameter(made, requires_grad=value.requires_grad)
-        return made
-
-    def inputs(self, sample: Any) -> Any:
-        """The sample, without its values."""
-        return _mapped(sample, self.blank)
 
 
 def capture(model: nn.Module, sample: Any) -> Graph:
@@ -124,15 +98,19 @@ class Recorder:
         for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
+        buffers = dict(model.named_buffers())
         handles = [
             handle
             for path, module in model.named_modules()
             for handle in (
                 module.register_forward_pre_hook(self._begin(path), prepend=True, with_kwargs=True),
+                module.register_forward_pre_hook(self._begin_body),
+                module.register_forward_hook(self._end_body, prepend=True),
                 module.register_forward_hook(self._end),
             )
         ]
         inputs = self._shapes.inputs(sample)
+        drawn = python_states()
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
@@ -143,7 +121,12 @@ class Recorder:
         finally:
             for handle in handles:
                 handle.remove()
-        self.graph.outputs = [self.value(tensor) for tensor in tensors_in(output)]
+        if python_states() != drawn:
+            raise CaptureError(draws_in_python(self.graph.model), final=True)
+        self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
+        self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
+        self._note_kept(model, buffers)
+        self._note_functions()
         self._known.clear()
         self._storages.clear()
         return self.graph
@@ -154,10 +137,21 @@ class Recorder:
         """The number of a tensor; one that nothing made is a constant."""
         self.paused += 1  # what is asked of a tensor here is no call of the program
         known = self._known.get(id(tensor))
-        number = self._new(tensor, "constant") if known is None else known[1]
+        original = self._shapes.originals.get(id(tensor)) if known is None else None
+        if original is not None:
+            number = self.graph.names[original[1]]
+        elif known is None:
+            number = self._new(tensor, "constant")
+            attribute = self._shapes.attributes.get(id(tensor))
+            if attribute is not None:
+                self.graph.constants[number] = attribute[1]
+            else:
+                self.graph.constants[number] = None if self._shapes.mode.is_our_fake(tensor) else tensor
+        else:
+            number = known[1]
         made_by: Any = tensor.grad_fn
         if isinstance(made_by, BackwardCFunction):
-            self.graph.own_backward.add(number)
+            self.graph.own_backward.setdefault(number, self.frames[-1] if self.frames else -1)
         self.paused -= 1
         return number
 
@@ -169,14 +163,16 @@ class Recorder:
         """Run one operator and note it."""
         if self.paused or str(op.overloadpacket) in SKIPPED:
             return run()
-        came = _mapped(args, lambda t: Ref(self.value(t))), _mapped(named, lambda t: Ref(self.value(t)))
+        came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         output = run()
         number = len(self.graph.nodes)
+        if _is_recomputed():
+            self.graph.recomputed.add(number)
         flat = output if isinstance(output, (tuple, list)) else (output,)
         self.graph.nodes.append(
             Node(
                 number, op, *came, (), tuple(self.frames), self._call, _line(),
-                flops_of(op, args, output),
+                flops_of(op, args, output), torch.is_grad_enabled(),
             )
         )  # fmt: skip
         outputs = tuple(
@@ -218,19 +214,61 @@ class Recorder:
     def _begin(self, path: str) -> Callable[..., None]:
         def begin(module: nn.Module, args: Any, named: Any) -> None:
             number = len(self.graph.frames)
-            took = [self.value(tensor) for tensor in tensors_in((args, named))]
-            frame = Frame(number, path, type(module).__name__, len(self.graph.nodes), inputs=took)
+            came = mapped((args, named), lambda tensor: Ref(self.value(tensor)))
+            frame = Frame(
+                number, path, type(module).__name__, len(self.graph.nodes),
+                inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
+                grad=torch.is_grad_enabled(), recomputed=_is_recomputed(),
+                autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+            )  # fmt: skip
+            frame.level = len(self.frames)
             self.graph.frames.append(frame)
             self.frames.append(number)
             self._ordinals.append(0)
 
         return begin
 
+    def _begin_body(self, _module: nn.Module, _args: Any) -> None:
+        self.graph.frames[self.frames[-1]].begin = len(self.graph.nodes)
+
+    def _end_body(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self.graph.frames[self.frames[-1]].end = len(self.graph.nodes)
+
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        frame = self.graph.frames[self.frames.pop()]
-        self._ordinals.pop()
+        frame = self.graph.frames[self.frames[-1]]
         frame.last = len(self.graph.nodes)
+        frame.inside = len(self.graph.frames) - 1 - frame.number
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
+        self.frames.pop()
+        self._ordinals.pop()
+
+    # ---- at the end ----
+
+    def _note_kept(self, model: nn.Module, buffers: dict[str, Tensor]) -> None:
+        """Note what the program keeps in modules: tensors in attributes, and buffers that are others now."""
+        made = {id(t): number for t, number in self._known.values() if self.graph.values[number].node >= 0}
+        for path, module in model.named_modules():
+            for leaf, thing in vars(module).items():
+                if leaf not in STATE:
+                    kept = {
+                        made[id(t)]: f"{path}.{leaf}".lstrip(".") for t in tensors_in(thing) if id(t) in made
+                    }
+                    self.graph.kept |= kept
+        for name, buffer in model.named_buffers():
+            if buffers.get(name) is not buffer and id(buffer) in made:
+                self.graph.rebound[name] = made[id(buffer)]
+
+    def _note_functions(self) -> None:
+        """Note what a torch.autograd.Function of the program takes: its backward may need all of it."""
+        makers: dict[Any, list[int]] = {}
+        for tensor, number in self._known.values():
+            makers.setdefault(tensor.grad_fn, []).append(number)
+        for function in [fn for fn in makers if isinstance(fn, BackwardCFunction)]:
+            for before, _ in function.next_functions:
+                leaf = getattr(before, "variable", None)
+                known = None if leaf is None else self._known.get(id(leaf))
+                for number in makers.get(before, []) if known is None else [known[1]]:
+                    self.graph.taken_by_functions.add(number)
 
     def _error(self, error: Exception, model: nn.Module) -> CaptureError:
         path = self.graph.frames[self.frames[-1]].path if self.frames else ""
@@ -267,6 +305,20 @@ class _Functions(TorchFunctionMode):
         return self._recorder.function(func, args, kwargs or {})
 
 
+def draws_in_python(model: str) -> str:
+    """The error of a model whose draws decide what it does."""
+    return (
+        f"{model} draws numbers from Python's random or NumPy while it runs, so it does not run one program. "
+        "Draw them outside, and give them to it"
+    )
+
+
+def python_states() -> Any:
+    """Of the generators whose numbers decide what Python does."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), rest
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """PyTorch logs what an operator raises on shapes; this package raises it."""
@@ -285,6 +337,19 @@ def call(module: Any, inputs: Any) -> Any:
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
+def _is_recomputed() -> bool:
+    """Whether torch.utils.checkpoint runs this, and the innermost module has called it."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == CHECKPOINT:
+            return True
+        if code.co_name == "_call_impl" and code.co_filename == MODULE:
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _line() -> str:
     """Where the program is: the innermost line outside PyTorch and outside this package."""
     frame: Any = sys._getframe(2)
@@ -294,59 +359,3 @@ def _line() -> str:
         return ""
     name, number = frame.f_code.co_filename, frame.f_lineno
     return f"{name}:{number}: {linecache.getline(name, number).strip()}"
-
-
-def tensors_in(thing: Any) -> Iterator[Tensor]:
-    """Yield every tensor in nested containers and dataclasses."""
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, dict):
-        for part in thing.values():
-            yield from tensors_in(part)
-    elif isinstance(thing, (tuple, list)):
-        for part in thing:
-            yield from tensors_in(part)
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        for field in dataclasses.fields(thing):
-            yield from tensors_in(getattr(thing, field.name))
-
-
-def numbers_of(thing: Any) -> Iterator[int]:
-    """Yield every integer in nested arguments; of a slice its bounds. A bool is none."""
-    if isinstance(thing, (int, torch.SymInt)) and not isinstance(thing, bool):
-        yield int(thing)
-    elif isinstance(thing, dict):
-        for part in thing.values():
-            yield from numbers_of(part)
-    elif isinstance(thing, slice):
-        yield from numbers_of((thing.start, thing.stop, thing.step))
-    elif isinstance(thing, (tuple, list)):
-        for part in thing:
-            yield from numbers_of(part)
-
-
-def _mapped(thing: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Nested containers with `change` applied to every tensor."""
-    if isinstance(thing, Tensor):
-        return change(thing)
-    if isinstance(thing, dict):
-        found = {key: _mapped(value, change) for key, value in thing.items()}
-        return found if type(thing) is dict else _rebuilt(thing, found)
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(_mapped(part, change) for part in thing))
-    if isinstance(thing, (tuple, list)):
-        plain: Any = tuple if isinstance(thing, tuple) else list
-        return plain(_mapped(part, change) for part in thing)
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        changed = copy.copy(thing)
-        for field in dataclasses.fields(thing):
-            object.__setattr__(changed, field.name, _mapped(getattr(thing, field.name), change))
-        return changed
-    return thing
-
-
-def _rebuilt(thing: Any, found: dict[Any, Any]) -> Any:
-    changed = copy.copy(thing)
-    for key, value in found.items():
-        changed[key] = value
-    return changed

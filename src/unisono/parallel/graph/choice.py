@@ -18,23 +18,19 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from unisono.torch_internals.fake import arguments_of
-
 from .backward import Backward, Refusal
+from .capture import STATE
+from .containers import tensors_in
 from .cut import Cut
-from .fused import can_split_heads
+from .draws import check_draws
+from .fused import can_split_heads, has_hooks
 from .indices import Dim, Index, block, block_all, roots
-from .layers import Layer, layer_of
+from .layers import Layer, is_product, layer_of
 from .program import Graph, Node, refs
-from .rules import DRAWS, Rules
+from .rules import Rules
 
 __all__ = ["Choice", "Hints"]
 
-# What a linear layer may do beside its product, so that a partial sum stays one; its bias is added once
-PRODUCT = {
-    "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
-    "aten.add", "aten.detach", "aten.expand",
-}  # fmt: skip
 GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
 
@@ -52,13 +48,20 @@ class Choice:
     Args:
         graph: of `model`, whose modules tell which layers can sum.
         banned: (parameter, dim) -> why it must not be cut.
+        opened: modules that span stages of a pipeline.
     Attributes:
         chosen: the indices that are cut.
         cut: what to do.
     """
 
     def __init__(
-        self, graph: Graph, model: nn.Module, parts: int, hints: Hints, banned: dict[tuple[str, int], str]
+        self,
+        graph: Graph,
+        model: nn.Module,
+        parts: int,
+        hints: Hints,
+        banned: dict[tuple[str, int], str],
+        opened: frozenset[str] = frozenset(),
     ) -> None:
         self.graph, self._model, self.parts, self._hints = graph, model, parts, hints
         self.rules = Rules(graph, set(hints.vocabulary), set(hints.gathered))
@@ -84,8 +87,18 @@ class Choice:
             block(self.rules.dims[graph.names[name]][dim], why)
         for number in graph.outputs:
             block_all(self.rules.dims[number], "the model returns it")
-        for number in graph.own_backward:
-            block_all(self.rules.dims[number], "a torch.autograd.Function of the program's own returns it")
+        for numbers, why in (
+            (graph.own_backward, "a torch.autograd.Function of the program's own returns it"),
+            (graph.taken_by_functions, "a torch.autograd.Function of the program's own takes it"),
+            (graph.kept, "the model keeps it in an attribute"),
+            (graph.rebound.values(), "the program puts it in place of a buffer"),
+            ((graph.names[name] for name in graph.rebound), "the program puts another tensor in its place"),
+        ):
+            for number in numbers:
+                block_all(self.rules.dims[number], why)
+        self.opened = opened
+        self._check_opened()
+        self._check_copies()
         self._check_uses()
         self._check_contractions()
         self._check_sizes()
@@ -93,6 +106,34 @@ class Choice:
         self.cut = self._choose()
 
     # ---- what blocks an index ----
+
+    def _check_opened(self) -> None:
+        """What a module that spans stages takes, makes, and gets from the modules in it, is whole."""
+        graph, around = self.graph, list[str]()
+        numbers: set[int] = set()
+        for node in graph.nodes if self.opened else ():
+            if graph.module_of(node) in self.opened:
+                numbers.update(ref.value for ref in refs((node.args, node.named)))
+                numbers.update(number for number in node.outputs if number is not None)
+        for frame in graph.frames if self.opened else ():
+            del around[frame.level :]
+            if around and around[-1] in self.opened:
+                numbers.update([*frame.inputs, *frame.outputs])
+            around.append(frame.path)
+        for number in numbers:
+            block_all(
+                self.rules.dims[number], "it goes between modules of which stages of the pipeline are made"
+            )
+
+    def _check_copies(self) -> None:
+        """A parameter that is also in a list of a module stays there as it was before the cut."""
+        for path, module in self._modules.items():
+            for leaf, thing in vars(module).items():
+                for tensor in tensors_in(thing) if leaf not in STATE else ():
+                    name = self._first.get(id(tensor))
+                    if name is not None:
+                        why = f'"{name}" is also in the attribute "{f"{path}.{leaf}".lstrip(".")}"'
+                        block_all(self.rules.dims[self.graph.names[name]], why)
 
     def _check_uses(self) -> None:
         """A parameter is a part only while the module that has it runs."""
@@ -104,10 +145,20 @@ class Choice:
         for name, number in self.graph.names.items():
             owners = set(self._owners[name])
             for node in uses.get(number, ()):
-                if not owners & {self.graph.frames[frame].path for frame in node.frames}:
+                if not any(self._runs_in(node, owner) for owner in owners):
                     self._outside.add(name)
                     for dim in self.rules.dims[number]:
                         block(dim, f'"{name}" is used outside its module, at {node.line}')
+
+    def _runs_in(self, node: Node, path: str) -> bool:
+        """Whether the forward of the module at `path` runs this operator, now and in a recomputation."""
+        again = node.number in self.graph.recomputed
+        for number in reversed(node.frames):
+            frame = self.graph.frames[number]
+            if frame.path == path:
+                return frame.begin <= node.number < frame.end and not again
+            again = again or frame.recomputed
+        return False
 
     def _check_contractions(self) -> None:
         """Only layers sum their outputs."""
@@ -129,11 +180,12 @@ class Choice:
         """The dims of a layer. A subclass of Linear is one, if its program has nothing but the product."""
         module = self._modules[path]
         known = layer_of(module)
-        if known is not None or not isinstance(module, nn.Linear):
+        if known is not None or not isinstance(module, nn.Linear) or "forward" in vars(module):
             return known
         found = [frame for frame in self.graph.frames if frame.path == path]
-        names = {node.name for frame in found for node in self.graph.nodes[frame.first : frame.last]}
-        return Layer(0, 1) if found and names <= PRODUCT else None
+        names = self.graph.names
+        weight, bias = (names.get(self._name(path, leaf)) for leaf in ("weight", "bias"))
+        return Layer(0, 1) if found and all(is_product(self.graph, f, weight, bias) for f in found) else None
 
     def _name(self, path: str, leaf: str) -> str:
         """The name of a module's parameter; that of the first place where it is tied."""
@@ -249,7 +301,7 @@ class Choice:
             for path in self._owners[name]:
                 if kind := self._kind(path, name, dim):
                     cut.modules[path] = kind
-        self._check_draws(cut)
+        check_draws(self, cut)
         Backward(self, cut).run()
         values = self.graph.values
         sizes = {
@@ -294,30 +346,6 @@ class Choice:
                 found[name] = reasons[0][1] if reasons else "nothing uses it"
         return list(found.items())
 
-    # ---- random numbers ----
-
-    def _check_draws(self, cut: Cut) -> None:
-        """Ranks draw numbers of their own only between a column cut and a row cut: see generators.py."""
-        events: dict[int, list[str]] = {}
-        for frame in self.graph.frames:
-            kind = cut.modules.get(frame.path)
-            if kind == "row":
-                events.setdefault(frame.first, []).append("end")
-            elif kind == "column":
-                events.setdefault(frame.last, []).append("begin")
-        own = False
-        for node in self.graph.nodes:
-            for event in events.get(node.number, ()):
-                own = event == "begin"
-            if node.name in DRAWS or _drops(node):
-                here = {index for number in node.outputs if number is not None for index in self.cuts(number)}
-                here |= {index for ref in refs(node.args) for index in self.cuts(ref.value)}
-                if bool(here) != own:
-                    index = self.first(here or self.chosen)
-                    raise Refusal(
-                        index, f"random numbers are drawn for whole values beside cut ones, at {node.line}"
-                    )
-
     # ---- fused layers ----
 
     def fused(self) -> dict[str, list[int]]:
@@ -332,6 +360,7 @@ class Choice:
                 or layer.input_dim is None
                 or not hasattr(module, "weight")
                 or module.weight.dim() != 2
+                or has_hooks(module)
             ):
                 continue
             name = self._name(path, "weight")
@@ -353,14 +382,3 @@ class Choice:
         names = [self._first[id(parameter)] for parameter in module.parameters()]
         own = all(len(self._owners[name]) == 1 for name in names)
         return bool(own and module.num_heads % self.parts == 0)
-
-
-def _drops(node: Node) -> bool:
-    """Whether it is attention with dropout."""
-    if not node.name.startswith("aten._scaled_dot_product"):
-        return False
-    return any(
-        given
-        for argument, given in zip(arguments_of(node.op), node.args, strict=False)
-        if argument.name == "dropout_p"
-    )

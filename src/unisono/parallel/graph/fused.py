@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Split", "SplitColumns", "SplitHeads", "can_split_heads", "like", "split_"]
+__all__ = ["Split", "SplitColumns", "SplitHeads", "can_split_heads", "has_hooks", "like", "split_"]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something runs with this module that another module in its place would lose."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" in vars(module) or any(getattr(module, name, None) for name in hooks)
 
 
 def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
@@ -76,7 +82,7 @@ class SplitColumns(Split):
 def can_split_heads(module: nn.Module) -> bool:
     """Whether SplitHeads computes what `module` does."""
     given: Any = module
-    if type(module) is not nn.MultiheadAttention or given.in_proj_weight is None:
+    if type(module) is not nn.MultiheadAttention or given.in_proj_weight is None or has_hooks(module):
         return False
     return given.bias_k is None and not given.add_zero_attn
 

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = ["Layer", "layer_of"]
+from .program import Frame, Graph, refs
+
+__all__ = ["Layer", "is_product", "layer_of"]
 
 
 class Layer(NamedTuple):
@@ -16,12 +18,19 @@ class Layer(NamedTuple):
     input_dim: int | None
 
 
+# What a linear layer may do beside its product, so that a partial sum stays one; its bias is added once
+PRODUCT = {
+    "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
+    "aten.add", "aten.detach", "aten.expand",
+}  # fmt: skip
 CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[type[Any], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def layer_of(module: nn.Module) -> Layer | None:
     """The dims of a layer whose forward is PyTorch's (or Hugging Face's Conv1D); None: another module."""
+    if "forward" in vars(module):  # of this module alone
+        return None
     kind = type(module)
     if isinstance(module, nn.Linear) and kind.forward is nn.Linear.forward:
         return Layer(0, 1)
@@ -37,3 +46,26 @@ def layer_of(module: nn.Module) -> Layer | None:
         if isinstance(module, known) and kind.forward is known.forward and module.groups == 1:
             return Layer(1, 0)
     return None
+
+
+def is_product(graph: Graph, frame: Frame, weight: int | None, bias: int | None) -> bool:
+    """Whether a module's forward is one product of its input and its weight, and its bias.
+
+    Args:
+        weight, bias: the values of its parameters.
+    """
+    nodes = graph.nodes[frame.begin : frame.end]
+    made = {number for node in nodes for number in node.outputs}
+    known = made | {weight, bias} | set(frame.inputs[:1])
+    given = [[ref.value for ref in refs((node.args, node.named))] for node in nodes]
+    added = [values for node, values in zip(nodes, given, strict=True) if node.name == "aten.add"]
+    biases = [node.args[0].value for node in nodes if node.name == "aten.addmm"]
+    return (
+        {node.name for node in nodes} <= PRODUCT
+        and sum(node.name in ("aten.mm", "aten.addmm") for node in nodes) == 1
+        and all(node.frames[-1] == frame.number for node in nodes)
+        and all(value in known for values in given for value in values)
+        and all(bias in values and values.count(bias) == 1 for values in added)
+        and all(bias == value for value in biases)
+        and len(added) + len(biases) <= 1
+    )

@@ -264,6 +264,10 @@ class _Comparison:
     def _value(self, node: Node, number: int, there: int, shape: tuple[int, ...]) -> None:
         known = self._same.get(number, number)
         if self._local.values[there].kind == "constant" and self._whole.values[known].kind == "constant":
+            if not _equal(self._whole.constants.get(known), self._local.constants.get(there)):
+                raise ProgramMismatch(
+                    node, f"{node.name} takes another constant in the program of the parts, at {node.line}"
+                )
             self._of.setdefault(there, known)
         found = self._of.get(there)
         if found is None or self._same.get(found, found) != known:
@@ -285,7 +289,7 @@ class _Comparison:
                 raise ProgramMismatch(
                     node, f"its part takes elements {here} where {wanted} are expected, at {node.line}"
                 )
-        elif node.name not in SIZED and _plain(node) != _plain(other):
+        elif _plain(node) != _plain(other):
             raise ProgramMismatch(
                 node, f"{node.name} has other arguments in the program of the parts, at {node.line}"
             )
@@ -305,9 +309,22 @@ def _kind(node: Node) -> str:
     return "aten.view" if node.name in ("aten._unsafe_view", "aten._reshape_alias") else node.name
 
 
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two constants are one attribute of the model, or have the same values."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or (one.shape == other.shape and torch.equal(one, other))
+    return one is not None and one == other
+
+
 def _plain(node: Node) -> str:
-    """The arguments that are no tensors."""
-    return repr(_without(node.args)) + repr(_without(node.named))
+    """The arguments that are no tensors, nor sizes."""
+    if node.name not in SIZED:
+        return repr(_without(node.args)) + repr(_without(node.named))
+    filled = {"aten.full": 1, "aten.new_full": 2}.get(node.name)
+    fill = (
+        node.args[filled] if filled is not None and len(node.args) > filled else node.named.get("fill_value")
+    )
+    return repr(fill) + repr({key: node.named[key] for key in ("dtype", "generator") if key in node.named})
 
 
 def _without(thing: Any) -> Any:

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs"]
+from unisono.torch_internals.fake import arguments_of
+
+__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "writes_of"]
 
 
 class Ref(NamedTuple):
@@ -69,6 +71,7 @@ class Node:
         frames: the calls of modules around it, outermost first.
         call: the function call that it belongs to, a number of Graph.calls; -1: none.
         line: file and line of the program, outside PyTorch.
+        grad: gradients were enabled.
     """
 
     number: int
@@ -80,6 +83,7 @@ class Node:
     call: int
     line: str
     flops: int
+    grad: bool = True
 
     @property
     def name(self) -> str:
@@ -89,15 +93,30 @@ class Node:
 
 @dataclass
 class Frame:
-    """One call of a module: operators [first, last), and the tensors it took and returned."""
+    """One call of a module: operators [first, last), and the tensors it took and returned.
+
+    Attributes:
+        begin, end: operators of its forward; those before and after are of hooks.
+        arguments: (args, named) of the call, with a Ref in place of each tensor.
+        recomputed: the module around it has called it by torch.utils.checkpoint.
+        level: how many calls are around it.    inside: how many are in it, all of which follow it.
+    """
 
     number: int
     path: str
     kind: str
     first: int
     last: int = -1
+    begin: int = -1
+    end: int = -1
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    arguments: Any = None
+    grad: bool = True
+    recomputed: bool = False
+    autocast: bool = False
+    level: int = 0
+    inside: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,17 @@ class FunctionCall:
 
 @dataclass
 class Graph:
-    """What a model did on one sample. Made by `capture`; prints as a table by module."""
+    """What a model did on one sample. Made by `capture`; prints as a table by module.
+
+    Attributes:
+        result: what the model returned, with a Ref in place of each tensor.
+        own_backward: values of a torch.autograd.Function of the program -> the innermost call of a module.
+        taken_by_functions: values that such a function takes.
+        constants: tensors that the program found elsewhere: as they are, or (module, attribute) of the model.
+        kept: values that are in an attribute of a module afterwards -> that attribute.
+        rebound: buffers that are another tensor afterwards.
+        recomputed: operators that a module has run by torch.utils.checkpoint.
+    """
 
     model: str
     values: list[Value] = field(default_factory=list)
@@ -128,7 +157,13 @@ class Graph:
     calls: list[FunctionCall] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)  # parameter or buffer -> its value
-    own_backward: set[int] = field(default_factory=set)  # values of a torch.autograd.Function of the program
+    result: Any = None
+    own_backward: dict[int, int] = field(default_factory=dict)
+    taken_by_functions: set[int] = field(default_factory=set)
+    constants: dict[int, Any] = field(default_factory=dict)
+    kept: dict[int, str] = field(default_factory=dict)
+    rebound: dict[str, int] = field(default_factory=dict)
+    recomputed: set[int] = field(default_factory=set)
 
     def uses(self, name: str) -> list[Use]:
         """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""
@@ -189,6 +224,19 @@ class Graph:
 
     def __str__(self) -> str:
         return f"{self.model}: {len(self.nodes)} operators, {self.flops / 1e9:.4g} GFLOP\n{self.table()}"
+
+
+def writes_of(node: Node) -> list[tuple[int, int]]:
+    """What an operator writes in place: (the value before, the value after)."""
+    outputs = [number for number in node.outputs if number is not None]
+    found: list[tuple[int, int]] = []
+    for place, argument in enumerate(arguments_of(node.op)):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[place] if place < len(node.args) else node.named.get(argument.name)
+            for ref in refs([given]):
+                at = min(len(found), len(outputs) - 1)
+                found.append((ref.value, outputs[at] if outputs else ref.value))
+    return found
 
 
 def refs(arguments: Any) -> Iterator[Ref]:

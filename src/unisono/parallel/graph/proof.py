@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -24,27 +24,29 @@ ROUNDS = 40
 
 
 def prove(
-    model: nn.Module,
+    model: nn.Module | Shapes,
     sample: Any,
     parts: int,
     *,
-    pieces: Sequence[nn.Module] | None = None,
     forward: Forward | None = None,
     whole: frozenset[str] = frozenset(),
+    opened: frozenset[str] = frozenset(),
     only: Cut | None = None,
 ) -> Cut:
     """Choose the cut of `model` that the program on `sample` proves; at worst it cuts nothing.
 
     Args:
-        pieces: what runs in place of the model, one after the other.
-        forward: runs a copy of the model and of its pieces on inputs; None: calls the model.
+        model: or its copy without values, with what goes with it.
+        forward: runs a copy of the model, and of what goes with it, on inputs; None: calls the model.
         whole: modules (paths) that the user wants whole.
+        opened: modules that span stages of a pipeline: what they do by themselves is whole.
         only: nothing else than this cut does is cut.
     Raises:
         CaptureError: the model cannot be recorded.
     """
-    search = _ProofSearch(model, sample, parts, pieces, forward)
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+    shapes = model if isinstance(model, Shapes) else Shapes(model)
+    search = _ProofSearch(shapes, sample, parts, forward, opened)
+    for name, value in [*shapes.model.named_parameters(), *shapes.model.named_buffers()]:
         if name.rpartition(".")[0] in whole:
             search.ban(name, value.dim(), "cuts= says so")
     return search.run() if only is None else search.again(only)
@@ -52,10 +54,10 @@ def prove(
 
 class _ProofSearch:
     def __init__(
-        self, model: nn.Module, sample: Any, parts: int, pieces: Any, forward: Forward | None
+        self, shapes: Shapes, sample: Any, parts: int, forward: Forward | None, opened: frozenset[str]
     ) -> None:
-        self._model, self._sample, self._parts = model, sample, parts
-        self._pieces, self._forward = pieces, forward
+        self._opened = opened
+        self._uncut, self._sample, self._parts, self._forward = shapes, sample, parts, forward
         self._fused: dict[str, list[int]] = {}
         self._tried: set[str] = set()  # fused layers that gain nothing
         self._banned: dict[tuple[str, int], str] = {}
@@ -69,7 +71,7 @@ class _ProofSearch:
     def again(self, cut: Cut) -> Cut:
         """What of `cut` holds for this program."""
         self._fused, self._kept = dict(cut.fused), set(cut.fused)
-        self._tried = {path for path, _ in self._model.named_modules()}
+        self._tried = {path for path, _ in self._uncut.model.named_modules()}
         self._gathered = {path for path, kind in cut.modules.items() if kind == "column, gathered"}
         for name, value in [*self._shapes().model.named_parameters(), *self._shapes().model.named_buffers()]:
             for dim in range(value.dim()):
@@ -125,7 +127,7 @@ class _ProofSearch:
         return choice if self._fused == self._of else self._recorded()
 
     def _shapes(self) -> Shapes:
-        shapes = Shapes(self._model, self._pieces)
+        shapes = Shapes(self._uncut)
         with shapes.mode:
             for path, sizes in self._fused.items():
                 split_(shapes.model, path, sizes)
@@ -146,7 +148,7 @@ class _ProofSearch:
         return self._choose(choice.graph)
 
     def _choose(self, graph: Any) -> Choice:
-        return Choice(graph, self._copy, self._parts, self._hints(), self._banned)
+        return Choice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
 
     def _hints(self) -> Hints:
         total = sum(parameter.numel() for parameter in self._copy.parameters())

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from unisono.parallel.layouts.operators import groups_of
-from unisono.torch_internals.fake import arguments_of
 
 from .indices import Dim, Dims, block, block_all, join, mark, one, regrouped, size_of
-from .program import Graph, Node, Ref, Value
+from .program import Graph, Node, Ref, Value, writes_of
 
 __all__ = ["DRAWS", "Contraction", "Rules", "slice_of"]
 
@@ -142,13 +141,12 @@ class Rules:
                     block_all([*self.dims[value.number], *self.dims[written]], why)
 
     def _note_writes(self, node: Node) -> None:
-        for argument, given in zip(arguments_of(node.op), node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Ref):
-                written = next((number for number in node.outputs if number is not None), given.value)
-                value = self.graph.values[given.value]
-                self._written.setdefault(value.storage, []).append((node.number, written))
-                if value.kind == "buffer":
-                    block_all(self.of(given), f"the program writes into this buffer, at {node.line}")
+        for given, written in writes_of(node):
+            storage = self.graph.values[given].storage
+            self._written.setdefault(storage, []).append((node.number, written))
+            if self.graph.values[storage].kind == "buffer":  # or through a view of it
+                why = f"the program writes into this buffer, at {node.line}"
+                block_all([*self.dims[given], *self.dims[storage]], why)
 
     # ---- parts of rules ----
 

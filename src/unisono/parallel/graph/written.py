@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from .capture import SIZED, numbers_of
+from .capture import SIZED
+from .containers import numbers_of
 from .cut import Sizes
 from .local import changed
 

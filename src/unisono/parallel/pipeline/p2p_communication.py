@@ -21,7 +21,7 @@ TYPES = (
     torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
-TENSORS, DIMS = 8, 8  # the most that a header can hold
+TENSORS, DIMS = 64, 8  # the most that a header can hold
 
 
 class TensorSpec(NamedTuple):

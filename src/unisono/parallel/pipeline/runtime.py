@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from unisono.parallel.batches import tensors_of
+from unisono.parallel.graph.capture import call
+from unisono.parallel.loss_weights import mean, pair
 from unisono.torch_internals import training
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
@@ -21,6 +23,7 @@ from .timeline import Span
 if TYPE_CHECKING:
     from torch import nn
 
+    from unisono.parallel.loss_parameters import LossParameters
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.sharded_parameters import DataAxis
 
@@ -33,6 +36,7 @@ class StepInput:
         micros: (inputs, targets) of each micro-batch.
         weights: the share of each micro-batch's loss in the step's.
         factor: losses are multiplied by it before backward.
+        counts: the loss returns (sum, count).
     """
 
     micros: Sequence[tuple[Any, Any]]
@@ -40,6 +44,17 @@ class StepInput:
     loss: Callable[[Any, Any], Tensor]
     factor: float = 1.0
     train: bool = True
+    counts: bool = False
+
+    def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
+        """The loss of a micro-batch, and its count."""
+        value = self.loss(output, targets)
+        return pair(value) if self.counts else (mean(value), 0.0)
+
+    def mean(self, output: Any, targets: Any) -> Tensor:
+        """The mean loss of a micro-batch."""
+        total, count = self.counted(output, targets)
+        return total / count if self.counts else total
 
 
 @dataclass
@@ -62,6 +77,7 @@ class _StepState:
     passed: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
     here: dict[StageMessage, tuple[Tensor, ...]] = field(default_factory=dict)
     loss: Tensor | float = 0.0
+    count: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
 
@@ -69,10 +85,11 @@ class PipelineRuntime:
     """The stages of one rank.
 
     Args:
-        units: their parameters; its `root` is called as `root(stage, *inputs)`.
+        units: their parameters; its `root` is called as `root(stage, came, inputs)`.
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     Attributes:
         interrupted: the last run ended with an error.
+        loss_parameters: what a loss may not take; None: it may take all.
     """
 
     def __init__(
@@ -82,10 +99,11 @@ class PipelineRuntime:
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = False
+        self.loss_parameters: LossParameters | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
-    def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, list[Span]]:
-        """Run this rank's actions; return its part of the loss, and the times of each action."""
+    def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, float, list[Span]]:
+        """Run this rank's actions; return its part of the loss, its count, and the times of each action."""
         if self.interrupted:
             self._units.reset()
         self.interrupted = True
@@ -111,7 +129,7 @@ class PipelineRuntime:
             self._units.finish()
         self._messages.finish()
         self.interrupted = False
-        return step.loss, step.spans
+        return step.loss, step.count, step.spans
 
     # ---- between stages ----
 
@@ -122,7 +140,7 @@ class PipelineRuntime:
             return
         source = self._mesh.peer(step.schedule.rank_of[message.stage])
         if message.kind == "F":
-            shape = _shape(step.work.micros[action.micro][0])
+            shape = self._key(step.work.micros[action.micro][0])
             step.here[message] = self._messages.recv(message, source, shape)
         else:
             outputs = [t for t in step.passed[action.stage, action.micro].outputs if t.requires_grad]
@@ -140,7 +158,7 @@ class PipelineRuntime:
             if rank == self._mesh.stage:
                 step.here[message] = tuple(t.detach().requires_grad_(t.requires_grad) for t in passed.outputs)
             else:
-                shape = _shape(step.work.micros[action.micro][0])
+                shape = self._key(step.work.micros[action.micro][0])
                 self._messages.send(message, passed.outputs, self._mesh.peer(rank), shape)
             return
         wanted = [t for t in passed.inputs if t.requires_grad]
@@ -158,24 +176,23 @@ class PipelineRuntime:
         _, stage, micro = action
         inputs, targets = step.work.micros[micro]
         came = () if stage == 0 else step.here.pop(StageMessage("F", stage - 1, micro))
-        output = self._call(stage, inputs if stage == 0 else came)
+        output = call(self._root, inputs) if self._single else self._root(stage, came, inputs)  # type: ignore[operator]
+        if stage + 1 == step.schedule.stages:
+            output = self._output(output)
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
             _check_outputs(stage, outputs)
         else:
             weight = step.work.weights[micro]
-            loss = step.work.loss(output, targets) if weight else _nothing(output)
+            parameters = self.loss_parameters if torch.is_grad_enabled() else None
+            begun = 0 if parameters is None else parameters.begin()
+            loss, count = step.work.counted(output, targets) if weight else (_nothing(output), 0.0)
+            step.count += count
+            if parameters is not None and loss.requires_grad:
+                parameters.check(loss, begun)
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.work.factor),)
         step.passed[stage, micro] = _ForwardRecord(came, outputs)
-
-    def _call(self, stage: int, inputs: Any) -> Any:
-        root: Any = self._root if self._single else lambda *args, **named: self._root(stage, *args, **named)  # type: ignore[operator]
-        if isinstance(inputs, dict):
-            output = root(**inputs)
-        else:
-            output = root(*inputs) if isinstance(inputs, (tuple, list)) else root(inputs)
-        return self._output(output) if self._single else output
 
     def _arrived(
         self, step: _StepState, action: Action
@@ -201,6 +218,11 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in passed.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in passed.inputs if t.requires_grad]
+        if self._stage(action.stage).repeats:
+            found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
+            for tensor, grad in zip(wanted, found, strict=True):
+                tensor.grad = grad
+            return
         outputs = [t.clone() if training.is_view(t) else t for t in outputs]  # it detaches them in place
         found, passed.groups = training.backward_of_inputs(
             outputs, grads, wanted, self._parameters(action.stage)
@@ -214,12 +236,21 @@ class PipelineRuntime:
         if passed.groups is not None:
             training.backward_of_weights(self._parameters(action.stage), passed.groups)
         elif outputs:
-            torch.autograd.backward(outputs, passed.grads)
+            trained = [p for p in self._parameters(action.stage) if p.requires_grad]
+            torch.autograd.backward(outputs, passed.grads, inputs=trained or None)
         self._units.after_weights()
 
-    def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
+    def _key(self, inputs: Any) -> Hashable:
+        """What determines the shapes of all messages."""
         root: Any = self._root
-        found: Iterator[nn.Parameter] = root.stages[str(stage)].parameters()
+        return _shape(inputs), next(iter(root.stages.values())).program_of(inputs)
+
+    def _stage(self, stage: int) -> Any:
+        root: Any = self._root
+        return root.stages[str(stage)]
+
+    def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
+        found: Iterator[nn.Parameter] = self._stage(stage).parameters()
         return found
 
 

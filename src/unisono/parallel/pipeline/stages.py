@@ -10,18 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.graph.capture import call
+
 
 class PipelineStages(nn.Module):
-    """The stages of one rank. Called with the number of the stage and its inputs."""
+    """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs."""
 
-    def __init__(self, stages: dict[int, Sequence[nn.Module]]) -> None:
+    def __init__(self, stages: dict[int, nn.Module]) -> None:
         super().__init__()
-        self.stages = nn.ModuleDict({str(stage): nn.ModuleList(pieces) for stage, pieces in stages.items()})
+        self.stages = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
 
-    def forward(self, stage: int, *args: Any, **named: Any) -> Any:
-        pieces: Any = self.stages[str(stage)]
-        value = pieces[0](*args, **named)
-        for piece in pieces[1:]:
+    def forward(self, stage: int, came: Sequence[Tensor], inputs: Any) -> Any:
+        return self.stages[str(stage)](came, inputs)
+
+
+class PieceStage(nn.ModuleList):
+    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes.
+
+    Attributes:
+        repeats: a parameter is used more than once, so that no gradient can be computed in two halves.
+    """
+
+    repeats = False
+
+    def program_of(self, _inputs: Any) -> str:
+        """Pieces run one program."""
+        return ""
+
+    def __init__(self, pieces: Sequence[nn.Module], *, first: bool) -> None:
+        super().__init__(pieces)
+        self._first = first
+
+    def forward(self, came: Sequence[Tensor], inputs: Any) -> Any:
+        first, *rest = self
+        value = call(first, inputs if self._first else tuple(came))
+        for piece in rest:
             value = piece(*value) if isinstance(value, tuple) else piece(value)
         return value
 

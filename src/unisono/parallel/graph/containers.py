@@ -1,0 +1,92 @@
+"""Nested containers of tensors: tuples, lists, dicts, dataclasses, and what Hugging Face's models return."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["mapped", "numbers_of", "strange_in", "tensors_in"]
+
+PLAIN = (
+    bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    enum.Enum, slice, range, type(None), type(Ellipsis),
+)  # fmt: skip
+
+
+def tensors_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
+    """Yield every tensor in nested containers and dataclasses, or every `kind`."""
+    if isinstance(thing, kind):
+        yield thing
+    elif isinstance(thing, dict):
+        for part in thing.values():
+            yield from tensors_in(part, kind)
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from tensors_in(part, kind)
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        for field in dataclasses.fields(thing):
+            yield from tensors_in(getattr(thing, field.name), kind)
+
+
+def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
+    """Yield what is neither `kind`, a container of it, nor plain data: objects with a state of their own."""
+    if isinstance(thing, (kind, *PLAIN)):
+        return
+    if isinstance(thing, dict):
+        for part in thing.values():
+            yield from strange_in(part, kind)
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from strange_in(part, kind)
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        for field in dataclasses.fields(thing):
+            yield from strange_in(getattr(thing, field.name), kind)
+    else:
+        yield thing
+
+
+def numbers_of(thing: Any) -> Iterator[int]:
+    """Yield every integer in nested arguments; of a slice its bounds. A bool is none."""
+    if isinstance(thing, (int, torch.SymInt)) and not isinstance(thing, bool):
+        yield int(thing)
+    elif isinstance(thing, dict):
+        for part in thing.values():
+            yield from numbers_of(part)
+    elif isinstance(thing, slice):
+        yield from numbers_of((thing.start, thing.stop, thing.step))
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from numbers_of(part)
+
+
+def mapped(thing: Any, change: Callable[[Any], Any], kind: type[Any] = Tensor) -> Any:
+    """Nested containers with `change` applied to every tensor, or to every `kind`."""
+    if isinstance(thing, kind):
+        return change(thing)
+    if isinstance(thing, dict):
+        found = {key: mapped(value, change, kind) for key, value in thing.items()}
+        return found if type(thing) is dict else _rebuilt(thing, found)
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(mapped(part, change, kind) for part in thing))
+    if isinstance(thing, (tuple, list)):
+        plain: Any = tuple if isinstance(thing, tuple) else list
+        return plain(mapped(part, change, kind) for part in thing)
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        changed = copy.copy(thing)
+        for field in dataclasses.fields(thing):
+            object.__setattr__(changed, field.name, mapped(getattr(thing, field.name), change, kind))
+        return changed
+    return thing
+
+
+def _rebuilt(thing: Any, found: dict[Any, Any]) -> Any:
+    changed = copy.copy(thing)
+    for key, value in found.items():
+        changed[key] = value
+    return changed

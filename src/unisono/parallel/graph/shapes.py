@@ -1,0 +1,89 @@
+"""Copies of models without values, on which programs run, and the error of one that cannot be recorded."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.torch_internals.fake import fake_mode
+
+from .containers import mapped
+
+__all__ = ["CaptureError", "Shapes"]
+
+
+class CaptureError(ValueError):
+    """A model cannot be recorded; the text names the file and the line.
+
+    Attributes:
+        final: no cut by names may take its place: the model does not run one program.
+    """
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+    def __reduce__(self) -> Any:
+        return _capture_error, (str(self), self.final)
+
+
+def _capture_error(text: str, final: bool) -> CaptureError:
+    return CaptureError(text, final=final)
+
+
+class Shapes:
+    """A copy of a model without values, and the mode under which it runs.
+
+    Args:
+        model: with its values or on the meta device; it stays as it is. Or such a copy.
+        also: anything that refers to modules of `model`, such as a list of them; copied with it.
+    Raises:
+        CaptureError: the model cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module | Shapes, also: Any = None) -> None:
+        self.mode = fake_mode()
+        # what a closure of the program may refer to, which no copy of the model changes
+        self.originals: dict[int, tuple[Tensor, str]]
+        if isinstance(model, Shapes):
+            self.originals = model.originals
+            self._copy(model.model, model.also)
+        else:
+            named = [*model.named_parameters(), *model.named_buffers()]
+            self.originals = {id(value): (value, name) for name, value in named}
+            self._copy(model, also)
+
+    def _copy(self, model: nn.Module, also: Any) -> None:
+        # id of the blank of a tensor -> the blank, kept so that its id stays its own, and where it is
+        self.attributes: dict[int, tuple[Tensor, tuple[str, str]]] = {}
+        memo: dict[int, Any] = {}
+        for path, module in model.named_modules():
+            held = [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]
+            for leaf, value in held:
+                if isinstance(value, Tensor) and id(value) not in memo:
+                    blank = memo[id(value)] = self.blank(value)
+                    self.attributes[id(blank)] = blank, (path, leaf)
+        try:
+            made: tuple[nn.Module, Any] = copy.deepcopy((model, also), memo)
+        except Exception as error:
+            raise CaptureError(
+                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so what it does "
+                "cannot be recorded"
+            ) from error
+        self.model, self.also = made
+
+    def blank(self, value: Tensor) -> Tensor:
+        """A tensor like `value`, without values; on the CPU in place of the meta device."""
+        device = torch.device("cpu") if value.is_meta else value.device
+        with self.mode, torch.no_grad():
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(made, requires_grad=value.requires_grad)
+        return made
+
+    def inputs(self, sample: Any) -> Any:
+        """The sample, without its values."""
+        return mapped(sample, self.blank)

@@ -1,0 +1,114 @@
+"""Runs the model forward only, and joins the results of micro-batches."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .batches import rows_of
+from .graph.containers import mapped, tensors_in
+from .loss_weights import cut_batch
+from .pipeline.proof import prove
+from .pipeline.runtime import StepInput
+from .pipeline.schedule import Schedule, schedule
+
+if TYPE_CHECKING:
+    from .model_setup import ModelSetup
+    from .plan import Plan
+
+__all__ = ["joined", "prediction", "proved_schedule"]
+
+
+def proved_schedule(plan: Plan, parts: int) -> Schedule:
+    """The schedule of a plan for as many micro-batches; it is proved once."""
+    return _proved(plan.schedule, plan.pipeline, parts, plan.chunks)
+
+
+@functools.lru_cache(maxsize=8)
+def _proved(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
+    made = schedule(name, ranks, parts, chunks)
+    prove(made)
+    return made
+
+
+def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, list[Any]]:
+    """What runs the model forward; the last stage appends its outputs to the list."""
+    micros, weights = cut_batch((inputs, ()), "rows", 0, built.mesh)
+    outputs: list[Any] = []
+
+    def keep(output: Any, _targets: Any) -> Tensor:
+        outputs.append((rows_of(micros[len(outputs)][0]), output))
+        return torch.zeros((), device=built.mesh.axes.device_type)
+
+    return (
+        proved_schedule(built.mesh.plan, len(micros)),
+        StepInput(micros, weights, keep, train=False),
+        outputs,
+    )
+
+
+def joined(outputs: list[Any], built: ModelSetup) -> Any:
+    """The outputs of all micro-batches as those of one, on every rank of the pipeline."""
+    mesh = built.mesh
+    result: Any = None
+    error = ""
+    if outputs:
+        try:
+            result = _joined(outputs)
+        except ValueError as wrong:
+            error = str(wrong)
+    if mesh.plan.pipeline > 1:
+        last = schedule(mesh.plan.schedule, mesh.plan.pipeline, 1, mesh.plan.chunks).rank_of[-1]
+        source = mesh.peer(last)
+        told: list[Any] = [(error, _template(result))] if outputs else [None]
+        group = mesh.group("pipeline")
+        dist.broadcast_object_list(told, src=source, group=group, device=torch.device("cpu"))
+        assert told[0] is not None
+        error, template = told[0]
+        given = tensors_in(result)
+        result = mapped(template, lambda room: _sent(room, next(given, None), source, mesh), _Room)
+    if error:
+        raise ValueError(error)
+    return result
+
+
+class _Room:
+    """A tensor that is to come."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.shape, self.dtype = tuple(value.shape), value.dtype
+
+
+def _template(result: Any) -> Any:
+    return mapped(result, _Room)
+
+
+def _sent(room: Any, value: Tensor | None, source: int, mesh: Any) -> Tensor:
+    made = torch.empty(room.shape, dtype=room.dtype, device=mesh.axes.device_type)
+    if value is not None:
+        made.copy_(value)
+    dist.broadcast(made, src=source, group=mesh.group("pipeline"))
+    return made
+
+
+def _joined(outputs: list[Any]) -> Any:
+    if len(outputs) == 1:
+        return outputs[0][1]
+    rows = [count for count, _ in outputs]
+    columns = zip(*(tensors_in(output) for _, output in outputs), strict=True)
+    made = iter([_row(list(column), rows) for column in columns])
+    return mapped(outputs[0][1], lambda _: next(made))
+
+
+def _row(parts: list[Tensor], rows: list[int]) -> Tensor:
+    if any(part.dim() == 0 or len(part) != count for part, count in zip(parts, rows, strict=True)):
+        raise ValueError(
+            f"predict: the model returned tensors of shapes {[list(part.shape) for part in parts]} for "
+            f"micro-batches of {rows} rows, which are not joined. Use Plan(micro_batches=1), or return "
+            "tensors of rows"
+        )
+    return torch.cat(parts)

@@ -1,0 +1,118 @@
+"""What decides which program a model runs: the shapes of its inputs, and the settings of its modules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .graph.capture import STATE
+
+if TYPE_CHECKING:
+    from .graph.capture import Shapes
+
+__all__ = ["ModuleSettings", "kinds_of"]
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+SMALL = 32  # entries of a list whose contents count
+COUNTS = 8  # changes after which a number is a counter, which no longer tells one program from another
+UNSEEN = STATE - {"training"} | {"forward"}
+
+
+def kinds_of(inputs: Any, floats: torch.dtype | None = None) -> Any:
+    """What tells one program from another: names, shapes and types. It can be a key of a dict.
+
+    Args:
+        floats: what floating inputs are cast to; None: they are not.
+    """
+    if isinstance(inputs, Tensor):
+        cast = floats is not None and inputs.is_floating_point()
+        return tuple(inputs.shape), floats if cast else inputs.dtype
+    if isinstance(inputs, dict):
+        return tuple((str(key), kinds_of(value, floats)) for key, value in inputs.items())
+    if isinstance(inputs, (tuple, list)):
+        return tuple(kinds_of(value, floats) for value in inputs)
+    return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__
+
+
+class ModuleSettings:
+    """The plain attributes of the modules of a model, such as `training` and flags of the program's own.
+
+    Those of a configuration count, too: of objects that are attributes of a module, and are no modules.
+
+    Args:
+        leave_out: attributes (path, name) that are no settings.
+        counters: a number that changes again and again counts something, and is left out from then on.
+    """
+
+    def __init__(
+        self, model: nn.Module, leave_out: Iterable[tuple[str, str]] = (), *, counters: bool = False
+    ) -> None:
+        self._left_out, self._counters = frozenset(leave_out), counters
+        self._seen = [(path, vars(module)) for path, module in model.named_modules()]
+        objects = {
+            id(value): (f"{path}.{leaf}", vars(value))
+            for path, held in self._seen
+            for leaf, value in held.items()
+            if leaf not in UNSEEN and hasattr(value, "__dict__") and not isinstance(value, (Tensor, type))
+        }
+        self._objects = [*objects.values()]
+        self._last: dict[tuple[str, str], Any] = {}
+        self._changes: dict[tuple[str, str], int] = {}
+
+    def now(self) -> frozenset[Any]:
+        """The settings as a key."""
+        found = dict(self._all())
+        if self._last:
+            for at, value in found.items():
+                if type(value) in (int, float) and self._last.get(at, value) != value:
+                    self._changes[at] = self._changes.get(at, 0) + 1
+        self._last = found
+        if not self._counters:
+            return frozenset(found.items())
+        return frozenset(item for item in found.items() if self._changes.get(item[0], 0) <= COUNTS)
+
+    def _all(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        for path, held in [*self._seen, *self._objects]:
+            for leaf, value in [*held.items()]:
+                if leaf not in UNSEEN and (path, leaf) not in self._left_out:
+                    yield (path, leaf), _plain(value)
+
+    def give(self, shapes: Shapes) -> None:
+        """Set the attributes of a copy without values to those of this model."""
+        copies = dict(shapes.model.named_modules())
+        for where, held in self._objects:  # configurations
+            path, _, leaf = where.rpartition(".")
+            thing = getattr(copies.get(path), leaf, None)
+            if hasattr(thing, "__dict__"):
+                vars(thing).update({key: copy.deepcopy(it) for key, it in held.items() if _is_plain(it)})
+        for path, held in self._seen:
+            module = copies.get(path)
+            for leaf, value in [*held.items()] if module is not None else ():
+                if leaf in UNSEEN:
+                    continue
+                if _is_plain(value):
+                    vars(module)[leaf] = copy.deepcopy(value)
+                elif isinstance(value, Tensor) and leaf in vars(module):
+                    vars(module)[leaf] = shapes.blank(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return len(value) <= SMALL and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return len(value) <= SMALL and all(map(_is_plain, value.values()))
+    return isinstance(value, PLAIN)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, (tuple, list)) and len(value) <= SMALL:
+        return tuple(map(_plain, value))
+    if isinstance(value, dict) and len(value) <= SMALL:
+        return tuple((str(key), _plain(part)) for key, part in value.items())
+    return value if isinstance(value, PLAIN) else type(value).__name__

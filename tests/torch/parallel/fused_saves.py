@@ -1,0 +1,75 @@
+"""Checkpoints of fused layers, which tensor plans split: saved by one plan and continued by another."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel.plain_training import adamw, alone, seeded
+from parallel.run_features import in_group
+
+WIDTH = 16
+TENSOR, ZERO, DATA = up.Plan(tensor=2), up.Plan(data=2, zero=3), up.Plan(data=2)
+PLANS = (TENSOR, up.Plan(tensor=2, zero=1), ZERO, DATA, up.Plan(pipeline=2, micro_batches=2))
+
+
+class Fused(nn.Module):
+    """Attention of PyTorch's own, and a fused layer of three unequal parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.attn = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.gated, self.last = nn.Linear(WIDTH, 16 + 32 + 32), nn.Linear(32, 4)
+        self.side = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).unflatten(-1, (1, WIDTH))
+        x = x + self.attn(x, x, x, need_weights=False)[0]
+        side, gate, value = self.gated(x[:, 0]).split([16, 32, 32], -1)
+        return self.last(torch.sigmoid(gate) * value) + self.side(torch.tanh(side))
+
+
+def batches(count: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, WIDTH, generator=generator), torch.randint(4, (8,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def made(plan: up.Plan) -> up.Run:
+    given = batches(1)[0][0]
+    plan = dataclasses.replace(plan)
+    return up.parallelize(seeded(Fused), plan, optimizer=adamw, loss=functional.cross_entropy, sample=given)
+
+
+def check_any_plan_continues_any_other(folder: Path) -> None:
+    wanted = alone(Fused, batches(6), functional.cross_entropy).losses
+    shared: list[Any] = [str(folder / "shared")]
+    dist.broadcast_object_list(shared)
+    for number, first in enumerate(PLANS):
+        run = made(first)
+        if first.tensor > 1:
+            assert "gated.1.weight" in run.cut.dims, str(run.cut)
+            assert "attn.q.weight" in run.cut.dims, str(run.cut)
+        for batch in run.shard(batches(3)):
+            run.step(batch)
+        place = Path(shared[0]) / str(number)
+        run.save(place)
+        for second in PLANS:
+            again = made(second)
+            again.load(place)
+            losses = [again.step(batch) for batch in again.shard(batches(6)[3:])]
+            far = max(abs(a - b) for a, b in zip(losses, wanted[3:], strict=True))
+            print(f"{first} -> {second}: {far:.1e}", flush=True)
+            assert far < 1e-5, (first, second, losses, wanted)
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])

@@ -1,0 +1,76 @@
+"""Stages that are cut from a program, with the other axes. On four ranks."""
+
+from pathlib import Path
+
+from torch import nn
+
+import unisono.parallel as up
+from parallel.plain_training import alone, apart, same, under
+from parallel.program_stages import Shared, Skips, batches, loss, with_aux
+from parallel.run_features import in_group
+from zoo.own import Nano
+
+
+def check_data_and_zero(folder: Path) -> None:
+    given = batches()
+    for more in (
+        {},
+        {"zero": 1},
+        {"zero": 1, "schedule": "zb-h1"},
+        {"zero": 2},
+        {"zero": 3},
+        {"zero": 3, "recompute": True},
+    ):
+        plan = up.Plan(pipeline=2, data=2, micro_batches=2, **more)
+        same(plan, Skips, given, with_aux, sample=given[0][0])
+        ids = [(inputs["ids"], targets) for inputs, targets in given]
+        same(plan, Shared, ids, loss, sample=ids[0][0])
+
+
+def check_tensor(folder: Path) -> None:
+    given = batches()
+    for more in ({}, {"zero": 1}, {"recompute": True}):
+        plan = up.Plan(pipeline=2, tensor=2, micro_batches=2, **more)
+        run = same(plan, Skips, given, with_aux, sample=given[0][0])
+        assert run.cut.modules["blocks.0.up"] == "column", str(run.cut)
+        assert run.cut.modules["blocks.4.down"] == "row", str(run.cut)
+        ids = [(inputs["ids"], targets) for inputs, targets in given]
+        run = same(plan, Nano, ids, loss, sample=ids[0][0])
+        assert "h.0.attn.c_attn.q.weight" in run.cut.dims, str(run.cut)
+
+
+def check_four_stages(folder: Path) -> None:
+    given = batches()
+    for schedule in ("1f1b", "zb-h1"):
+        plan = up.Plan(pipeline=4, micro_batches=4, schedule=schedule)
+        same(plan, Skips, given, with_aux, sample=given[0][0])
+
+
+def check_low_precision(folder: Path) -> None:
+    given = batches()
+    wanted = alone(Skips, given, loss).losses
+    for precision in ("bf16", "fp16"):
+        plan = up.Plan(pipeline=2, data=2, micro_batches=2, precision=precision)
+        found = under(plan, Skips, given, loss, sample=given[0][0])[1].losses
+        far = max(abs(a - b) / a for a, b in zip(wanted, found, strict=True))
+        print(f"{plan}: {far:.1e}")
+        assert far < 1e-2, (found, wanted)
+
+
+class Dropped(Skips):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.down = nn.Sequential(nn.Dropout(0.5), block.down, nn.Dropout(0.5))
+
+
+def check_dropout_draws_the_same_for_what_ranks_share(folder: Path) -> None:
+    given = batches()
+    plan = up.Plan(pipeline=2, tensor=2, micro_batches=2)
+    run, _ = under(plan, Dropped, given, loss, sample=given[0][0])
+    assert "blocks.0.up.weight" in run.cut.dims
+    assert apart(run) < 1e-6
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])

@@ -1,0 +1,98 @@
+"""What goes on after a load as before it: schedulers, the order of data, dropout, several optimizers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import unisono.parallel as up
+from parallel.plain_training import seeded
+from parallel.run_features import in_group
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 4))
+
+
+def two(parameters: Any) -> list[torch.optim.Optimizer]:
+    weights = [value for name, value in parameters.named.items() if name.endswith("weight")]
+    biases = [value for name, value in parameters.named.items() if name.endswith("bias")]
+    return [torch.optim.SGD(weights, lr=0.1, momentum=0.9), torch.optim.AdamW(biases, lr=1e-2)]
+
+
+def loader() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(7)
+    data = TensorDataset(
+        torch.randn(48, 16, generator=generator), torch.randint(4, (48,), generator=generator)
+    )
+    return DataLoader(data, batch_size=8, shuffle=True)
+
+
+class Training:
+    def __init__(self, plan: up.Plan, seed: int) -> None:
+        model = seeded(net)
+        torch.manual_seed(seed)
+        self.run = up.parallelize(model, plan, optimizer=two, loss=functional.cross_entropy)
+        self.schedulers = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in self.run.optimizer]
+        self.batches = self.run.shard(loader())
+        self.also = {"first": self.schedulers[0], "second": self.schedulers[1], "data": self.batches}
+
+    def epoch(self, stop: int = 100) -> list[float]:
+        losses = []
+        for batch in self.batches:
+            losses.append(self.run.step(batch))
+            for scheduler in self.schedulers:
+                scheduler.step()
+            if len(losses) == stop:
+                break
+        return losses
+
+
+def check_a_load_goes_on_where_the_save_was(folder: Path) -> None:
+    shared: list[Any] = [str(folder / "shared")]
+    dist.broadcast_object_list(shared)
+    for number, plan in enumerate((up.Plan(data=2), up.Plan(data=2, zero=2), up.Plan(tensor=2))):
+        whole = Training(plan, 3)
+        wanted = whole.epoch()
+        wanted += whole.epoch()
+        part = Training(plan, 3)
+        found = part.epoch()
+        found += part.epoch(2)
+        part.run.save(f"{shared[0]}/{number}", also=part.also)
+        again = Training(plan, 99)  # another seed, another order, other masks
+        again.run.load(f"{shared[0]}/{number}", also=again.also)
+        found += again.epoch()
+        assert [one.get_last_lr() for one in again.schedulers] == [
+            one.get_last_lr() for one in whole.schedulers
+        ]
+        assert len(found) == len(wanted) == 12
+        assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 1e-5, (plan, found, wanted)
+    with pytest.raises(ValueError, match="has no 'other'; it has first, second, data beside"):
+        again.run.load(f"{shared[0]}/2", also={"other": again.batches})
+    with pytest.raises(TypeError, match="save: 'model' is a Sequential whose state cannot be saved"):
+        again.run.save(f"{shared[0]}/3", also={"model": net()})
+
+
+def check_wrong_lists_of_optimizers_are_named(folder: Path) -> None:
+    def made(optimizer: Any, **more: Any) -> up.Run:
+        return up.parallelize(
+            net(), up.Plan(data=2, **more), optimizer=optimizer, loss=functional.cross_entropy
+        )
+
+    with pytest.raises(ValueError, match="optimizer returned 0 optimizers, expected one or more"):
+        made(lambda _: [])
+    with pytest.raises(TypeError, match="optimizer returned a int"):
+        made(lambda p: [torch.optim.SGD(p, lr=0.1), 3])
+    with pytest.raises(ValueError, match="two optimizers have the same parameter"):
+        made(lambda p: [torch.optim.SGD(p, lr=0.1), torch.optim.SGD(p, lr=0.1)])
+    with pytest.raises(ValueError, match="returned 2 optimizers, expected one$"):
+        made(two, swap="disk")
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])
