@@ -158,6 +158,7 @@ START: dict[str, float] = {
     "call_s": 1e-6,
     "inside_send_s": 2e-7,
     "inside_recv_s": 2e-7,
+    "inside_write_s_per_byte": 3e-10,
     "inside_s_per_byte": 1e-10,
     "inside_latency_s": 3e-7,
     "reduce_s_per_byte": 1e-10,
@@ -171,7 +172,10 @@ START: dict[str, float] = {
 }
 """The parameters of a network, and where the fit begins."""
 
-INSIDE = ("inside_send_s", "inside_recv_s", "inside_s_per_byte", "inside_latency_s")
+INSIDE = (
+    *("inside_send_s", "inside_recv_s", "inside_write_s_per_byte", "inside_s_per_byte"),
+    "inside_latency_s",
+)
 BETWEEN = ("o_send_s", "o_recv_s", "o_s_per_byte", "latency_s", "bytes_per_s")
 IN_PLACE_BYTES = 128 << 10
 """From this size on the engine passes a message without a copy of the sender, where every rank has a core."""
@@ -195,6 +199,7 @@ def network_of(placement: str, values: dict[str, float]) -> Network:
         inside=InsideCosts(
             send_s=given["inside_send_s"],
             recv_s=given["inside_recv_s"],
+            write_s_per_byte=given["inside_write_s_per_byte"],
             s_per_byte=given["inside_s_per_byte"],
             in_place_bytes=IN_PLACE_BYTES if each <= cores else 0,
         ),

@@ -57,11 +57,11 @@ class PythonProgramSource final : public simulator::ProgramSource {
 };
 
 simulator::MessageCosts read_costs(const std::vector<double>& values) {
-  if (values.size() != 13) throw nb::value_error("costs are thirteen numbers");
+  if (values.size() != 14) throw nb::value_error("costs are fourteen numbers");
   for (const double value : values)
     if (!(value >= 0) || std::isinf(value)) throw nb::value_error("a cost is negative or infinite");
-  return {values[0], values[1], values[2], values[3],  values[4],  values[5], values[6],
-          values[7], values[8], values[9], values[10], values[11], values[12]};
+  return {values[0], values[1], values[2], values[3],  values[4],  values[5],  values[6],
+          values[7], values[8], values[9], values[10], values[11], values[12], values[13]};
 }
 
 nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::SimulationOutcome& outcome) {

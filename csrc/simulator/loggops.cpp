@@ -11,7 +11,7 @@ namespace {
 // come out right: they wrap around.
 uint64_t further(uint64_t size, uint64_t per_byte) { return (size - 1) * per_byte; }
 
-// When a processor or a network card is free again, from a list that grows as they are used.
+// When a processor or a network interface is free again; the list grows with the numbers that are used.
 uint64_t& busy_until(std::vector<uint64_t>& times, uint32_t number) {
   if (number >= times.size()) times.resize(number + 1);
   return times[number];
@@ -27,7 +27,7 @@ Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model)
       if (operation.kind == GoalOperation::kSend && operation.peer >= ranks.size())
         throw std::invalid_argument("an operation names a rank that is not there");
       if (operation.cpu > 255 || operation.nic > 255)
-        throw std::invalid_argument("an operation names a processor or a network peer info above 255");
+        throw std::invalid_argument("an operation names a processor or a network interface above 255");
     }
     link_operations(ranks_[number]);
   }

@@ -1,5 +1,5 @@
 // LogGOPSim's model (Hoefler, Schneider, Lumsdaine, HPDC 2010): one flat network, whole nanoseconds. A
-// message of s bytes occupies its sender's processor for o + (s-1) O and its network peer info for g + (s-1)
+// message of s bytes occupies its sender's processor for o + (s-1) O and its network interface for g + (s-1)
 // G; its first byte arrives after o + L, and the receiver is then occupied for o + (s-1) max(O, G). The same
 // program gives the same integers as that simulator, in the same order of events.
 #pragma once

@@ -268,7 +268,7 @@ double Simulation::send_overhead(const Actor& actor, const int32_t* edges, doubl
   bool written = in_place(actor, bytes);
   for (uint32_t before = 0; before < actor.peers_done && !written; ++before)
     written = edges_[static_cast<EdgeId>(edges[before])].inside;
-  return cost.inside_send + (written ? 0 : cost.inside_per_byte * bytes);
+  return cost.inside_send + (written ? 0 : cost.inside_write_per_byte * bytes);
 }
 
 bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count) {

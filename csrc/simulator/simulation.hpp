@@ -30,6 +30,7 @@ struct MessageCosts {
          copy_per_byte = 0;
   double slowdown = 1, delay = 0;  // factor of all above and of computing; when the rank begins
   double inside_send = 0, inside_recv = 0, inside_per_byte = 0;
+  double inside_write_per_byte = 0;  // of the sender; inside_per_byte is the receiver's
   double inside_in_place =
       0;  // messages of so many bytes are not written: their receivers copy them; 0: none
 };

@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loops import each
@@ -14,6 +15,7 @@ from unisono.networks import Cable, Network
 from unisono.networks.description import FABRICS, parse
 from unisono.networks.found import find, shipped
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds, written_rate, written_time
+from unisono.networks.writer import toml
 
 HALF = Cable(1e-6, 1e9, "half")
 MADE = [
@@ -281,3 +283,31 @@ def test_quantities_are_read_as_people_write_them() -> None:
             bytes_per_s(value)
     assert seconds(written_time(1.5e-7)) == pytest.approx(1.5e-7)
     assert bytes_per_s(written_rate(12.5e9)) == 12.5e9
+
+
+def test_costs_and_switching_are_written_and_read(tmp_path: Path) -> None:
+    """All keys of [costs], and how switches forward, come back from the file link by link."""
+    text = LAB.replace('name = "lab"', 'name = "lab"\nswitching = "store-and-forward"', 1)
+    text += (
+        '[costs]\nsend = "1 us"\nreceive = "2 us"\ncall = "3 us"\ncache = "1 MiB"\nbeyond_cache = 2.5\n'
+        'inside = { send = "0.1 us", receive = "0.2 us", write = "2 GB/s", copy = "4 GB/s", '
+        'in_place = "128 KiB" }\n'
+    )
+    network = nets.parse(text)
+    costs = network.costs_of(0)
+    assert network.stores
+    assert (costs.call_s, costs.cache_bytes, costs.beyond_cache) == (3e-6, 1 << 20, 2.5)
+    assert costs.inside is not None
+    assert msgspec.structs.astuple(costs.inside) == pytest.approx((1e-7, 2e-7, 5e-10, 2.5e-10, 128 << 10))
+    again = nets.parse(toml(network))
+    assert again.stores
+    assert again.costs_of(0) == costs
+    for before, after, says in (
+        ('"store-and-forward"', '"sometimes"', "switching: is 'sometimes'"),
+        ("beyond_cache = 2.5", "beyond_cache = 0.5", "is below 1"),
+        ('send = "0.1 us"', "sends = 1", "is unknown"),
+        ('copy = "4 GB/s"', "copy = 1e-320", "is not a finite number"),
+    ):
+        assert before in text
+        with pytest.raises(ValueError, match=says):
+            nets.parse(text.replace(before, after, 1))

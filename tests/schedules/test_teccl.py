@@ -95,3 +95,39 @@ def test_a_wrong_solution_is_refused(change: Any, error: type[Exception], says: 
     with pytest.raises(error) as caught:
         proved(record)
     assert says in str(caught.value)
+
+
+def test_a_schedule_with_times_keeps_its_epochs(tmp_path: Path) -> None:
+    """Two ranks of a host and a third one: a switch copies what crosses its link once, in two epochs."""
+    switch = "traveled over {}->{} in epoch {} via switches 0"
+    demand = {f"GPU {d}": {f"GPU {s}": {"Chunk 0": 1e-6} for s in range(3) if s != d} for d in range(3)}
+    times = [(0, 1, 0), (0, 2, 3), (1, 2, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1)]
+    record = {
+        "1-Epoch_Duration": 1.0,
+        "6-Demand_Met": demand,
+        "7-Flows": [f"Chunk 0 from {s} " + switch.format(s, t, e) for s, t, e in times],
+    }
+    (tmp_path / "s.json").write_text(json.dumps(record))
+    text = "\n".join(
+        [
+            *(f'[[host]]\nname = "g{n}"' for n in range(3)),
+            '[[switch]]\nname = "s"\nadds = "1 GB/s"',
+            *(f'[[cable]]\nbetween = ["g{n}", "s"]\nlatency = 0.25\nrate = 8' for n in range(3)),
+            '[costs]\nsend = "0 s"\nreceive = "0 s"',
+        ]
+    )
+    network = networks.parse(text)
+    given: dict[str, Any] = {"algorithm": str(tmp_path / "s.json"), "nbytes": 24}
+    found = un.simulate("all_gather", network, paced=True, **given)
+    assert found.ends == pytest.approx([2.5, 2.5, 4.5])  # epoch 3, a second of the link, two latencies
+    for change, says in (
+        ({"algorithm": "ring"}, "expected a file of TE-CCL"),
+        ({"nbytes": -1}, "nbytes"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            un.simulate("all_gather", network, paced=True, **{**given, **change})
+    with pytest.raises(ValueError, match="is all_gather of 3 ranks, expected all_to_all"):
+        un.simulate("all_to_all", network, paced=True, **given)
+    (tmp_path / "s.json").write_text(json.dumps({**record, "1-Epoch_Duration": "x"}))
+    with pytest.raises(ValueError, match="1-Epoch_Duration is 'x'"):
+        un.simulate("all_gather", network, paced=True, **given)

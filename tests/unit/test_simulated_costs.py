@@ -38,11 +38,11 @@ def test_buffers_beyond_the_cache_cost_more_per_byte() -> None:
 
 def test_bytes_for_ranks_of_a_host_are_written_once() -> None:
     """Rank 0 writes once for two others, each copies; a rank of another host costs as much as before."""
-    inside = networks.InsideCosts(send_s=1.0, recv_s=10.0, s_per_byte=0.5)
+    inside = networks.InsideCosts(send_s=1.0, recv_s=10.0, write_s_per_byte=0.5, s_per_byte=0.25)
     costs = Costs(o_send_s=100.0, o_recv_s=1000.0, o_s_per_byte=5.0, inside=inside)
     network = networks.star(2, ranks=3, cable=Cable(0.0, 1e15), inner=Cable(0.0, 1e15), costs=costs)
     host = un.simulate("broadcast", network.first(3), algorithm="direct", nbytes=2)
-    assert host.ends == pytest.approx([3.0, 2.0 + 11.0, 3.0 + 11.0])
+    assert host.ends == pytest.approx([3.0, 2.0 + 10.5, 3.0 + 10.5])
     both = un.simulate("broadcast", network.first(4), algorithm="direct", nbytes=2)
     assert both.ends[0] == pytest.approx(3.0 + 110.0)
     assert both.ends[3] == pytest.approx(113.0 + 1010.0)
@@ -52,7 +52,7 @@ def test_bytes_for_ranks_of_a_host_are_written_once() -> None:
 
 def test_large_messages_within_a_host_are_copied_once() -> None:
     """From 4 bytes on the sender writes nothing; a reduction copies before it adds."""
-    inside = networks.InsideCosts(s_per_byte=1.0, in_place_bytes=4)
+    inside = networks.InsideCosts(write_s_per_byte=1.0, s_per_byte=1.0, in_place_bytes=4)
     costs = Costs(inside=inside, reduce_s_per_byte=0.5)
     network = networks.star(1, ranks=2, inner=Cable(0.0, 1e15), costs=costs)
     small, large = (

@@ -32,7 +32,7 @@ def native(
         "extra": 0,
         "digits": [],
         "rates": capacity,
-        "costs": [[0.0] * 7 + [1.0] + [0.0] * 5],
+        "costs": [[0.0] * 7 + [1.0] + [0.0] * 6],
         "costs_index": [],
         "window": 1 << 12,
         "most_spans": 0,
@@ -86,7 +86,7 @@ def test_random_programs_on_random_networks_take_as_long_as_in_exact_arithmetic(
     o_send, o_recv = Fraction(draw.choice([0, 3])), Fraction(draw.choice([0, 2]))
     programs = random_programs(draw, size)
     exact = max_min.run(programs, routes, latency, capacity, o_send, o_recv)
-    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, *([0.0] * 5)]]
+    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, *([0.0] * 6)]]
     found = native(
         [codes(p) for p in programs], routes, [*map(float, latency)], [*map(float, capacity)], costs=costs
     )
@@ -142,7 +142,7 @@ def test_a_malformed_program_is_an_error(block: array[int]) -> None:
         ({"rates": [float("nan")]}, "rate"),
         ({"costs": []}, "costs"),
         ({"costs": [[1.0]]}, "costs"),
-        ({"costs": [[-1.0] * 13]}, "cost"),
+        ({"costs": [[-1.0] * 14]}, "cost"),
         ({"costs_index": [0, 4]}, "costs"),
         ({"costs_index": [0]}, "costs_index"),
         ({"digits": [(3, True)]}, "digits"),
@@ -185,7 +185,7 @@ def test_a_reduction_of_many_ranks_looks_at_each_message_twice_at_most() -> None
 def test_work_shares_the_cores_of_a_host() -> None:
     """Three ranks on two cores, each with a second of work: a second and a half. One alone gets one core."""
     second = compute_code(1.0)
-    shared = {"cores": [(0, 1)] * 3, "costs": [[0.0] * 7 + [1.0] + [0.0] * 5]}
+    shared = {"cores": [(0, 1)] * 3, "costs": [[0.0] * 7 + [1.0] + [0.0] * 6]}
     assert native([second] * 3, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.5] * 3)
     late = [second, compute_code(2.0), array("i")]
     assert native(late, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.0, 2.0, 0.0])
@@ -197,7 +197,7 @@ def test_work_for_messages_shares_cores_too() -> None:
     """On one core a sender's overhead and a third rank's work share; the receiver pays when it is alone."""
     send = chunk_code(1.0) + array("i", [SEND, 1, 1, 1])
     programs = [send, array("i", [RECV, 1, 0]), compute_code(2.0)]
-    costs = [[2.0, 3.0] + [0.0] * 5 + [1.0] + [0.0] * 5]
+    costs = [[2.0, 3.0] + [0.0] * 5 + [1.0] + [0.0] * 6]
     found = native(programs, {(0, 1): ()}, [0.0], [1.0], costs=costs, cores=[(0, 1)] * 3)
     assert found["ends"] == pytest.approx([4.0, 7.0, 4.0])
 
@@ -243,7 +243,7 @@ def test_any_programs_end_or_are_an_error() -> None:
             for _ in range(3)
         ]
         try:
-            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 13])
+            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 14])
         except ValueError:
             wrong += 1
         else:

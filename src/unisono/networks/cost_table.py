@@ -30,6 +30,7 @@ _COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
 
 
 def costs_of(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
+    """The costs of a table; what it does not name is that of `base`."""
     if not isinstance(value, dict):
         raise DescriptionError(at, f"is {value!r}, expected a table")
     known(value, at, {*_COSTS, "inside"})
@@ -46,7 +47,8 @@ def costs_of(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
 _INSIDE: dict[str, tuple[str, Callable[[object], float]]] = {
     "send": ("send_s", seconds),
     "receive": ("recv_s", seconds),
-    "per_byte": ("s_per_byte", seconds_per_byte),
+    "write": ("write_s_per_byte", seconds_per_byte),
+    "copy": ("s_per_byte", seconds_per_byte),
     "in_place": ("in_place_bytes", nbytes),
 }
 
@@ -61,6 +63,7 @@ def _inside_costs(value: Any, at: At) -> InsideCosts:
 
 
 def quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:
+    """What a reader of `quantities` gives, or an error with the place."""
     try:
         return reader(value)
     except ValueError as error:
@@ -68,6 +71,7 @@ def quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:
 
 
 def known(table: dict[str, Any], at: At, known: set[str]) -> None:
+    """Refuse other keys."""
     for key in table:
         if key not in known:
             raise DescriptionError(at / key, f"is unknown, expected one of {', '.join(sorted(known))}")

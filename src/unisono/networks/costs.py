@@ -14,13 +14,15 @@ class InsideCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         send_s, recv_s: the rank is busy for so long per message.
-        s_per_byte: and for so long per byte that it writes, or copies to its own buffer.
+        write_s_per_byte: the sender is busy for so long per byte that it writes.
+        s_per_byte: the receiver, per byte that it copies to its own buffer.
         in_place_bytes: a message from this size on is not written: its receivers copy it from the sender's
             memory, also before they reduce it; 0: none.
     """
 
     send_s: float = 0.0
     recv_s: float = 0.0
+    write_s_per_byte: float = 0.0
     s_per_byte: float = 0.0
     in_place_bytes: int = 0
 
@@ -57,7 +59,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         if not self.cache_bytes or nbytes <= self.cache_bytes or self.beyond_cache == 1.0:
             return self
         inside = self.inside and msgspec.structs.replace(
-            self.inside, s_per_byte=self.inside.s_per_byte * self.beyond_cache
+            self.inside,
+            write_s_per_byte=self.inside.write_s_per_byte * self.beyond_cache,
+            s_per_byte=self.inside.s_per_byte * self.beyond_cache,
         )
         return msgspec.structs.replace(
             self,

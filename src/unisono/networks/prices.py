@@ -23,7 +23,10 @@ def machine_of(network: Network) -> MachineCalibration:
     near = next((rank for rank in range(1, network.size) if hosts[rank] == hosts[0]), None)
     if near is not None:
         inside = costs.inside or InsideCosts(
-            send_s=costs.o_send_s, recv_s=costs.o_recv_s, s_per_byte=costs.o_s_per_byte
+            send_s=costs.o_send_s,
+            recv_s=costs.o_recv_s,
+            write_s_per_byte=costs.o_s_per_byte,
+            s_per_byte=costs.o_s_per_byte,
         )
         latency, rate = _route(network, 0, near)
         changes["flag_s"] = max(latency + inside.send_s + inside.recv_s - ENGINE_S, 1e-8)

@@ -94,7 +94,8 @@ def _costs(costs: Costs) -> str:
         found.append(f"cache = {costs.cache_bytes}, beyond_cache = {costs.beyond_cache!r}")
     if costs.inside is not None:
         inside = f"send = {costs.inside.send_s!r}, receive = {costs.inside.recv_s!r}"
-        inside += f", per_byte = {1 / costs.inside.s_per_byte!r}" if costs.inside.s_per_byte else ""
+        inside += f", write = {1 / costs.inside.write_s_per_byte!r}" if costs.inside.write_s_per_byte else ""
+        inside += f", copy = {1 / costs.inside.s_per_byte!r}" if costs.inside.s_per_byte else ""
         inside += f", in_place = {costs.inside.in_place_bytes}" if costs.inside.in_place_bytes else ""
         found.append(f"inside = {{ {inside} }}")
     return ", ".join(found)

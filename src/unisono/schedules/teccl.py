@@ -174,9 +174,11 @@ class TecclSchedule:
         self.first: list[dict[Piece, int]] = [{} for _ in range(size)]  # who sends a chunk first
 
     def plan(self) -> Plan:
+        """The plan of the steps."""
         return Plan(self.collective, self.name, self.size, 0, tuple(map(tuple, self.steps)), parts=self.parts)
 
     def run(self) -> None:
+        """Make steps of the flows."""
         for piece in self.places:
             self.holds[piece[0]][piece] = self.given(piece)
         for flow in self.flows:
@@ -234,6 +236,7 @@ class TecclSchedule:
         return Tmp(self.scratch[piece])
 
     def copy_own(self, rank: int) -> None:
+        """Copy what a rank itself gives to its result."""
         for piece in self.own[rank] if self.collective == "all_gather" else ():
             self.steps[rank].append(Copy(Out(rank * self.parts + self.places[piece]), self.given(piece)))
         if self.collective == "all_to_all":

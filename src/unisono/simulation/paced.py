@@ -26,7 +26,7 @@ MOST_WAITING = 1 << 12
 """Messages that a rank has not taken yet. Those of a schedule wait until they are needed."""
 
 
-class _Copy(NamedTuple):
+class PacedMessage(NamedTuple):
     """A message that an endpoint sends at a time; switches are the endpoints after the ranks."""
 
     start_s: float
@@ -35,12 +35,12 @@ class _Copy(NamedTuple):
     target: int
 
 
-class _Endpoint:
+class PacedEndpoint:
     """The program of a rank or a switch: what it sends and when, and from whom each piece comes first."""
 
     def __init__(self, *, switch: bool) -> None:
         self.switch = switch
-        self.sends: list[_Copy] = []
+        self.sends: list[PacedMessage] = []
         self.coming: dict[int, list[Piece]] = {}
         self.origin: dict[Piece, int] = {}
 
@@ -81,7 +81,7 @@ def run_paced(
         SimulationError: the run does not end.
     """
     chunk = nbytes / (schedule.size * schedule.parts)
-    ends = [_Endpoint(switch=n >= network.size) for n in range(network.size + len(network.switches))]
+    ends = [PacedEndpoint(switch=n >= network.size) for n in range(network.size + len(network.switches))]
     for copy in sorted(_copies(schedule, epoch_s, network)):
         ends[copy.source].sends.append(copy)
         target = ends[copy.target]
@@ -100,7 +100,7 @@ def run_paced(
     )
 
 
-def _copies(schedule: TecclSchedule, epoch_s: float, network: Network) -> Iterator[_Copy]:
+def _copies(schedule: TecclSchedule, epoch_s: float, network: Network) -> Iterator[PacedMessage]:
     """All messages: those over a switch are one to it, and one from it for each rank."""
     links, names = network.links, {switch.name: n for n, switch in enumerate(network.switches)}
     crossed: set[tuple[Piece, int, int]] = set()
@@ -109,11 +109,11 @@ def _copies(schedule: TecclSchedule, epoch_s: float, network: Network) -> Iterat
         route = network.route(flow.source, flow.target)
         switch = next((names[links[n].ends[1]] for n in route[:-1] if links[n].ends[1] in names), None)
         if switch is None:
-            yield _Copy(start, flow.piece, flow.source, flow.target)
+            yield PacedMessage(start, flow.piece, flow.source, flow.target)
             continue
         endpoint = network.size + switch
         if (flow.piece, flow.source, switch) not in crossed:
             crossed.add((flow.piece, flow.source, switch))
-            yield _Copy(start, flow.piece, flow.source, endpoint)
+            yield PacedMessage(start, flow.piece, flow.source, endpoint)
         way = network.route(flow.source, endpoint)
-        yield _Copy(start + sum(links[n].latency_s for n in way), flow.piece, endpoint, flow.target)
+        yield PacedMessage(start + sum(links[n].latency_s for n in way), flow.piece, endpoint, flow.target)

@@ -113,7 +113,8 @@ def _numbers_of(nbytes: float, costs: Costs, slowdown: float, delay: float) -> t
     return (
         *(costs.o_send_s, costs.o_recv_s, costs.o_s_per_byte, costs.g_s, float(costs.rendezvous_bytes)),
         *(costs.reduce_s_per_byte, costs.copy_s_per_byte, slowdown, delay),
-        *(inside.send_s, inside.recv_s, inside.s_per_byte, float(inside.in_place_bytes)),
+        *(inside.send_s, inside.recv_s, inside.s_per_byte),
+        *(inside.write_s_per_byte, float(inside.in_place_bytes)),
     )
 
 

@@ -53,16 +53,17 @@ def _chunks(steps: Iterable[Step]) -> int:
 
 def segments_of(hosts: Sequence[int], nbytes: float, parts: int, segment_bytes: int | None) -> int:
     """How many segments the buffer is cut into, as csrc/engine/executor.cpp does. hosts: of the ranks."""
-    if segment_bytes is not None and whole(segment_bytes, "segment_bytes", 1) >= nbytes:
-        return 1  # the caller's own; the engine's may leave a rest, as below
-    if segment_bytes is None:
-        one_host = hosts.count(hosts[0]) == len(hosts)
-        segment_bytes = LOCAL_SEGMENT_BYTES if one_host else SEGMENT_BYTES
-    segment = whole(segment_bytes, "segment_bytes", 1, MOST_SEGMENT_BYTES) / parts
+    if segment_bytes is not None:
+        if whole(segment_bytes, "segment_bytes", 1, MOST_SEGMENT_BYTES) >= nbytes:
+            return 1  # the caller's own; the engine's may leave a rest, as below
+        size = segment_bytes
+    else:
+        size = LOCAL_SEGMENT_BYTES if hosts.count(hosts[0]) == len(hosts) else SEGMENT_BYTES
+    segment = size / parts
     if segment >= SLICE_BYTES:
         segment = segment // SLICE_BYTES * SLICE_BYTES
     segments = max(1, -int(-(nbytes / parts) // segment))
     if segments > MOST_SEGMENTS:
         limit = f"expected {MOST_SEGMENTS} at most"
-        raise ValueError(f"{nbytes:g} bytes in segments of {segment_bytes} are {segments}, {limit}")
+        raise ValueError(f"{nbytes:g} bytes in segments of {size} are {segments}, {limit}")
     return segments

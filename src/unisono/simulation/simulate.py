@@ -88,10 +88,25 @@ def simulate(
     root = whole(root, "root", 0, size - 1)
     nbytes = not_negative(nbytes, "nbytes")
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
-    if algorithm == IN_NETWORK:
-        return _in_network(collective, network, nbytes, segment_bytes, conditions)
     if flag(paced, "paced"):
         return _paced(collective, algorithm, network, nbytes, conditions)
+    if algorithm == IN_NETWORK:
+        return _in_network(collective, network, nbytes, segment_bytes, conditions)
+    return _planned(collective, network, algorithm, nbytes, root, segment_bytes, fold, conditions)
+
+
+def _planned(
+    collective: str,
+    network: Network,
+    algorithm: str | StepFunction | Plan,
+    nbytes: float,
+    root: int,
+    segment_bytes: int | None,
+    fold: bool | None,
+    conditions: Conditions,
+) -> Result:
+    """As `simulate`, of steps that ranks run."""
+    size = network.size
     name, function, pieces = _function(collective, algorithm, network, root)
     named = isinstance(algorithm, str) and not is_file(algorithm)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)

@@ -1,4 +1,4 @@
-"""`--network`: the simulator's prediction beside each measurement."""
+"""The prediction beside each measurement: by the simulator with `--network`, otherwise by the cost model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from unisono.commands.bench.cases import OPERATIONS
 from unisono.commands.bench.measure import CaseResult
+from unisono.engine.costs.forecasts import PredictedCase, keep, summary, text
+from unisono.engine.environment import env
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
     from unisono.networks import Network
 
 __all__ = ["network_for", "predicted", "remark"]
-
-FAR = 0.25
-"""A prediction that is further off than this share of the measured time is mentioned."""
 
 
 def network_for(name: str, ranks: int) -> Network | None:
@@ -59,9 +58,19 @@ def predicted(lines: Sequence[CaseResult], network: Network | None) -> Iterator[
 
 
 def remark(lines: Sequence[CaseResult], network: Network | None) -> str:
-    """How many predictions are far off; "" without a network."""
-    told = [line for line in lines if line.predicted_us is not None]
-    if network is None or not told:
+    """How many predictions are far off, which `unisono doctor` then shows, too; "" without any prediction."""
+    by = "the cost model" if network is None else f"the simulator on {network.name}"
+    cases = [
+        PredictedCase(
+            f"{line.case.operation}/{line.algorithm} of {line.case.nbytes} B on {line.case.ranks} ranks",
+            line.own.p50_us,
+            line.predicted_us,
+        )
+        for line in lines
+        if line.predicted_us and line.own.p50_us
+    ]
+    errors = summary(cases, by)
+    if errors is None:
         return ""
-    far = sum(abs(line.predicted_us / line.own.p50_us - 1) > FAR for line in told if line.predicted_us)
-    return f"# predicted by the simulator on {network.name}: {far} of {len(told)} are off by more than 25 %"
+    keep(errors, env.read(strict=False))
+    return f"# {text(errors)}"

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unisono.commands.calibrate.hosts import HostMeasurements
     from unisono.engine.costs.machine import LoadedCalibration, MemoryBandwidth
     from unisono.engine.environment.env import Settings
+    from unisono.engine.group.group import Group
 
 __all__ = ["add_arguments", "main"]
 
@@ -79,7 +81,9 @@ def _hosts(output: str | None) -> int:
                     file=sys.stderr,
                 )
                 return 2
-            text = written(measure_hosts(world))
+            measured = measure_hosts(world)
+            text = written(measured)
+            _keep_wire(world, measured)
             if world.rank == 0 and output:
                 Path(output).write_text(text, encoding="utf-8")
             if world.rank == 0:
@@ -93,12 +97,33 @@ def _hosts(output: str | None) -> int:
     return 0
 
 
-def _measured(settings: Settings) -> LoadedCalibration:
-    """Measure, and keep the figures. A file that cannot be written is reported, and is no error."""
-    from unisono.commands.calibrate.measure import measure
-    from unisono.engine.costs.machine import LoadedCalibration, cache_file, save
+def _keep_wire(world: Group, measured: HostMeasurements) -> None:
+    """Keep what a message between hosts takes in the figures of each host: groups choose algorithms by it."""
+    from unisono.engine.costs.machine import NO_FILE
+    from unisono.engine.environment import env
 
-    calibration = measure()
+    settings, hosts = env.read(), world._planner.hosts
+    first = hosts.index(hosts[world.rank]) == world.rank
+    if measured.between and first and settings.calibration != NO_FILE:
+        pair = measured.between[0][2]
+        _measured(settings, wire_s=pair.one_way_s / 2, wire=pair.rate)
+
+
+def _measured(settings: Settings, *, wire_s: float = 0.0, wire: float = 0.0) -> LoadedCalibration:
+    """Measure, and keep the figures. A file that cannot be written is reported, and is no error.
+
+    wire_s, wire: between hosts; 0: as they were. With them, figures that are there already stay.
+    """
+    import msgspec
+
+    from unisono.commands.calibrate.measure import measure
+    from unisono.engine.costs.machine import LoadedCalibration, cache_file, recall, save
+
+    before = recall(settings).calibration
+    calibration = before if wire and before.measured_here else measure()
+    calibration = msgspec.structs.replace(
+        calibration, wire_s=wire_s or before.wire_s, wire=wire or before.wire
+    )
     try:
         file: Path | None = cache_file(settings)
     except OSError as error:  # no home directory
@@ -129,6 +154,11 @@ def lines(found: LoadedCalibration) -> list[str]:
         f"{'out of what another core has written':42}{one.take / 1e9:8.1f} GB/s",
         f"{'a call from Python, one rank':42}{one.call_s * 1e6:8.2f} us",
         f"{'TCP over loopback, one way':42}{one.tcp_s * 1e6:8.2f} us, {one.tcp / 1e9:.1f} GB/s",
+        *(
+            [f"{'between hosts, one way':42}{one.wire_s * 1e6:8.2f} us, {one.wire / 1e9:.2g} GB/s"]
+            if one.wire
+            else []
+        ),
         f"kept in {found.source}" if "/" in found.source else found.source,
     ]
 

@@ -10,7 +10,8 @@ Measured with collectives of two ranks, the engine's own messages:
     rate        the further bytes of a large message, over the further time
     sharing     the same in both directions at once (full or half duplex), from two hosts to one, and from two
                 ranks of a host: what the ranks of a host get together
-    memory      between ranks of one host
+    memory      between ranks of one host: a sender writes small messages and the receiver copies them, large
+                ones are only copied; so there are two rates
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from unisono.networks.quantities import written_rate, written_time
 __all__ = ["HostMeasurements", "measure_hosts", "written"]
 
 SMALL = 8
+STAGED = (32 << 10, 96 << 10)
+"""Within a host, the sender writes such messages into memory that its receivers have read: it is slow."""
+IN_PLACE = 128 << 10
 LARGE = (1 << 20, 5 << 20)
 """Two sizes: the rate is their difference over that of their times."""
 ROUNDS = 10
@@ -46,12 +50,13 @@ ARRIVED_S = 0.02
 
 
 class Pair(NamedTuple):
-    """Between two ranks. Seconds, bytes per second."""
+    """Between two ranks. Seconds, bytes per second. rate: of large messages; staged: of `STAGED`."""
 
     one_way_s: float
     send_s: float
     receive_s: float
     rate: float
+    staged: float
 
 
 class HostMeasurements(NamedTuple):
@@ -139,7 +144,9 @@ def _pair(world: Group, one: int, other: int) -> Pair:
             send_s, receive_s = _bursts(group)
             short, long = (_quickest(partial(_timed, group, nbytes)) for nbytes in LARGE)
             rate = (LARGE[1] - LARGE[0]) / max(long - short, 1e-9)
-            found = Pair(trip, send_s, receive_s, rate)
+            low, high = (_quickest(partial(_timed, group, nbytes)) for nbytes in STAGED)
+            staged = (STAGED[1] - STAGED[0]) / max(high - low, 1e-9)
+            found = Pair(trip, send_s, receive_s, rate, staged)
     return Pair(*world.all_gather_object(found and tuple(found))[one])
 
 
@@ -265,8 +272,21 @@ def written(measured: HostMeasurements) -> str:
         f'receive = "{written_time(costs.o_recv_s)}"',
         f'reduce = "{written_rate(measured.reduce)}"',
         f'copy = "{written_rate(measured.copy)}"',
+        *_inside_costs(measured),
     ]
     return "\n".join([*lines, ""])
+
+
+def _inside_costs(measured: HostMeasurements) -> list[str]:
+    """What messages within a host cost. What a staged byte takes longer is the writing."""
+    inside = measured.inside
+    if inside is None:
+        return []
+    writing = max(1 / inside.staged - 1 / inside.rate, 1e-12)
+    in_place = f", in_place = {IN_PLACE}" if min(measured.cores) >= max(measured.ranks) else ""
+    times = f'send = "{written_time(inside.send_s)}", receive = "{written_time(inside.receive_s)}"'
+    rates = f'write = "{written_rate(1 / writing)}", copy = "{written_rate(inside.rate)}"'
+    return [f"inside = {{ {times}, {rates}{in_place} }}"]
 
 
 def _even(measured: HostMeasurements) -> bool:
@@ -285,9 +305,9 @@ def _inner(measured: HostMeasurements) -> str:
     inside = measured.inside
     if inside is None:
         return ""
-    costs = costs_of(measured)
-    latency = max(inside.one_way_s - costs.o_send_s - costs.o_recv_s, 1e-8)
-    return f'{{ latency = "{written_time(latency)}", rate = "{written_rate(inside.rate)}" }}'
+    latency = max(inside.one_way_s - inside.send_s - inside.receive_s, 1e-8)
+    memory = max(measured.copy * max(measured.cores), inside.rate)  # of all cores; a rank's own is in [costs]
+    return f'{{ latency = "{written_time(latency)}", rate = "{written_rate(memory)}" }}'
 
 
 def _star(measured: HostMeasurements) -> list[str]:

@@ -18,6 +18,7 @@ from unisono import __version__, _native
 from unisono.commands.doctor.trial import OPERATIONS, try_backend
 from unisono.engine.backends import BACKENDS
 from unisono.engine.backends.availability import REMEDIES, why_not
+from unisono.engine.costs import forecasts
 from unisono.engine.environment import env
 from unisono.engine.memory.buffers import DTYPES
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
@@ -62,6 +63,7 @@ def main(args: argparse.Namespace) -> int:
     except ValueError as error:
         _section("settings", [str(error)])
         return 1
+    _section("predictions, in the last run of unisono bench", _forecasts(settings))
     _section("settings", _settings(settings))
     return 0
 
@@ -178,6 +180,11 @@ def _settings(settings: env.Settings) -> Iterator[str]:
         name = names.get(setting, setting) if origin == "default" else origin
         if value and (origin != "default" or name.startswith("UNISONO_")):
             yield f"{name:24} {value:22} {'default' if origin == 'default' else 'environment'}"
+
+
+def _forecasts(settings: env.Settings) -> Iterator[str]:
+    errors = forecasts.kept(settings)
+    yield "none yet" if errors is None else f"{errors.date}: {forecasts.text(errors)}"
 
 
 def _reductions() -> Iterator[str]:

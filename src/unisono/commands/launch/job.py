@@ -243,11 +243,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-r", "--redirects", metavar="S", default="0", help="what goes to files only, written as for --tee")
     add(*_both("--local-ranks-filter"), metavar="R,R", default="", help="show only these ranks")
     add(*_both("--json-errors"), metavar="FILE", help="write how every rank ended, and of what, to FILE")
-    add(
-        "--record",
-        metavar="FILE",
-        help="write what all ranks call as a program that `unisono simulate` takes",
-    )
+    add("--record", metavar="FILE", help="write what all ranks call, as a program for `unisono simulate`")
     add(*_both("--full-tracebacks"), action="store_true", help="show Unisono's own frames, too")
     add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
     add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it no rank does")

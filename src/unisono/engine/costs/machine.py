@@ -60,6 +60,7 @@ class MachineCalibration(msgspec.Struct, frozen=True):
         give, take: copying into memory that another core has read, and out of memory it has just written.
         call_s: a call of a collective from Python, without any other rank.
         tcp_s: a message of one byte over loopback, one way.  tcp: the bandwidth of loopback.
+        wire_s, wire: the same between hosts, as `unisono calibrate --hosts` found it; 0: not measured.
     """
 
     machine: str = ""
@@ -77,6 +78,8 @@ class MachineCalibration(msgspec.Struct, frozen=True):
     reduce: MemoryBandwidth = MemoryBandwidth(16e9, 10e9, 6e9, 16e9, 10e9, 5e9)
     tcp_s: float = 15e-6
     tcp: float = 2e9
+    wire_s: float = 0.0
+    wire: float = 0.0
 
     @property
     def measured_here(self) -> bool:
@@ -94,7 +97,9 @@ class MachineCalibration(msgspec.Struct, frozen=True):
         return min(max(1 << (quarter.bit_length() - 1), LEAST_SEGMENT_BYTES), MOST_SEGMENT_BYTES)
 
     def between_networks(self) -> MachineCalibration:
-        """The same with the defaults' sockets: what loopback can do says nothing about a wire."""
+        """The same with the wire in place of loopback, or the defaults' sockets if it was not measured."""
+        if self.wire:
+            return msgspec.structs.replace(self, tcp_s=self.wire_s, tcp=self.wire)
         return msgspec.structs.replace(self, tcp_s=DEFAULTS.tcp_s, tcp=DEFAULTS.tcp)
 
     def level(self, nbytes: float) -> str:
@@ -212,6 +217,8 @@ def _sane(calibration: MachineCalibration) -> bool:
     """Whether all numbers are such that times computed from them are positive and finite."""
     times = tuple(getattr(calibration, name) for name in ("flag_s", "wake_s", "crowd_s", "call_s", "tcp_s"))
     rates = (*msgspec.structs.astuple(calibration.copy), *msgspec.structs.astuple(calibration.reduce))
+    if calibration.wire:
+        times, rates = (*times, calibration.wire_s), (*rates, calibration.wire)
     counts = (calibration.cores, calibration.cache_bytes, calibration.shared_cache_bytes)
     return (
         all(1e-9 <= each <= 1.0 for each in times)

@@ -57,7 +57,7 @@ BUFFERS = ("x", "out", "inputs", "given", "xs", "outs")
 ROOTS = ("src", "dst")
 
 
-class _Recorder:
+class CallRecorder:
     """The notes of this process."""
 
     def __init__(self, file: str) -> None:
@@ -72,6 +72,7 @@ class _Recorder:
         atexit.register(self.write)
 
     def write(self) -> None:
+        """Write what was noted."""
         if os.getpid() != self.pid or self.rank < 0:  # a fork of the rank
             return
         data = msgspec.msgpack.encode(RankRecording(self.rank, self.size, self.events))
@@ -121,9 +122,9 @@ def _source(work: Any, group: tuple[str, tuple[int, ...]], peer: int) -> int:
 
 
 @functools.cache
-def _recorder(file: str) -> _Recorder:
+def _recorder(file: str) -> CallRecorder:
     """The recorder of this process; its works note their waits."""
-    recorder = _Recorder(file)
+    recorder = CallRecorder(file)
     for kind, names in (
         (_native.CollectiveWork, ("wait", "result")),
         (NativeMessageWork, ("wait", "result")),
@@ -133,7 +134,7 @@ def _recorder(file: str) -> _Recorder:
     return recorder
 
 
-def _note_waits(recorder: _Recorder, kind: Any, name: str) -> None:
+def _note_waits(recorder: CallRecorder, kind: Any, name: str) -> None:
     plain = getattr(kind, name)
 
     @functools.wraps(plain)
@@ -164,7 +165,7 @@ def record(group: Group, file: str) -> None:
 Note = Callable[[str, dict[str, Any], Any], dict[str, Any]]
 
 
-def _replace(recorder: _Recorder, group: Group, name: str, note: Note) -> None:
+def _replace(recorder: CallRecorder, group: Group, name: str, note: Note) -> None:
     plain = getattr(type(group), name)
     signature = inspect.signature(plain)
     held = weakref.ref(group)
@@ -182,7 +183,7 @@ def _replace(recorder: _Recorder, group: Group, name: str, note: Note) -> None:
 
 
 def _collective(
-    recorder: _Recorder, key: tuple[str, tuple[int, ...]], name: str, given: dict[str, Any], result: Any
+    recorder: CallRecorder, key: tuple[str, tuple[int, ...]], name: str, given: dict[str, Any], result: Any
 ) -> dict[str, Any]:
     sizes = [nbytes_of(given.get(buffer)) for buffer in BUFFERS]
     kind = name.removesuffix("_coalesced").removesuffix("_v")
@@ -202,7 +203,7 @@ def _collective(
 
 
 def _object(
-    recorder: _Recorder,  # noqa: ARG001  # one signature for all notes
+    recorder: CallRecorder,  # noqa: ARG001  # one signature for all notes
     key: tuple[str, tuple[int, ...]],
     name: str,
     given: dict[str, Any],
@@ -214,7 +215,7 @@ def _object(
 
 
 def _message(
-    recorder: _Recorder, key: tuple[str, tuple[int, ...]], name: str, given: dict[str, Any], result: Any
+    recorder: CallRecorder, key: tuple[str, tuple[int, ...]], name: str, given: dict[str, Any], result: Any
 ) -> dict[str, Any]:
     kind = name.removesuffix("_object").removesuffix("_whole").removeprefix("_").removeprefix("i")
     members = key[1]
