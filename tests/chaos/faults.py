@@ -94,8 +94,8 @@ def draw(seed: int, number: int, with_hosts: bool) -> Case:
     return {
         "seed": f"{seed} {number}", "number": number, "kind": kind, "phase": phase, "size": size,
         "elastic": elastic, "victims": victims, "calls": calls, "step": chance.randrange(calls),
-        "delay": chance.random() ** 2, "most": chance.choice([5000, SIZES[-1]]), "slow_s": 2.5,
-        "timeout_s": 1.0 if kind == "slow" else 1.5 if kind == "stop" and not elastic else 12.0,
+        "delay": chance.random() ** 2, "most": chance.choice([5000, SIZES[-1]]), "slow_s": 5.0,
+        "timeout_s": 2.0 if kind == "slow" else 1.5 if kind == "stop" and not elastic else 12.0,
         "start_timeout_s": 3.0 if phase == "start" else 12.0, "shrink_timeout_s": 12.0,
         "join_timeout_s": 12.0, "patience_s": 4.0, "newcomers": int(phase == "admit"),
         "split": with_hosts, "port": 20000 + (number * 7) % 30000,

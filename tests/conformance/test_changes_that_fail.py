@@ -15,7 +15,7 @@ import pytest
 import ranks
 import unisono as un
 from unisono.engine.bootstrap import peer_info
-from unisono.engine.group import admission, joining, shrink
+from unisono.engine.group import admission, joining, shrink, succession
 
 
 def check(group: un.Group) -> None:
@@ -85,6 +85,34 @@ def test_a_rank_that_does_not_come_is_the_only_one_that_is_late(per_host: int) -
 
     over = threading.Event()
     on(6, per_host, work)
+
+
+def test_a_rank_that_is_lost_before_the_next_group_begins_behind_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The former group is closed: shrink returns a group all the same."""
+
+    def lost(group: Any, deadline: float) -> Any:
+        if group.rank == 2 and group.generation == 1:
+            group.close()
+            raise un.Aborted("lost")
+        time.sleep(max(0.0, deadline + 0.1 - time.monotonic()) if group.generation == 1 else 0.0)
+        return begun(group, deadline)
+
+    begun = succession.begun
+    monkeypatch.setattr(succession, "begun", lost)
+
+    def work(group: un.Group) -> None:
+        if group.rank == 2:
+            with pytest.raises(un.Aborted):
+                group.shrink(timeout=1)
+            return
+        following = group.shrink(timeout=1)
+        assert (following.size, following.generation) == (2, 2)
+        check(following)
+        following.close()
+
+    on(3, 3, work)
 
 
 def test_a_rank_that_gave_up_cannot_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

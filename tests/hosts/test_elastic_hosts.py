@@ -34,6 +34,7 @@ class Node:
             "env",
             "--default-signal=INT,TERM,HUP",
             "PAUSE_S=0.02",
+            f"STOP={token}-stop",
             sys.executable,
             "-m",
             "unisono",

@@ -170,6 +170,13 @@ def test_calls_of_admit_and_shrink_make_another_attempt() -> None:
     assert (admits.again, admits.newest) == (True, 2)
 
 
+def test_a_rank_that_cannot_make_the_next_group_ends_the_attempt_for_all() -> None:
+    mine, other = Agreement(0, 2, 1), Agreement(1, 2, 1, following="admits 3a")
+    mine.refuse("rank 0: no memory")
+    assert other.advance({0: mine.proposal()}, {}) is Outcome.REFUSED
+    assert (other.why, other.again) == ("rank 0: no memory", True)
+
+
 def test_a_rank_that_excludes_itself_takes_no_part() -> None:
     mine = Agreement(3, 4, 1, (3,))
     assert mine.phase is Phase.RESIGNED

@@ -19,6 +19,9 @@ from unisono.errors import Evicted, GroupError, NotSupported
 
 __all__ = ["begun", "shrunk", "succeed"]
 
+BEGIN_S = 10.0
+"""So long after the deadline the ranks of a group may still be lost before it has begun."""
+
 
 def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> MembershipGroup:
     """The next group, of the living ranks; this one is closed."""
@@ -90,18 +93,21 @@ def succeed(group: MembershipGroup, following: MembershipGroup) -> None:
 
 
 def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
-    """The group, once all its ranks have come. If one is lost before, the next group without it."""
+    """The group, once all its ranks have come. If one is lost before, the next group without it.
+
+    The former group is closed already: also behind the deadline the caller needs a group that it can use.
+    """
     try:
         group.barrier(timeout=max(1.0, deadline - time.monotonic()))
         return group
     except GroupError:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline + BEGIN_S:
             group.close()
             raise
     except BaseException:  # such as Ctrl-C: no one else has this group
         group.close()
         raise
-    later = shrunk(group, (), deadline)
+    later = shrunk(group, (), max(deadline, time.monotonic() + 1.0))
     own = group.previous_ranks
     ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
     left = (_as_numbered_before(each, own, group.generation - 1) for each in later.left)
