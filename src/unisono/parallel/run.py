@@ -405,8 +405,7 @@ class Run:
         if self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
-            for given, _ in micros:
-                self._built.decision.confirm(given)
+            self._built.decision.confirm(given for given, _ in micros)
 
     def _agree(
         self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True
