@@ -150,13 +150,17 @@ def set_up(
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
-    if plan.tensor > 1 or plan.pipeline > 1:
-        sums = [] if decision is None else decision.cut.sums
-        built.runtime.loss_parameters = LossParameters(model, sums, plan.tensor)
+    built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:
+    if plan.tensor == 1 and plan.pipeline == 1:
+        return None
+    return LossParameters(model, [] if decision is None else decision.cut.sums, plan.tensor)
 
 
 def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:

@@ -105,7 +105,7 @@ class Run:
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
-        stages: what each stage of a pipeline runs and sends, if they are cut from the model's program; print it.
+        stages: what each stage of a pipeline runs and sends, if it is cut from the model's program; print it.
             None: there is no pipeline, or its stages are pieces.
         compression: the buffers of `Plan(compression=...)`; None without, and on one data rank.
     """
@@ -425,8 +425,7 @@ class Run:
         if self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
-            for given, _ in micros:
-                self._built.decision.confirm(given)
+            self._built.decision.confirm(given for given, _ in micros)
 
     def _agree(
         self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "decide"]
 
 
-Confirm = Callable[[Any], None]
+Confirm = Callable[[Iterable[Any]], None]
 
 
 class Decision:
@@ -48,14 +48,14 @@ class Decision:
         if self._note is not None:
             self._note(model)
 
-    def confirm(self, batch: Any) -> None:
-        """Prove the cut for the inputs of a batch, and for the modes of the modules, if they are new.
+    def confirm(self, batches: Iterable[Any]) -> None:
+        """Prove the cut for these inputs, and for the settings of the modules, where they are new.
 
         Raises:
             ValueError: they run another program than the sample.
         """
         if self._confirm is not None:
-            self._confirm(batch)
+            self._confirm(batches)
 
 
 def decide(
@@ -153,13 +153,19 @@ class _Search:
         self._settings = ModuleSettings(model, counters=True)
         self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
 
-    def confirm(self, batch: Any) -> None:
+    def confirm(self, batches: Iterable[Any]) -> None:
+        assert self._settings is not None
+        settings = self._settings.now()
+        for batch in batches:
+            kinds = kinds_of(batch), settings, torch.is_grad_enabled()
+            if kinds not in self._proved:
+                self._prove_again(batch)
+                self._proved.append(kinds)
+
+    def _prove_again(self, batch: Any) -> None:
         assert self._shapes is not None
         assert self._found is not None
         assert self._settings is not None
-        kinds = kinds_of(batch), self._settings.now(), torch.is_grad_enabled()
-        if kinds in self._proved:
-            return
         self._settings.give(self._shapes)
         try:
             again = self._prove(batch, self._found)
@@ -176,7 +182,6 @@ class _Search:
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
             )
-        self._proved.append(kinds)
 
 
 def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:

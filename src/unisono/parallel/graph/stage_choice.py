@@ -106,7 +106,7 @@ def free_nodes(graph: Graph) -> set[int]:
         storages |= {values[out].storage for out in outputs}
 
 
-class _Flow:
+class _CrossingValues:
     """What crosses each place of a program: bytes, values, and whether memory that is written later does."""
 
     def __init__(self, graph: Graph) -> None:
@@ -157,7 +157,7 @@ def choose_starts(graph: Graph, stages: int) -> list[StageStart]:
     Raises:
         StageError: the program has too few places where a stage can begin.
     """
-    flow, reasons = _Flow(graph), dict[int, str]()
+    flow, reasons = _CrossingValues(graph), dict[int, str]()
     places: dict[int, StageStart] = {}
     calls: dict[str, int] = {}
     for frame in graph.frames:
@@ -184,7 +184,7 @@ def choose_starts(graph: Graph, stages: int) -> list[StageStart]:
     return [places[place] for place in _balanced(graph, flow, sorted(places), stages)]
 
 
-def _balanced(graph: Graph, flow: _Flow, places: list[int], stages: int) -> list[int]:
+def _balanced(graph: Graph, flow: _CrossingValues, places: list[int], stages: int) -> list[int]:
     """The places whose dearest stage is cheapest; of those that cost alike, the ones with fewest bytes."""
     costs = [0.0, *itertools.accumulate(map(_cost, _nodes(graph)))]
     total = costs[-1] or 1.0
