@@ -18,6 +18,7 @@ import numpy as np
 import ranks
 import unisono as un
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 state, ending, seed = sys.argv[1:]
 chance = random.Random(seed)
 CHANGING = ("shrinking", "shrunk", "listening")

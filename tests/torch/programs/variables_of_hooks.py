@@ -34,7 +34,7 @@ def main(rank: int, size: int, folder: Path, backend: str) -> None:
     dump = c10d._dump_fr_trace
     recorded = pickle.loads(dump(backend="unisono") if "backend" in dump.__doc__ else dump())
     names = [entry["profiling_name"].rpartition(":")[2] for entry in recorded["entries"]]
-    assert names[0] == "all_reduce", names
+    assert names[0].replace("_", "") == "allreduce", names  # 2.14 writes it in one word
     assert "barrier" in names[-1], names
     assert recorded["entries"][0]["input_sizes"] == [[3]], recorded["entries"][0]
     dist.destroy_process_group()
