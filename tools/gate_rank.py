@@ -21,7 +21,7 @@ import numpy as np
 import unisono as un
 
 WARM_UP = 10
-COUNTED = {"empty": 4, "repeated": 12, "new": 5, "bucket": 5}
+COUNTED = {"empty": 4, "repeated": 12, "new": 5, "torch": 12, "bucket": 5}
 PAUSE_S = 0.01
 
 
@@ -44,12 +44,15 @@ def wait_until_asleep(pid: int) -> None:
             return
 
 
-def bucket_calls(folder: str, rank: int) -> Callable[[int], object]:
-    """Return what DDP does with a bucket: an asynchronous all_reduce, and a wait for its future."""
+def torch_calls(case: str, folder: str, rank: int) -> Callable[[int], object]:
+    """Return a call of PyTorch; "bucket": an asynchronous all_reduce and a wait for its future, as in DDP."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    if case == "torch":
+        same = torch.ones(1)
+        return lambda _: dist.all_reduce(same)
     bucket = torch.ones(1000)
     return lambda _: dist.all_reduce(bucket, async_op=True).get_future().wait()
 
@@ -59,8 +62,8 @@ def main(case: str, folder: str, rank: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     if rank == 0:
         peer = subprocess.Popen([sys.executable, __file__, case, folder, "1"])
-    if case == "bucket":
-        call = bucket_calls(folder, rank)
+    if case in ("torch", "bucket"):
+        call = torch_calls(case, folder, rank)
     else:
         group = un.init_process_group(init_method=f"file://{folder}/store", rank=rank, world_size=2)
         same = np.ones(1, np.float32)

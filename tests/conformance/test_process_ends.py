@@ -14,16 +14,19 @@ import ranks
 from effort import times
 
 PROGRAM = Path(__file__).parent / "programs" / "ends_in_a_state.py"
-STATES = ("idle", "calls", "failed", "busy", "closed", "pending", "dropped")
+STATES = (
+    "idle", "calls", "failed", "busy", "closed", "pending", "dropped", "shrinking", "shrunk", "listening",
+)  # fmt: skip
 ENDINGS = {"return": 0, "exit": 0, "interrupt": -signal.SIGINT, "exception": 1}
 ROUNDS = times(usual=2, long=100)
 AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
 
 
-@pytest.mark.timeout(60 + 15 * ROUNDS)
-def test_a_process_ends_as_python_ends_it() -> None:
+@pytest.mark.timeout(60 + 10 * ROUNDS)
+@pytest.mark.parametrize("state", STATES)
+def test_a_process_ends_as_python_ends_it(state: str) -> None:
     """A daemon thread that was in a call met Python's end inside a destructor: SIGABRT."""
-    runs = list(itertools.product(STATES, ENDINGS, map(str, range(ROUNDS))))
+    runs = list(itertools.product([state], ENDINGS, map(str, range(ROUNDS))))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         ended = list(pool.map(run, runs))
     wrong = [

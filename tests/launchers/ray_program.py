@@ -169,6 +169,18 @@ def trainer_case() -> None:
         print("result", trainer.fit().metrics)
 
 
+def start(**options: Any) -> None:
+    """Start Ray, or connect to it. Its parts have 15 s to begin: too few on a busy machine."""
+    for left in reversed(range(5)):
+        try:
+            ray.init(**options, logging_level="warning")
+            return
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+
+
 def wait_for_cpus(count: float) -> bool:
     """Whether so many are free within 10 s: actors that were killed are gone."""
     for _ in range(100):
@@ -187,7 +199,7 @@ if __name__ == "__main__":
             "include_dashboard": False,
             "_temp_dir": place,
         }
-        ray.init(**({"address": address} if address else local), logging_level="warning")
+        start(**({"address": address} if address else local))
         try:
             globals()[f"{sys.argv[1]}_case"]()
         finally:

@@ -14,7 +14,7 @@ from effort import times
 
 PROGRAM = suite.HERE / "programs" / "ends_with_a_group.py"
 ROUNDS = times(usual=1, long=100)
-LIMIT_S = 110 + 15 * ROUNDS
+LIMIT_S = 110 + 30 * ROUNDS
 
 
 @pytest.mark.timeout(LIMIT_S + 10)

@@ -17,6 +17,7 @@ from unisono.torch_internals import c10d
 
 from .arguments import PLAIN
 from .nccl_substitute import current
+from .store import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ class CudaGroup:
         if self._group is None:
             with self._making:
                 if self._group is None:
-                    store = c10d.PrefixStore("cuda/", self._store)
+                    store = part(self._store, "cuda/")
                     self._group = open_nccl(store, self._rank, self._size, self.timeout)
         return self._group
 

@@ -91,12 +91,25 @@ class TorchStore(Store):
         raise TypeError(f"not a store operation: {op!r}")
 
 
+def part(store: c10d.Store, prefix: str) -> c10d.Store:
+    """Return the keys of a store that begin with `prefix`.
+
+    Not by PyTorch's PrefixStore where Python's code is below: at the end of the process a daemon thread in it
+    is unwound through C++ frames, which free Python objects beside the main thread (SIGSEGV).
+    """
+    return store.part(prefix) if isinstance(store, EngineStore) else c10d.PrefixStore(prefix, store)
+
+
 class EngineStore(c10d.Store):  # type: ignore[misc]
     """The keys under `prefix` in a store of Unisono, as a `torch.distributed.Store`. Its owner closes it."""
 
     def __init__(self, inner: Store, prefix: str) -> None:
         super().__init__()
         self.inner = PrefixStore(prefix, inner)
+
+    def part(self, prefix: str) -> EngineStore:
+        """Return the keys that begin with `prefix`."""
+        return EngineStore(self.inner, prefix)
 
     def set(self, key: str, value: bytes | str) -> None:
         """Store the value under the key."""

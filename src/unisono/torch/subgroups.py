@@ -9,6 +9,8 @@ from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import message
 from unisono.torch_internals import c10d
 
+from .store import part
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
@@ -67,7 +69,7 @@ class GroupCounter:
 
     def keys(self) -> c10d.Store:
         """A part of the store to which no earlier group under the same prefix has written."""
-        return c10d.PrefixStore(f"unisono/{self._era}{self.number}/", self._store)
+        return part(self._store, f"unisono/{self._era}{self.number}/")
 
     def forget(self) -> None:
         """Delete the key of a subgroup, so that keys do not accumulate."""
@@ -104,7 +106,7 @@ class Subgroups:
         if self._rank not in ranks:
             return None
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
-        store = c10d.PrefixStore(f"split/{name}/", self._store)
+        store = part(self._store, f"split/{name}/")
         desc = group_desc or f"{self._group_desc}:split"
         within = ParentRanks(self, ranks)
         return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc, within)

@@ -11,15 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import ranks
 import unisono as un
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 state, ending, seed = sys.argv[1:]
 chance = random.Random(seed)
-one, two = groups = ranks.groups(2, per_host=chance.choice([None, 1]), timeout_s=30.0)
+CHANGING = ("shrinking", "shrunk", "listening")
+per_host = chance.choice([2, 1] if state in CHANGING else [None, 1])
+one, two = groups = ranks.groups(2, per_host=per_host, timeout_s=30.0)
 works: list[object] = []
 
 
@@ -34,7 +38,7 @@ def goes_on(*calls: Callable[[], object]) -> None:
         while True:
             try:
                 call()
-            except un.UnisonoError:
+            except (un.UnisonoError, RuntimeError):  # RuntimeError: join, once Python starts no thread
                 time.sleep(0)
 
     for call in calls:
@@ -45,6 +49,20 @@ def goes_on(*calls: Callable[[], object]) -> None:
 def starts() -> None:
     works.extend(one.all_reduce(np.ones(1000, np.float32), async_op=True) for _ in range(5))
     works.extend([one.irecv(small(), 1, 7), two.isend(np.ones(1_000_000, np.float32), 0, 8)])
+
+
+def each(call: Callable[[un.Group], object]) -> list[object]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(call, groups))
+
+
+def busy() -> None:
+    goes_on(
+        lambda: one.all_reduce(small()),
+        lambda: two.all_reduce(small()),
+        lambda: one.recv(small(), 1, 7),
+        lambda: two.send(small(), 0, 7),
+    )
 
 
 if state in ("calls", "failed"):  # every way to wait; nobody answers
@@ -59,12 +77,15 @@ if state == "failed":
     one.abort()
     time.sleep(0.02 * chance.random())
 if state == "busy":
-    goes_on(
-        lambda: one.all_reduce(small()),
-        lambda: two.all_reduce(small()),
-        lambda: one.recv(small(), 1, 7),
-        lambda: two.send(small(), 0, 7),
-    )
+    busy()
+if state == "shrinking":  # the other rank does not come
+    goes_on(lambda: two.recv(small(), 0, 5), one.shrink)
+if state == "shrunk":
+    one, two = groups = each(un.Group.shrink)
+    busy()
+if state == "listening":
+    [address, *_], _ = each(un.Group.listen)
+    goes_on(one.waiting, two.waiting, lambda: un.join(address, timeout=5))
 if state == "closed":
     goes_on(lambda: one.recv(small(), 1, 7))
     one.close()

@@ -30,8 +30,10 @@ import torch.distributed as dist
 import unisono as un
 from unisono.engine.backends import pytorch  # noqa: F401  (once, before the forks)
 from unisono.torch.process_group import ProcessGroupUnisono
+from unisono.torch.reconfiguration import ReconfigureOptions
 
 STATES = ("idle", "calls", "failed", "busy", "closed", "pending", "dropped")
+CHANGED = ("reconfigured", "unconnected")  # states of PyTorch's groups only
 ENDINGS = {"return": 0, "exit": 0, "interrupt": -signal.SIGINT, "exception": 1}
 AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
 TIMEOUT_S = 30.0
@@ -132,6 +134,16 @@ def goes_on(calls: list[Call], chance: random.Random) -> None:
     time.sleep(0.02 * chance.random())
 
 
+def reconfigure(groups: list[Any], state: str) -> None:
+    """Make the groups anew; "unconnected": one of them, which waits for the other when this process ends."""
+    handles = [group.get_reconfigure_handle() for group in groups]
+    options = ReconfigureOptions(1, handles, timedelta(seconds=TIMEOUT_S))
+    if state == "reconfigured":
+        ranks_of(lambda rank: groups[rank].reconfigure(options).wait())
+    else:
+        threading.Thread(target=groups[0].reconfigure, args=(options,), daemon=True).start()
+
+
 kept: list[object] = []  # until the interpreter ends
 
 
@@ -144,7 +156,9 @@ def enter(state: str, backend: str, chance: random.Random) -> None:
     if state == "failed":  # Gloo cannot abort; when a rank closes, the other one's calls fail
         (one.close if backend == "gloo" else one.abort)()
         time.sleep(0.02 * chance.random())
-    if state == "busy":
+    if state in CHANGED:
+        reconfigure(groups, state)
+    if state == "busy" or state in CHANGED:
         goes_on(calls["busy"](one, two), chance)
     if state == "closed":
         goes_on(calls["calls"](two, one)[:1], chance)
@@ -208,7 +222,11 @@ def ended(running: Running) -> Iterator[str]:
 
 def main() -> None:
     rounds, *backends = sys.argv[1:]
-    cases = list(itertools.product(backends or BACKENDS, STATES, ENDINGS, range(int(rounds))))
+    cases = [
+        case
+        for case in itertools.product(backends or BACKENDS, (*STATES, *CHANGED), ENDINGS, range(int(rounds)))
+        if case[0] == "unisono" or case[1] not in CHANGED
+    ]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     gc.freeze()  # at their end processes need not look through all that PyTorch has made
     running: Running = {}
