@@ -19,7 +19,7 @@ namespace {
 constexpr int kMostYieldUs = 20'000;
 // Larger segments where nothing is staged, or where a step costs more than within a host.
 constexpr size_t kZeroCopySegmentBytes = 4096 * 1024;
-constexpr size_t kFarSegmentBytes = 2048 * 1024;
+constexpr size_t kRemoteSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 700'000'000;
 constexpr auto kGrace = std::chrono::microseconds(20);  // within it the caller may begin to wait for its call
 constexpr auto kLookInterval = std::chrono::microseconds(100);
@@ -66,36 +66,36 @@ uint32_t forks() {
 
 // With more ranks than cores collectives use little zero copy: such a sender waits until all receivers had
 // their turn on a core, but a rank that stages continues. All ranks of a host know the same number of cores.
-ExecutorLimits limits(GroupState& world, const EngineOptions& options) {
-  const bool zero_copy = !crowded(world.region().ranks(), options.cores);
-  const size_t segment_bytes = world.region().zero_copy() ? kZeroCopySegmentBytes : 0;
-  if (!world.spans_hosts())
+ExecutorLimits limits(GroupState& group, const EngineOptions& options) {
+  const bool zero_copy = !crowded(group.region().ranks(), options.cores);
+  const size_t segment_bytes = group.region().zero_copy() ? kZeroCopySegmentBytes : 0;
+  if (!group.spans_hosts())
     return {.segment_bytes = options.segment_bytes,
-            .capacity = ShmTransport::capacity(world.region()),
+            .capacity = ShmTransport::capacity(group.region()),
             .zero_copy_segment_bytes = zero_copy ? segment_bytes : 0,
             .zero_copy = zero_copy,
             .ahead_bytes = zero_copy ? 0 : segment_bytes};
-  const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
-  return {.segment_bytes = kFarSegmentBytes,
+  const size_t staged = group.shares_memory() ? ShmTransport::capacity(group.region()) : SIZE_MAX;
+  return {.segment_bytes = kRemoteSegmentBytes,
           .capacity = std::min(staged, TcpTransport::kCapacity),
           .zero_copy_segment_bytes = 0,
           .zero_copy = zero_copy,
           .ahead_bytes = 0,
-          .apart = !world.shares_memory()};
+          .one_rank_per_host = !group.shares_memory()};
 }
 
 // Whether another rank of this host is a thread of this process.
-bool has_threads(const GroupState& world, int rank, const FileDescriptors& pidfds) {
-  for (int peer = 0; peer < world.ranks(); ++peer)
-    if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
+bool has_threads(const GroupState& group, int rank, const FileDescriptors& pidfds) {
+  for (int peer = 0; peer < group.ranks(); ++peer)
+    if (peer != rank && group.on_this_host(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
   return false;
 }
 
 // Fills in the empty lists of a group on one host.
 Connections completed(Connections given, uint32_t ranks) {
-  if (!given.places.empty()) return given;
-  given.places.resize(ranks);
-  std::iota(given.places.begin(), given.places.end(), 0);
+  if (!given.region_indices.empty()) return given;
+  given.region_indices.resize(ranks);
+  std::iota(given.region_indices.begin(), given.region_indices.end(), 0);
   given.hosts.assign(ranks, 0);
   given.pids.assign(ranks, 0);
   return given;
@@ -103,14 +103,15 @@ Connections completed(Connections given, uint32_t ranks) {
 
 // Throws std::invalid_argument where the options or lists do not fit the group.
 Connections checked(int rank, const EngineOptions& options, Connections given) {
-  const size_t ranks = given.places.size();
+  const size_t ranks = given.region_indices.size();
   const auto one_each = [&](const auto& list) { return list.size() == ranks; };
-  if (rank < 0 || static_cast<size_t>(rank) >= ranks || given.places[static_cast<size_t>(rank)] < 0)
+  if (rank < 0 || static_cast<size_t>(rank) >= ranks || given.region_indices[static_cast<size_t>(rank)] < 0)
     throw std::invalid_argument("this rank is not in the group, or has no place in the shared memory");
   if (!one_each(given.hosts) || !one_each(given.pids) || !one_each(options.pidfds))
     throw std::invalid_argument("hosts, pids and pidfds name every rank once");
-  const bool apart = std::ranges::any_of(given.places, [](int place) { return place < 0; });
-  if (apart && !(one_each(given.control) && one_each(given.data) && one_each(given.messages)))
+  const bool has_remote_ranks =
+      std::ranges::any_of(given.region_indices, [](int index) { return index < 0; });
+  if (has_remote_ranks && !(one_each(given.control) && one_each(given.data) && one_each(given.messages)))
     throw std::invalid_argument("control, data and messages hold a socket, or -1, for every rank");
   if (options.cores < 1 || options.segment_bytes == 0)
     throw std::invalid_argument("cores and segment_bytes are at least 1");
@@ -120,15 +121,15 @@ Connections checked(int rank, const EngineOptions& options, Connections given) {
 // Records the thread that runs a call, until the call ends in any way.
 class RunningThread {
  public:
-  explicit RunningThread(std::atomic<std::thread::id>& noted) : noted_(noted) {
-    noted_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  explicit RunningThread(std::atomic<std::thread::id>& running_thread) : running_thread_(running_thread) {
+    running_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
-  ~RunningThread() { noted_.store(std::thread::id(), std::memory_order_relaxed); }
+  ~RunningThread() { running_thread_.store(std::thread::id(), std::memory_order_relaxed); }
   RunningThread(const RunningThread&) = delete;
   RunningThread& operator=(const RunningThread&) = delete;
 
  private:
-  std::atomic<std::thread::id>& noted_;
+  std::atomic<std::thread::id>& running_thread_;
 };
 
 }  // namespace
@@ -139,30 +140,31 @@ Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, 
 
 Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options,
                Connections connections, int)
-    : world_(region, std::move(connections.places), std::move(connections.hosts), connections.pids, rank),
+    : group_(region, std::move(connections.region_indices), std::move(connections.hosts), connections.pids,
+             rank),
       rank_(rank),
-      shares_process_(has_threads(world_, rank, options.pidfds)),
+      shares_process_(has_threads(group_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
       peers_(std::move(options.pidfds), options.status_fd),
-      patience_(foreground(options, region->ranks())),
-      control_(world_.spans_hosts()
-                   ? std::make_unique<ControlPlane>(world_, peers_, rank, std::move(connections.control))
+      wait_policy_(foreground(options, region->ranks())),
+      control_(group_.spans_hosts()
+                   ? std::make_unique<ControlPlane>(group_, peers_, rank, std::move(connections.control))
                    : nullptr),
-      tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
+      tcp_(control_ ? std::make_unique<TcpTransport>(group_, *control_, rank, std::move(connections.data))
                     : nullptr),
-      shm_(world_, peers_, rank),
-      executor_(edges(), tcp_.get(), limits(world_, options)),
-      waiter_(world_, peers_, rank, &RankCell::collective_event, patience_, tcp_.get(), control_.get()),
-      channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
+      shm_(group_, peers_, rank),
+      executor_(edges(), tcp_.get(), limits(group_, options)),
+      waiter_(group_, peers_, rank, &RankCell::collective_event, wait_policy_, tcp_.get(), control_.get()),
+      channels_(group_, peers_, rank, wait_policy_, kBackground, std::move(connections.messages),
                 control_.get()) {
-  world_.cell(rank).set_process(identity());
+  group_.cell(rank).set_process(identity());
 }
 
 std::vector<Transport*> Engine::edges() {
   std::vector<Transport*> edges;
-  for (int peer = 0; peer < world_.ranks(); ++peer) {
-    Transport* const carrier = world_.near(peer) ? static_cast<Transport*>(&shm_) : tcp_.get();
+  for (int peer = 0; peer < group_.ranks(); ++peer) {
+    Transport* const carrier = group_.on_this_host(peer) ? static_cast<Transport*>(&shm_) : tcp_.get();
     edges.push_back(peer == rank_ ? nullptr : carrier);
   }
   return edges;
@@ -172,14 +174,14 @@ Engine::~Engine() { leave(); }
 
 const Program* Engine::load(std::span<const int32_t> code, uint64_t plan) {
   Program program(code, rank_, size(), plan);
-  program.sort_receivers([&](int peer) { return world_.near(peer); });
+  program.sort_receivers([&](int peer) { return group_.on_this_host(peer); });
   const std::lock_guard lock(programs_mutex_);
   programs_.push_back(std::move(program));
   return &programs_.back();
 }
 
 uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {
-  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ before_;
+  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ previous_fingerprint_;
   mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
   mixed ^= call.program->plan() * 0xff51afd7ed558ccdULL;
   if (call.packed != nullptr) mixed ^= call.packed->out.shape() + 3 * call.packed->in.shape();
@@ -193,45 +195,45 @@ uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {
 }
 
 // The dtype as ranks report it: above its four bits the number of the codec, from 1 on.
-static uint8_t form(DType dtype, const EdgeCoding& coder) {
-  const size_t codec = coder.kernels == nullptr ? 0 : static_cast<size_t>(coder.codec) + 1;
+static uint8_t form(DType dtype, const EdgeCoding& coding) {
+  const size_t codec = coding.kernels == nullptr ? 0 : static_cast<size_t>(coding.codec) + 1;
   return static_cast<uint8_t>(static_cast<size_t>(dtype) | codec << kCodecShift);
 }
 
 void Engine::record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint) {
-  RankCell& cell = world_.cell(rank_);
+  RankCell& cell = group_.cell(rank_);
   CallRecord record{seq,
                     fingerprint,
                     call.numel,
                     call.root,
                     call.kind,
-                    form(call.dtype, call.coder),
+                    form(call.dtype, call.coding),
                     static_cast<uint8_t>(call.op),
                     static_cast<uint8_t>(call.program->algorithm()),
-                    static_cast<uint32_t>(call.coder.block),
-                    call.coder.coding};
+                    static_cast<uint32_t>(call.coding.block),
+                    call.coding.coding_bits};
   write_record(cell, record);
   cell.started.store(seq, std::memory_order_release);
 }
 
-FaultKind Engine::execute(const CollectiveCall& call, bool in_background, ReleasableLock* held) {
+FaultKind Engine::execute(const CollectiveCall& call, bool in_background, ReleasableLock* caller_lock) {
   const uint64_t seq = ++seq_;
-  const uint64_t print = fingerprint(call, seq);
-  before_ = print;
-  waiter_.begin(seq, print, call.deadline, call.timeout, call.program->sources());
-  waiter_.set_patience(in_background ? kBackground : patience_);
+  const uint64_t call_fingerprint = fingerprint(call, seq);
+  previous_fingerprint_ = call_fingerprint;
+  waiter_.begin(seq, call_fingerprint, call.deadline, call.timeout, call.program->sources());
+  waiter_.set_wait_policy(in_background ? kBackground : wait_policy_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
-  waiter_.set_held(held);
+  waiter_.set_caller_lock(caller_lock);
   try {
     waiter_.throw_if_aborted();
-    record(call, seq, print);
-    if (tcp_) tcp_->begin(seq, print);
-    perform(call, print);
+    record(call, seq, call_fingerprint);
+    if (tcp_) tcp_->begin(seq, call_fingerprint);
+    perform(call, call_fingerprint);
     if (tcp_) drain();
-    if (world_.evicted()) throw world_.fault();
+    if (group_.evicted()) throw group_.fault();
   } catch (const Fault& fault) {
     clear_up(call);
-    world_.wake_control();  // the rank of this host that found the fault may die before it reports it
+    group_.wake_control();  // the rank of this host that found the fault may die before it reports it
     if (fault.kind == FaultKind::kMismatch && call.site.describe != nullptr) report(seq, call.site.text());
     return fault.kind;
   } catch (const std::bad_alloc&) {
@@ -244,15 +246,15 @@ FaultKind Engine::execute(const CollectiveCall& call, bool in_background, Releas
     abort(Fault{FaultKind::kAborted, rank_, rank_});
     return FaultKind::kAborted;
   }
-  world_.cell(rank_).finished.store(seq, std::memory_order_release);
+  group_.cell(rank_).finished.store(seq, std::memory_order_release);
   return FaultKind::kNone;
 }
 
 // After a failure. Runs in exception handlers, also that of std::bad_alloc: nothing here may throw.
 void Engine::clear_up(const CollectiveCall& call) {
-  if (tcp_) tcp_->drop();
+  if (tcp_) tcp_->discard_unsent();
   // A peer may still write into the packed memory.
-  if (call.packed != nullptr && executor_.has_open_transfers()) call.packed->kept = call.packed;
+  if (call.packed != nullptr && executor_.has_open_transfers()) call.packed->never_freed = call.packed;
 }
 
 // A rank that computes sends nothing, so the kernel has to accept all queued bytes before the call returns.
@@ -273,7 +275,7 @@ void Engine::perform(const CollectiveCall& call, uint64_t fingerprint) {
     if (in_place) call.packed->out.gather();
   }
   executor_.run(
-      CollectiveTask{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint, call.coder},
+      CollectiveTask{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint, call.coding},
       waiter_);
   if (call.packed != nullptr && call.program->writes_out()) call.packed->out.scatter();
 }
@@ -285,24 +287,24 @@ void Engine::check_process() const {
 }
 
 // The call would wait for an operation that ends only after the signal handler.
-void Engine::throw_if_within() const {
-  if (within()) [[unlikely]]
+void Engine::throw_if_in_signal_handler() const {
+  if (in_signal_handler()) [[unlikely]]
     throw std::runtime_error(
         "called from a signal handler while an operation of the same group is under way");
 }
 
-FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* held) {
+FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* caller_lock) {
   check_process();
-  throw_if_within();
-  if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
+  throw_if_in_signal_handler();
+  if (tickets_issued_.load(std::memory_order_relaxed) == tickets_completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed since check_process
-    const RunningThread running(runner_);
-    direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    return execute(call, false, held);
+    const RunningThread running(running_thread_);
+    unqueued_calls_.store(unqueued_calls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return execute(call, false, caller_lock);
   }
-  return wait(enqueue(std::move(call)), INT64_MAX, held);
+  return wait(enqueue(std::move(call)), INT64_MAX, caller_lock);
 }
 
 uint64_t Engine::start(CollectiveCall&& call) {
@@ -316,19 +318,19 @@ uint64_t Engine::enqueue(CollectiveCall&& call) {
   if (stopping_) return kLateTicket;
   // The timeout of a call that begins at once starts at its first long wait, as for a blocking call. A call
   // that waits for others gets its deadline now.
-  const bool first =
-      queue_.empty() && !running_queued_ && runner_.load(std::memory_order_relaxed) == std::thread::id();
-  if (!first) call.deadline = later(call.timeout);
+  const bool first = queue_.empty() && !running_queued_ &&
+                     running_thread_.load(std::memory_order_relaxed) == std::thread::id();
+  if (!first) call.deadline = to_deadline(call.timeout);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   queue_.push_back(std::move(call));
   // A thread that polls the queue needs no wake-up, unless the call takes longer than the next poll.
-  if (asleep_ || (large && waited_for_ < kPatientAfter)) queue_grew_.notify_one();
-  return queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (asleep_ || (large && waited_calls_in_a_row_ < kPatientAfter)) queue_grew_.notify_one();
+  return tickets_issued_.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
 // Runs the call at the head of the queue. Only the holder of `executing_` takes a call to run, so calls keep
 // their order. Without it (`executing` is false) the group was left, and the call ends unexecuted.
-void Engine::run_queued(bool executing, bool in_background, ReleasableLock* held) {
+void Engine::run_queued(bool executing, bool in_background, ReleasableLock* caller_lock) {
   std::unique_lock lock(queue_mutex_);
   if (queue_.empty()) return;
   const CollectiveCall call = std::move(queue_.front());
@@ -336,37 +338,38 @@ void Engine::run_queued(bool executing, bool in_background, ReleasableLock* held
   FaultKind result = FaultKind::kAborted;
   if (executing && !left_.load(std::memory_order_acquire)) {
     running_queued_ = true;
-    waited_for_ = in_background ? 0 : std::min(waited_for_ + 1, kPatientAfter);
+    waited_calls_in_a_row_ = in_background ? 0 : std::min(waited_calls_in_a_row_ + 1, kPatientAfter);
     lock.unlock();
     if (in_background) {
-      result = execute(call, true, held);
+      result = execute(call, true, caller_lock);
     } else {
-      const RunningThread running(runner_);
-      result = execute(call, false, held);
+      const RunningThread running(running_thread_);
+      result = execute(call, false, caller_lock);
     }
     lock.lock();
     running_queued_ = false;
   }
   if (running_queued_) {  // by a thread whose signal handler leaves the group: its call ends first
-    ++skipped_;
+    ++tickets_skipped_;
     return;
   }
   // Later calls that ended unexecuted while this one ran get the next tickets, as failed.
-  const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;
-  const uint64_t skipped = std::exchange(skipped_, 0);
+  const uint64_t ticket = tickets_completed_.load(std::memory_order_relaxed) + 1;
+  const uint64_t skipped = std::exchange(tickets_skipped_, 0);
   const uint64_t failed = result != FaultKind::kNone ? ticket : skipped > 0 ? ticket + 1 : UINT64_MAX;
   if (failed < first_failed_.load()) first_failed_.store(failed);
-  completed_.store(ticket + skipped, std::memory_order_release);
+  tickets_completed_.store(ticket + skipped, std::memory_order_release);
   ticket_done_.notify_all();
 }
 
 // Runs the queued calls up to `ticket` in the caller's thread, until another thread runs one.
-void Engine::run_up_to(uint64_t ticket, ReleasableLock* held) {
+void Engine::run_up_to(uint64_t ticket, ReleasableLock* caller_lock) {
   while (!done(ticket)) {
     std::unique_lock executing(executing_, std::try_to_lock);
     if (!executing) return;
-    if (held != nullptr && completed_.load(std::memory_order_acquire) + 1 < ticket) held->release();
-    run_queued(true, false, held);
+    if (caller_lock != nullptr && tickets_completed_.load(std::memory_order_acquire) + 1 < ticket)
+      caller_lock->release();
+    run_queued(true, false, caller_lock);
   }
 }
 
@@ -374,21 +377,21 @@ void Engine::run_up_to(uint64_t ticket, ReleasableLock* held) {
 // asynchronous calls makes more: for a while the thread polls, so that no caller has to wake it.
 bool Engine::await_queued() {
   std::unique_lock lock(queue_mutex_);
-  uint64_t known = queued_.load(std::memory_order_relaxed), seen = 0;
+  uint64_t known = tickets_issued_.load(std::memory_order_relaxed), seen = 0;
   for (int looks = 0;;) {
-    if (const uint64_t queued = queued_.load(std::memory_order_relaxed); queued != known) {
+    if (const uint64_t queued = tickets_issued_.load(std::memory_order_relaxed); queued != known) {
       known = queued;
       looks = 0;
     }
     if (!queue_.empty()) {
-      const uint64_t head = queued_.load(std::memory_order_relaxed) - queue_.size() + 1;
+      const uint64_t head = tickets_issued_.load(std::memory_order_relaxed) - queue_.size() + 1;
       if (stopping_ || head == seen) return true;
       seen = head;
       queue_grew_.wait_for(lock, kGrace);
     } else if (stopping_) {
       return false;
     } else if (looks++ < kLooks) {
-      queue_grew_.wait_for(lock, waited_for_ < kPatientAfter ? kLookInterval : kPatientInterval);
+      queue_grew_.wait_for(lock, waited_calls_in_a_row_ < kPatientAfter ? kLookInterval : kPatientInterval);
     } else {
       asleep_ = true;
       queue_grew_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
@@ -416,14 +419,14 @@ void Engine::serve() {
   }
 }
 
-FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, ReleasableLock* held) {
+FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, ReleasableLock* caller_lock) {
   check_process();
   if (!done(ticket)) {
-    throw_if_within();
-    if (deadline == INT64_MAX) run_up_to(ticket, held);
+    throw_if_in_signal_handler();
+    if (deadline == INT64_MAX) run_up_to(ticket, caller_lock);
   }
   if (!done(ticket)) {
-    if (held != nullptr) held->release();
+    if (caller_lock != nullptr) caller_lock->release();
     std::unique_lock lock(queue_mutex_);
     const auto slice = [&] {
       return std::chrono::nanoseconds(std::clamp<Nanoseconds>(deadline - now_ns(), 0, kWaitSlice.count()));
@@ -448,34 +451,35 @@ FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, ReleasableLock* he
 }
 
 void Engine::report(uint64_t seq, const std::string& text) {
-  if (!write_report(world_.cell(rank_), seq, text)) return;
+  if (!write_report(group_.cell(rank_), seq, text)) return;
   if (control_) control_->announce();
 }
 
 void Engine::abort(Fault fault) {
-  Waiter waiter(world_, peers_, rank_, &RankCell::collective_event, patience_);
-  waiter.begin(world_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
+  Waiter waiter(group_, peers_, rank_, &RankCell::collective_event, wait_policy_);
+  waiter.begin(group_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
   try {
     waiter.fail(fault);
   } catch (const Fault&) {  // this or an earlier one: the abort cell has it
   }
 }
 
-Fault Engine::lacking(std::span<const int> ranks, size_t needed) {
+Fault Engine::fault_unless_alive(std::span<const int> ranks, size_t needed) {
   Fault found{FaultKind::kNone, rank_};
   size_t there = 0;
   for (const int rank : ranks) {
     if (rank < 0 || rank >= size()) throw std::invalid_argument("no such rank");
-    const bool left = world_.cell(rank).left.load(std::memory_order_acquire) != 0;
-    const bool ended = rank != rank_ && (world_.near(rank) ? peers_.dead(rank) : control_->ended(rank));
+    const bool left = group_.cell(rank).left.load(std::memory_order_acquire) != 0;
+    const bool ended =
+        rank != rank_ && (group_.on_this_host(rank) ? peers_.dead(rank) : control_->ended(rank));
     there += !left && !ended;
-    if (found.about >= 0 || (!left && !ended)) continue;
+    if (found.rank >= 0 || (!left && !ended)) continue;
     found.kind = left ? FaultKind::kPeerLeft : FaultKind::kPeerLost;
-    found.about = rank;
+    found.rank = rank;
   }
   if (there >= needed) return {};
-  if (found.kind == FaultKind::kPeerLost && world_.near(found.about))
-    peers_.look_up(world_.cell(found.about).pid.load(std::memory_order_relaxed), found);
+  if (found.kind == FaultKind::kPeerLost && group_.on_this_host(found.rank))
+    peers_.look_up(group_.cell(found.rank).pid.load(std::memory_order_relaxed), found);
   return found;
 }
 
@@ -500,8 +504,8 @@ void Engine::close_copies() {
 // Whether a thread is in a call: another one; or this one, which is in a signal handler and must not lock
 // again. A thread may keep the lock for a moment after its call has ended.
 bool Engine::in_call() {
-  if (within()) return true;
-  const RankCell& own = world_.cell(rank_);
+  if (in_signal_handler()) return true;
+  const RankCell& own = group_.cell(rank_);
   std::unique_lock executing(executing_, std::try_to_lock);
   while (!executing) {
     if (own.started.load(std::memory_order_acquire) != own.finished.load(std::memory_order_acquire))
@@ -525,7 +529,7 @@ void Engine::leave() {
   channels_.leave(false);
   if (tcp_) tcp_->finish();
   if (control_) control_->leave(false);
-  world_.wake_all();
+  group_.wake_all();
 }
 
 // Ends the calls and the thread that runs them.
@@ -535,7 +539,7 @@ void Engine::stop() {
     stopping_ = true;
     queue_grew_.notify_all();
   }
-  if (in_call() || !done(queued_.load(std::memory_order_acquire)))
+  if (in_call() || !done(tickets_issued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kPeerLeft, rank_, rank_});
   if (thread_.joinable()) thread_.join();
 }
@@ -544,22 +548,23 @@ void Engine::stop() {
 
 void Engine::propose(std::span<const unsigned char> bytes) {
   check_process();
-  world_.propose(rank_, bytes);
+  group_.propose(rank_, bytes);
   if (control_) control_->propose();
 }
 
 // A process that ends with unread bytes resets a connection; the end of another one then shows its end. A
 // living one ends none, see docs/protocol.md. So a reset alone, which a cut can cause too, says nothing.
 ControlPlane::State Engine::state(int rank) const {
-  if (world_.near(rank)) return peers_.dead(rank) ? ControlPlane::State::kEnded : ControlPlane::State::kOpen;
+  if (group_.on_this_host(rank))
+    return peers_.dead(rank) ? ControlPlane::State::kEnded : ControlPlane::State::kOpen;
   const ControlPlane::State state = control_->contact(rank).state;
   if (state != ControlPlane::State::kReset || !(tcp_->finished(rank) || channels_.finished(rank)))
     return state;
   return ControlPlane::State::kEnded;
 }
 
-Nanoseconds Engine::heard(int rank) const {
-  const Nanoseconds at = world_.near(rank) ? 0 : control_->contact(rank).heard;
+Nanoseconds Engine::silence_ns(int rank) const {
+  const Nanoseconds at = group_.on_this_host(rank) ? 0 : control_->contact(rank).newest_frame_at;
   return at == 0 ? -1 : now_ns() - at;
 }
 
@@ -567,18 +572,20 @@ void Engine::ask() {
   if (control_) control_->ask();
 }
 
-std::array<FileDescriptors, 3> Engine::hand_over(const std::vector<bool>& kept, Nanoseconds deadline) {
+std::array<FileDescriptors, 3> Engine::hand_over(const std::vector<bool>& next_members,
+                                                 Nanoseconds deadline) {
   check_process();
-  throw_if_within();
-  if (kept.size() != static_cast<size_t>(size())) throw std::invalid_argument("kept names every rank once");
+  throw_if_in_signal_handler();
+  if (next_members.size() != static_cast<size_t>(size()))
+    throw std::invalid_argument("next_members names every rank once");
   std::array<FileDescriptors, 3> sockets;
   if (left_.exchange(true)) throw std::runtime_error("the group was closed");
   stop();
   FileDescriptors messages = channels_.hand_over();
   if (control_) {
-    sockets = {control_->hand_over(kept, deadline), tcp_->take(), std::move(messages)};
+    sockets = {control_->hand_over(next_members, deadline), tcp_->take(), std::move(messages)};
   }
-  world_.wake_all();
+  group_.wake_all();
   return sockets;
 }
 

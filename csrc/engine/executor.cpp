@@ -21,7 +21,7 @@ constexpr size_t kCodedPartElements = 4096;
 // but no extra copy and no cache lines of another core.
 constexpr size_t kZeroCopyBytes = 128 * 1024;
 // The same for a sender that also receives: it has no time to help copy what it sends with zero copy.
-constexpr size_t kBusyLendBytes = 256 * 1024;
+constexpr size_t kBusyZeroCopyBytes = 256 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
 // before the call ends. A sender that has nothing else to do sends with zero copy instead: then both ends
@@ -44,33 +44,33 @@ size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) /
 ChunkList::ChunkList(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks)
     : data_(data), numel_(numel) {
   const size_t parts = static_cast<size_t>(std::max(count, 1));
-  per_ = (numel + parts - 1) / parts;
-  if (!equal_blocks && parts > 1) per_ = round_up(per_, kLineElementsBytes / item);
-  per_ = std::max<size_t>(per_, 1);
+  chunk_numel_ = (numel + parts - 1) / parts;
+  if (!equal_blocks && parts > 1) chunk_numel_ = round_up(chunk_numel_, kLineElementsBytes / item);
+  chunk_numel_ = std::max<size_t>(chunk_numel_, 1);
 }
 
 size_t ChunkList::numel(int32_t index) const {
   const auto i = static_cast<size_t>(index);
   if (!list_.empty()) return i < list_.size() ? list_[i].numel : 0;
-  return numel_ > i * per_ ? std::min(per_, numel_ - i * per_) : 0;
+  return numel_ > i * chunk_numel_ ? std::min(chunk_numel_, numel_ - i * chunk_numel_) : 0;
 }
 
 BufferExtent ChunkList::slice(int32_t index, size_t first, size_t at_most, size_t item) const {
   const size_t length = numel(index);
   const size_t count = length > first ? std::min(at_most, length - first) : 0;
   if (count == 0) return {nullptr, 0};
-  unsigned char* const start = list_.empty() ? data_ + static_cast<size_t>(index) * per_ * item
+  unsigned char* const start = list_.empty() ? data_ + static_cast<size_t>(index) * chunk_numel_ * item
                                              : list_[static_cast<size_t>(index)].data;
   return {start + first * item, count};
 }
 
 size_t ChunkList::longest() const {
-  size_t most = list_.empty() ? std::min(per_, numel_) : 0;
+  size_t most = list_.empty() ? std::min(chunk_numel_, numel_) : 0;
   for (const BufferExtent& extent : list_) most = std::max(most, extent.numel);
   return most;
 }
 
-// ---- Coder ----
+// ---- Coding ---------------------------------------------------------------------------------------
 
 size_t EdgeCoding::numel(size_t wanted) const {
   size_t low = 0, high = 2 * wanted;  // no code is shorter than half a byte
@@ -92,19 +92,19 @@ struct Executor::SegmentContext {
   size_t item;
   size_t first;  // the segment: elements [first, first + segment) of every chunk
   size_t segment;
-  bool opening;  // the first segment: its messages are sent even when they are empty
+  bool first_segment;  // the first segment: its messages are sent even when they are empty
 };
 
 Executor::~Executor() {
   if (!has_open_transfers_) return;
-  never_free(std::move(fetched_));
+  never_free(std::move(fetched_inputs_));
   never_free(std::move(scratch_));
 }
 
 Executor::Executor(std::vector<Transport*> transports, Transport* remote, ExecutorLimits limits)
     : transports_(std::move(transports)), remote_(remote), limits_(limits) {}
 
-size_t Executor::room_for(const Program& program) const {
+size_t Executor::message_limit(const Program& program) const {
   return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
 }
 
@@ -115,16 +115,16 @@ size_t Executor::segment_elements(const CollectiveTask& task, size_t item) const
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
   // Between hosts the time depends on the size of the codes. All messages are codes where no two ranks share
   // a host.
-  const size_t shorter = program.coded() && remote_ != nullptr ? task.coder.times_shorter() : 1;
+  const size_t shorter = program.coded() && remote_ != nullptr ? task.coding.times_shorter() : 1;
   const size_t fair = limits_.segment_bytes / chunks * shorter;
   if (program.can_zero_copy() &&
       limits_.zero_copy_segment_bytes >
           0)  // messages that do not fit into the staging memory are sent with zero copy
     return std::max<size_t>(1, limits_.zero_copy_segment_bytes / chunks / kSliceAlign * kSliceAlign / item);
-  const size_t room = room_for(program) * (limits_.apart ? shorter : 1);
+  const size_t room = message_limit(program) * (limits_.one_rank_per_host ? shorter : 1);
   const size_t bytes = std::min(fair, room);
   const size_t most = (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item;
-  return std::max<size_t>(1, task.coder.whole_blocks(most));
+  return std::max<size_t>(1, task.coding.whole_blocks(most));
 }
 
 void Executor::prepare_scratch(const CollectiveTask& task, size_t segment, size_t item) {
@@ -178,7 +178,7 @@ void Executor::step(const Instruction& step, const SegmentContext& context) {
     case Opcode::kReduce:
       return reduce(step, context);
     case Opcode::kCopy: {
-      const BufferExtent from = find(step.own, context), to = find(step.dst, context);
+      const BufferExtent from = locate(step.own, context), to = locate(step.dst, context);
       if (from.numel == 0 || from.data == to.data) return;
       about_to_write(to, context);
       kernels().copy(to.data, from.data, from.numel * context.item);
@@ -188,16 +188,16 @@ void Executor::step(const Instruction& step, const SegmentContext& context) {
   __builtin_unreachable();
 }
 
-BufferExtent Executor::find(ChunkRef ref, const SegmentContext& context) {
+BufferExtent Executor::locate(ChunkRef ref, const SegmentContext& context) {
   if (ref.space != Space::kTmp)
     return context.task.binding.of(ref.space).slice(ref.index, context.first, context.segment, context.item);
-  const size_t length = whole(ref, context);
+  const size_t length = chunk_numel(ref, context);
   return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_,
           length > context.first ? std::min(context.segment, length - context.first) : 0};
 }
 
 // Elements of a chunk in all segments. A Tmp chunk is as long as the In or Out chunk of the same index.
-size_t Executor::whole(ChunkRef ref, const SegmentContext& context) const {
+size_t Executor::chunk_numel(ChunkRef ref, const SegmentContext& context) const {
   const BufferBinding& binding = context.task.binding;
   if (ref.space != Space::kTmp) return binding.of(ref.space).numel(ref.index);
   const bool in_model = binding.in.longest() > 0;
@@ -210,8 +210,8 @@ size_t Executor::whole(ChunkRef ref, const SegmentContext& context) const {
 // in the next call.
 uint64_t Executor::fingerprint(ChunkRef chunk, const SegmentContext& context) const {
   const CollectiveTask& task = context.task;
-  if (!task.program->equal_blocks() || !context.opening) return task.fingerprint;
-  return task.fingerprint + 2 * whole(chunk, context);  // odd, as every operation's
+  if (!task.program->equal_blocks() || !context.first_segment) return task.fingerprint;
+  return task.fingerprint + 2 * chunk_numel(chunk, context);  // odd, as every operation's
 }
 
 bool Executor::runs_ahead(ChunkRef ref, const SegmentContext& context) const {
@@ -225,8 +225,8 @@ size_t Executor::segments_ahead(size_t segment, size_t item) const {
 
 // The part of a chunk that one message carries: this segment or, for messages that run ahead, `many` segments
 // at every `many`-th segment. Sender and receiver compute the same.
-BufferExtent Executor::find_message(ChunkRef ref, const SegmentContext& context) {
-  if (!runs_ahead(ref, context)) return find(ref, context);
+BufferExtent Executor::locate_message(ChunkRef ref, const SegmentContext& context) {
+  if (!runs_ahead(ref, context)) return locate(ref, context);
   const size_t many = segments_ahead(context.segment, context.item);
   if (context.first / context.segment % many != 0) return {nullptr, 0};
   return context.task.binding.of(ref.space).slice(ref.index, context.first, many * context.segment,
@@ -234,14 +234,15 @@ BufferExtent Executor::find_message(ChunkRef ref, const SegmentContext& context)
 }
 
 void Executor::send(const Instruction& step, const SegmentContext& context) {
-  const BufferExtent piece = find_message(step.dst, context);
-  if ((piece.numel == 0 && !context.opening) || step.peers.empty()) return;
+  const BufferExtent piece = locate_message(step.dst, context);
+  if ((piece.numel == 0 && !context.first_segment) || step.peers.empty()) return;
   const bool scaled = (step.flags & kRaw) != 0 && context.task.op == ReduceOp::kPremulSum;
-  const std::span<const int> peers(step.peers), near = peers.first(step.near);
-  const std::span<const int> remote = peers.subspan(step.near);
-  const uint64_t print = fingerprint(step.dst, context);
+  const std::span<const int> peers(step.peers), local = peers.first(step.local_receivers);
+  const std::span<const int> remote = peers.subspan(step.local_receivers);
+  const uint64_t message_fingerprint = fingerprint(step.dst, context);
   const size_t nbytes = wire_bytes(piece.numel, step.coded, context);
-  const bool encoded = step.coded && !near.empty() && !remote.empty();  // once: the error is accumulated once
+  const bool encoded =
+      step.coded && !local.empty() && !remote.empty();  // once: the error is accumulated once
   if (encoded) {
     codes_.resize(std::max(codes_.size(), nbytes));
     encode(step, piece, scaled, codes_.data(), context);
@@ -259,15 +260,15 @@ void Executor::send(const Instruction& step, const SegmentContext& context) {
     return room;
   };
   const bool sent_in_place =
-      !scaled && !step.coded && !near.empty() &&
-      send_zero_copy(*transports_[static_cast<size_t>(near[0])], step, near, piece, context);
-  if (!near.empty() && !sent_in_place)
-    send_over(*transports_[static_cast<size_t>(near[0])], near, nbytes, print, fill, context);
+      !scaled && !step.coded && !local.empty() &&
+      send_zero_copy(*transports_[static_cast<size_t>(local[0])], step, local, piece, context);
+  if (!local.empty() && !sent_in_place)
+    send_over(*transports_[static_cast<size_t>(local[0])], local, nbytes, message_fingerprint, fill, context);
   if (remote.empty()) return;
   // The transport to other hosts sends straight from the caller's memory.
   const bool as_it_is = !scaled && !step.coded;
   send_over(
-      *transports_[static_cast<size_t>(remote[0])], remote, nbytes, print,
+      *transports_[static_cast<size_t>(remote[0])], remote, nbytes, message_fingerprint,
       [&](void* room) { return as_it_is ? piece.data : fill(room); }, context);
 }
 
@@ -281,22 +282,24 @@ bool Executor::worth_mapping(size_t nbytes, const SegmentContext& context) const
 bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std::span<const int> peers,
                               BufferExtent piece, const SegmentContext& context) {
   const size_t nbytes = piece.numel * context.item;
-  if ((step.flags & (kLast | kOpen)) == 0) return false;
+  if ((step.flags & (kLast | kMappable)) == 0) return false;
   const Program& program = *context.task.program;
   const bool idle = program.sources().empty();
-  const size_t least = std::min(idle ? kZeroCopyBytes : kBusyLendBytes, room_for(program));
+  const size_t least = std::min(idle ? kZeroCopyBytes : kBusyZeroCopyBytes, message_limit(program));
   if (nbytes < std::min(kMappedBytes, least)) return false;
   const bool can_zero_copy = (step.flags & kLast) != 0 &&
                              (limits_.zero_copy || runs_ahead(step.dst, context)) && nbytes >= least &&
                              transport.can_zero_copy(peers);
-  const bool mapped = (step.flags & kOpen) != 0 && !(can_zero_copy && idle) && nbytes >= kMappedBytes &&
+  const bool mapped = (step.flags & kMappable) != 0 && !(can_zero_copy && idle) && nbytes >= kMappedBytes &&
                       transport.can_map(piece.data, nbytes) && worth_mapping(nbytes, context);
   if (!mapped && !can_zero_copy) return false;
   zero_copy_in_flight_ = true;
   const unsigned char* from = piece.data;
-  const uint64_t print = fingerprint(step.dst, context);
+  const uint64_t message_fingerprint = fingerprint(step.dst, context);
   if (!mapped && !accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
-  const auto sent_in_place = [&] { return transport.send_zero_copy(peers, nbytes, print, from, mapped); };
+  const auto sent_in_place = [&] {
+    return transport.send_zero_copy(peers, nbytes, message_fingerprint, from, mapped);
+  };
   if (sent_in_place()) return true;
   int awaited = transport.blocking_peer();
   context.waiter.until(awaited, [&] {
@@ -310,8 +313,8 @@ bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std
 
 // fill(room): writes the message there and returns its address, which may be another one.
 template <class Fill>
-void Executor::send_over(Transport& transport, std::span<const int> peers, size_t nbytes, uint64_t print,
-                         Fill fill, const SegmentContext& context) {
+void Executor::send_over(Transport& transport, std::span<const int> peers, size_t nbytes,
+                         uint64_t message_fingerprint, Fill fill, const SegmentContext& context) {
   void* room = transport.reserve(peers, nbytes);
   if (room == nullptr) {
     int awaited = transport.blocking_peer();
@@ -322,80 +325,81 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, size_
       return room != nullptr;
     });
   }
-  transport.commit(peers, nbytes, print, fill(room));
+  transport.commit(peers, nbytes, message_fingerprint, fill(room));
 }
 
 size_t Executor::wire_bytes(size_t numel, bool coded, const SegmentContext& context) const {
-  return coded ? context.task.coder.nbytes(numel) : numel * context.item;
+  return coded ? context.task.coding.nbytes(numel) : numel * context.item;
 }
 
 // Where the encoding error of this piece is kept: at the offset of its chunk in the In or Out buffer.
 float* Executor::feedback(ChunkRef ref, const SegmentContext& context) const {
-  float* const kept = context.task.coder.feedback;
-  if (kept == nullptr) return nullptr;
+  float* const accumulated = context.task.coding.feedback;
+  if (accumulated == nullptr) return nullptr;
   const BufferBinding& binding = context.task.binding;
   const bool given = ref.space == Space::kIn || (ref.space == Space::kTmp && binding.in.longest() > 0);
-  return kept + (given ? binding.in : binding.out).start(ref.index) + context.first;
+  return accumulated + (given ? binding.in : binding.out).start(ref.index) + context.first;
 }
 
 // Encodes in parts: values are then still in the cache when they are read again.
 void Executor::encode(const Instruction& step, BufferExtent piece, bool scaled, void* codes,
                       const SegmentContext& context) {
-  const EdgeCoding& coder = context.task.coder;
+  const EdgeCoding& coding = context.task.coding;
   const bool rounds = (step.flags & kRounds) != 0;
-  float* const kept = feedback(step.dst, context);
+  float* const accumulated = feedback(step.dst, context);
   auto* const values = reinterpret_cast<float*>(piece.data);
   if (rounds) about_to_write(piece, context);
-  const size_t part = std::max(coder.whole_blocks(kCodedPartElements), coder.block);
-  if ((scaled || kept != nullptr) && values_.size() < 2 * part) values_.resize(2 * part);
+  const size_t part = std::max(coding.whole_blocks(kCodedPartElements), coding.block);
+  if ((scaled || accumulated != nullptr) && values_.size() < 2 * part) values_.resize(2 * part);
   for (size_t first = 0; first < piece.numel; first += part) {
     const size_t count = std::min(part, piece.numel - first);
     const float* from = values + first;
-    if (scaled || kept != nullptr) {
+    if (scaled || accumulated != nullptr) {
       from = values_.data();
       kernels().scale[static_cast<size_t>(DType::kF32)](values_.data(), values + first, count,
                                                         scaled ? context.task.factor : 1.0);
-      for (size_t i = 0; kept != nullptr && i < count; ++i) values_[i] += get(kept + first + i);
+      for (size_t i = 0; accumulated != nullptr && i < count; ++i) values_[i] += get(accumulated + first + i);
     }
-    auto* const to = static_cast<unsigned char*>(codes) + coder.nbytes(first);
+    auto* const to = static_cast<unsigned char*>(codes) + coding.nbytes(first);
     // The check before the call excludes it, unless the caller has written to the buffer since.
-    if (coder.kernels->encode(to, from, count, {.block = coder.block}) < count)
+    if (coding.kernels->encode(to, from, count, {.block = coding.block}) < count)
       throw std::domain_error("a number below zero, which its codec lacks: the buffer was changed meanwhile");
-    if (kept != nullptr) {
+    if (accumulated != nullptr) {
       float* const decoded = values_.data() + part;
-      coder.kernels->decode(decoded, to, count, coder.block);
+      coding.kernels->decode(decoded, to, count, coding.block);
       for (size_t i = 0; i < count; ++i) {
-        const float lost = values_[i] - decoded[i];
-        put(kept + first + i,
-            lost - lost == 0 ? lost : 0.0f);  // infinity and NaN would never leave the sum
+        const float rounding_error = values_[i] - decoded[i];
+        put(accumulated + first + i,
+            rounding_error - rounding_error == 0 ? rounding_error
+                                                 : 0.0f);  // infinity and NaN would never leave the sum
       }
     }
-    if (rounds) coder.kernels->decode(values + first, to, count, coder.block);
+    if (rounds) coding.kernels->decode(values + first, to, count, coding.block);
   }
 }
 
 // Copies the bytes of this memory that have not yet been sent.
 void Executor::about_to_write(BufferExtent extent, const SegmentContext& context) {
-  if (remote_ != nullptr) remote_->keep(extent.data, extent.numel * context.item);
+  if (remote_ != nullptr) remote_->copy_unsent(extent.data, extent.numel * context.item);
 }
 
 void Executor::refuse(int peer, ChunkRef chunk, MessageView message, bool coded,
                       const SegmentContext& context) {
   if (coded)
-    message.nbytes = context.task.coder.numel(message.nbytes) * context.item;  // the size of the values
+    message.nbytes = context.task.coding.numel(message.nbytes) * context.item;  // the size of the values
   const size_t before = context.first * context.item, segment = segment_elements(context.task, context.item);
   const uint64_t total =
       (message.fingerprint - context.task.fingerprint) / 2;  // of elements, if it is the same call
   SizeMismatch sizes;
   sizes.tag = chunk.index;
-  sizes.wanted_form = sizes.got_form = static_cast<uint32_t>(context.task.dtype);
-  sizes.wanted_nbytes = whole(chunk, context) * context.item;
+  sizes.expected_form = sizes.sent_form = static_cast<uint32_t>(context.task.dtype);
+  sizes.expected_nbytes = chunk_numel(chunk, context) * context.item;
   sizes.scratch = chunk.space == Space::kTmp;
-  if (context.opening && context.task.program->equal_blocks() && total < kMostElements) {
-    sizes.got_nbytes = total * context.item - message.nbytes;
+  if (context.first_segment && context.task.program->equal_blocks() && total < kMostElements) {
+    sizes.sent_nbytes = total * context.item - message.nbytes;
     context.waiter.refuse(peer, context.task.fingerprint, message.nbytes, sizes);
   }
-  sizes.got_nbytes = before;
+  sizes.sent_nbytes = before;
   sizes.more = message.nbytes == segment * context.item ||
                message.nbytes == segments_ahead(segment, context.item) * segment * context.item;
   context.waiter.refuse(peer, message.fingerprint, message.nbytes, sizes);
@@ -416,23 +420,23 @@ MessageView Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Segme
   if (message.fingerprint != fingerprint(chunk, context) || message.nbytes != nbytes) [[unlikely]]
     refuse(peer, chunk, message, coded, context);
   if (message.mapped) {
-    open_ = true;
-    opened_.store(opened_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    reads_mapped_ = true;
+    mapped_messages_.store(mapped_messages_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
   return message;
 }
 
 // Data read in place is valid only if its sender had not aborted before the read ended.
-void Executor::check_open(const SegmentContext& context) {
-  if (!std::exchange(open_, false)) return;
+void Executor::check_mapped(const SegmentContext& context) {
+  if (!std::exchange(reads_mapped_, false)) return;
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   context.waiter.throw_if_aborted();
 }
 
 void Executor::receive(const Instruction& step, const SegmentContext& context) {
   if (step.coded) return reduce(step, context);  // with one input
-  const BufferExtent piece = find_message(step.dst, context);
-  if (piece.numel == 0 && !context.opening) return;
+  const BufferExtent piece = locate_message(step.dst, context);
+  if (piece.numel == 0 && !context.first_segment) return;
   about_to_write(piece, context);
   const int peer = step.peers[0];
   const size_t nbytes = piece.numel * context.item;
@@ -444,41 +448,41 @@ void Executor::receive(const Instruction& step, const SegmentContext& context) {
     fetch(peer, message, piece.data, context);
   else if (message.nbytes > 0 && message.data != piece.data)
     kernels().copy(piece.data, message.data, message.nbytes);
-  check_open(context);
+  check_mapped(context);
   transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
 void Executor::fetch(int peer, const MessageView& message, void* into, const SegmentContext& context) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   try {
-    context.waiter.until(peer, [&] { return transport.fetch(peer, message, into); });
+    context.waiter.until(peer, [&] { return transport.copy_zero_copy(peer, message, into); });
   } catch (...) {
-    if (!transport.abandon(peer)) has_open_transfers_ = true;
+    if (!transport.cancel_zero_copy(peer)) has_open_transfers_ = true;
     throw;
   }
 }
 
 // The whole message of a rank of this host. input: its place among the inputs of the Reduce.
-const void* Executor::near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes,
-                                 const SegmentContext& context) {
+const void* Executor::local_input(int peer, size_t input, ChunkRef chunk, size_t nbytes,
+                                  const SegmentContext& context) {
   const MessageView message = await(
       peer, chunk, nbytes, context,
       [&](Transport& transport, MessageView& found) { return transport.peek(peer, nbytes, nullptr, found); });
   if (!message.zero_copy) return message.data;
-  if (fetched_.size() <= input) fetched_.resize(input + 1);
-  if (fetched_[input].size() < nbytes) fetched_[input].resize(nbytes);
-  fetch(peer, message, fetched_[input].data(), context);
-  return fetched_[input].data();
+  if (fetched_inputs_.size() <= input) fetched_inputs_.resize(input + 1);
+  if (fetched_inputs_[input].size() < nbytes) fetched_inputs_[input].resize(nbytes);
+  fetch(peer, message, fetched_inputs_[input].data(), context);
+  return fetched_inputs_[input].data();
 }
 
-// Finds the inputs of a Reduce and returns their number. Inputs that arrive in parts go into part_inputs_.
-size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const SegmentContext& context) {
+// Finds the inputs of a Reduce and returns their number. Inputs that arrive in parts go into partial_inputs_.
+size_t Executor::locate_inputs(const Instruction& step, size_t nbytes, const SegmentContext& context) {
   const CollectiveTask& task = context.task;
-  part_inputs_.clear();
+  partial_inputs_.clear();
   size_t k = 0;
   const auto add_own = [&] {
-    if (static_cast<int32_t>(k) != step.own_at) return;
-    const BufferExtent own = find(step.own, context);
+    if (static_cast<int32_t>(k) != step.own_input_index) return;
+    const BufferExtent own = locate(step.own, context);
     inputs_[k++] = own.data;
     if (task.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
     unsigned char* const scaled =
@@ -490,9 +494,9 @@ size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Segme
   for (size_t i = 0; i < step.peers.size(); ++i) {
     const int peer = step.peers[i];
     if (transports_[static_cast<size_t>(peer)] == remote_ || step.codes_from(i))
-      part_inputs_.push_back({k, peer, step.codes_from(i), nullptr});
+      partial_inputs_.push_back({k, peer, step.codes_from(i), nullptr});
     else
-      inputs_[k] = near_input(peer, k, step.dst, nbytes, context);
+      inputs_[k] = local_input(peer, k, step.dst, nbytes, context);
     ++k;
     add_own();
   }
@@ -519,48 +523,48 @@ const void* Executor::values_of(const PartialInput& input, size_t at, size_t cou
   const unsigned char* const from = input.data + wire_bytes(at, input.coded, context);
   if (!input.coded) return from;
   if (into == nullptr) {
-    if (decoded_.size() <= input.place) decoded_.resize(input.place + 1);
-    std::vector<float>& decoded = decoded_[input.place];
+    if (decoded_.size() <= input.index) decoded_.resize(input.index + 1);
+    std::vector<float>& decoded = decoded_[input.index];
     if (decoded.size() < count) decoded.resize(count);
     into = decoded.data();
   }
-  context.task.coder.kernels->decode(into, from, count, context.task.coder.block);
+  context.task.coding.kernels->decode(into, from, count, context.task.coding.block);
   return into;
 }
 
 // Data from other hosts is reduced in parts, as it arrives. Codes are decoded in parts, so that the values
 // are still in the cache when they are reduced.
 void Executor::reduce(const Instruction& step, const SegmentContext& context) {
-  const BufferExtent result = find(step.dst, context);
-  if (result.numel == 0 && !context.opening) return;
+  const BufferExtent result = locate(step.dst, context);
+  if (result.numel == 0 && !context.first_segment) return;
   about_to_write(result, context);
   const CollectiveTask& task = context.task;
-  const size_t item = context.item, nbytes = result.numel * item, k = find_inputs(step, nbytes, context);
-  const EdgeCoding& coder = task.coder;
-  const auto blocks = [&](size_t most) { return std::max(coder.whole_blocks(most), coder.block); };
-  const size_t remote = step.coded ? blocks(kPartBytes / item * coder.times_shorter()) : kPartBytes / item;
-  const size_t part = part_inputs_.empty() || remote_ == nullptr ? result.numel : remote;
-  const size_t at_once = step.coded ? blocks(kCodedPartElements) : part;
+  const size_t item = context.item, nbytes = result.numel * item, k = locate_inputs(step, nbytes, context);
+  const EdgeCoding& coding = task.coding;
+  const auto blocks = [&](size_t most) { return std::max(coding.whole_blocks(most), coding.block); };
+  const size_t remote = step.coded ? blocks(kPartBytes / item * coding.times_shorter()) : kPartBytes / item;
+  const size_t part = partial_inputs_.empty() || remote_ == nullptr ? result.numel : remote;
+  const size_t values_at_once = step.coded ? blocks(kCodedPartElements) : part;
   const bool averaged = task.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
-  const bool moves = step.opcode == Opcode::kRecv;  // decodes straight into the result
+  const bool only_decodes = step.opcode == Opcode::kRecv;  // decodes straight into the result
   auto* const values = reinterpret_cast<float*>(result.data);
   const PostOperation finish{averaged ? static_cast<double>(task.program->size()) : 1.0};
   for (size_t first = 0;;) {
     const size_t count = std::min(part, result.numel - first);
-    for (PartialInput& input : part_inputs_)
+    for (PartialInput& input : partial_inputs_)
       input.data = take_part(input, step.dst, result.numel, first, count, context);
-    for (size_t at = 0; at < count; at += at_once) {
-      const size_t n = std::min(at_once, count - at);
-      for (const PartialInput& input : part_inputs_)
-        inputs_[input.place] = values_of(input, at, n, moves ? values + first + at : nullptr, context);
-      if (!moves)
+    for (size_t at = 0; at < count; at += values_at_once) {
+      const size_t n = std::min(values_at_once, count - at);
+      for (const PartialInput& input : partial_inputs_)
+        inputs_[input.index] = values_of(input, at, n, only_decodes ? values + first + at : nullptr, context);
+      if (!only_decodes)
         kernels().reduce[static_cast<size_t>(task.dtype)][static_cast<size_t>(task.op)](
             result.data + (first + at) * item, inputs_.data(), k, n, finish);
       for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + n * item;
     }
     if ((first += count) >= result.numel) break;
   }
-  check_open(context);
+  check_mapped(context);
   for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
 }
 

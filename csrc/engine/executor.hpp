@@ -31,16 +31,16 @@ class ChunkList {
   size_t longest() const;
   size_t numel(int32_t index) const;
   // The first element of chunk `index` of one buffer that is cut.
-  size_t start(int32_t index) const { return static_cast<size_t>(index) * per_; }
+  size_t start(int32_t index) const { return static_cast<size_t>(index) * chunk_numel_; }
   bool holds(int32_t index) const {
-    return !list_.empty() ? static_cast<size_t>(index) < list_.size() : per_ > 0;
+    return !list_.empty() ? static_cast<size_t>(index) < list_.size() : chunk_numel_ > 0;
   }
 
  private:
   std::vector<BufferExtent> list_;
   unsigned char* data_ = nullptr;
   size_t numel_ = 0;
-  size_t per_ = 0;
+  size_t chunk_numel_ = 0;
 };
 
 struct BufferBinding {
@@ -53,7 +53,7 @@ struct EdgeCoding {
   const CodecKernels* kernels = nullptr;  // nullptr: no edge carries codes
   CodecFormat codec{};
   size_t block = 0;
-  uint32_t coding = 0;  // CodingBits, for error texts
+  uint32_t coding_bits = 0;  // CodingBits, for error texts
   // The accumulated encoding error, one float for each element of the buffer; nullptr: errors are dropped.
   float* feedback = nullptr;
 
@@ -75,7 +75,7 @@ struct CollectiveTask {
   ReduceOp op;
   double factor;  // PREMUL_SUM
   uint64_t fingerprint;
-  EdgeCoding coder{};
+  EdgeCoding coding{};
 };
 
 // Equal on every rank of a group: all ranks must cut buffers into the same segments.
@@ -85,7 +85,7 @@ struct ExecutorLimits {
   size_t zero_copy_segment_bytes;  // segment_bytes when all messages are sent with zero copy; 0: they are not
   bool zero_copy;                  // any message may be sent with zero copy, whatever the size of its chunk
   size_t ahead_bytes;              // size of a zero-copy message that runs ahead of its segment; 0: none does
-  bool apart = false;              // no two ranks share a host
+  bool one_rank_per_host = false;  // no two ranks share a host
 };
 
 class Executor {
@@ -102,7 +102,7 @@ class Executor {
   bool has_open_transfers() const { return has_open_transfers_; }
 
   // How many messages were read in place, in the memory of their senders.
-  uint64_t opened() const { return opened_.load(std::memory_order_relaxed); }
+  uint64_t mapped_messages() const { return mapped_messages_.load(std::memory_order_relaxed); }
 
   // Runs one collective. Throws Fault (through the waiter).
   void run(const CollectiveTask& task, Waiter& waiter);
@@ -114,14 +114,14 @@ class Executor {
   bool send_zero_copy(Transport& transport, const Instruction& step, std::span<const int> peers,
                       BufferExtent piece, const SegmentContext& context);
   bool worth_mapping(size_t nbytes, const SegmentContext& context) const;
-  void check_open(const SegmentContext& context);
+  void check_mapped(const SegmentContext& context);
   void fetch(int peer, const MessageView& message, void* into, const SegmentContext& context);
   void complete_zero_copy(const CollectiveTask& task, Waiter& waiter);
   void receive(const Instruction& step, const SegmentContext& context);
   void reduce(const Instruction& step, const SegmentContext& context);
   template <class Fill>
-  void send_over(Transport& transport, std::span<const int> peers, size_t nbytes, uint64_t print, Fill fill,
-                 const SegmentContext& context);
+  void send_over(Transport& transport, std::span<const int> peers, size_t nbytes,
+                 uint64_t message_fingerprint, Fill fill, const SegmentContext& context);
   void encode(const Instruction& step, BufferExtent piece, bool scaled, void* codes,
               const SegmentContext& context);
   float* feedback(ChunkRef ref, const SegmentContext& context) const;
@@ -131,17 +131,17 @@ class Executor {
                     bool coded = false);
   [[noreturn]] void refuse(int peer, ChunkRef chunk, MessageView message, bool coded,
                            const SegmentContext& context);
-  const void* near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes,
-                         const SegmentContext& context);
-  size_t find_inputs(const Instruction& step, size_t nbytes, const SegmentContext& context);
+  const void* local_input(int peer, size_t input, ChunkRef chunk, size_t nbytes,
+                          const SegmentContext& context);
+  size_t locate_inputs(const Instruction& step, size_t nbytes, const SegmentContext& context);
   void about_to_write(BufferExtent extent, const SegmentContext& context);
   uint64_t fingerprint(ChunkRef chunk, const SegmentContext& context) const;
-  size_t whole(ChunkRef chunk, const SegmentContext& context) const;
-  BufferExtent find(ChunkRef ref, const SegmentContext& context);
-  BufferExtent find_message(ChunkRef ref, const SegmentContext& context);
+  size_t chunk_numel(ChunkRef chunk, const SegmentContext& context) const;
+  BufferExtent locate(ChunkRef ref, const SegmentContext& context);
+  BufferExtent locate_message(ChunkRef ref, const SegmentContext& context);
   bool runs_ahead(ChunkRef ref, const SegmentContext& context) const;
   size_t segments_ahead(size_t segment, size_t item) const;
-  size_t room_for(const Program& program) const;  // the largest size of one outstanding message
+  size_t message_limit(const Program& program) const;  // the largest size of one outstanding message
   size_t segment_elements(const CollectiveTask& task, size_t item) const;
   void prepare_scratch(const CollectiveTask& task, size_t segment, size_t item);
 
@@ -149,7 +149,7 @@ class Executor {
   Transport* const remote_;
   const ExecutorLimits limits_;
   struct PartialInput {
-    size_t place;
+    size_t index;
     int peer;
     bool coded;
     const unsigned char* data;  // of the part that has come
@@ -158,18 +158,19 @@ class Executor {
                                  size_t count, const SegmentContext& context);
   const void* values_of(const PartialInput& input, size_t at, size_t count, float* into,
                         const SegmentContext& context);
-  std::vector<const void*> inputs_;          // of a Reduce
-  std::vector<PartialInput> part_inputs_;    // the inputs that arrive in parts: from other hosts, or as codes
+  std::vector<const void*> inputs_;  // of a Reduce
+  std::vector<PartialInput>
+      partial_inputs_;                       // the inputs that arrive in parts: from other hosts, or as codes
   std::vector<std::vector<float>> decoded_;  // decoded parts of coded inputs
   std::vector<float> values_;                // the part to be encoded next
   std::vector<unsigned char> codes_;         // of a message that goes to this host and to others
   std::vector<std::vector<unsigned char>> copies_;  // sent in place of memory that other ranks cannot read
-  std::atomic<bool> has_open_transfers_{false};     // read by other threads, like opened_
-  std::atomic<uint64_t> opened_{0};
+  std::atomic<bool> has_open_transfers_{false};     // read by other threads, like mapped_messages_
+  std::atomic<uint64_t> mapped_messages_{0};
   bool zero_copy_in_flight_ = false;  // this task has sent a message with zero copy
-  bool open_ = false;                 // this step reads a message in place
+  bool reads_mapped_ = false;         // this step reads a message in place
   std::vector<std::vector<unsigned char>>
-      fetched_;                         // copies of zero-copy messages that are inputs of a Reduce
+      fetched_inputs_;                  // copies of zero-copy messages that are inputs of a Reduce
   std::vector<unsigned char> scratch_;  // Tmp chunks, and the scaled own chunk at the end
   size_t scratch_stride_ = 0;
 };

@@ -45,10 +45,10 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
   while (!reader.at_end()) {
     Instruction step;
     step.opcode = static_cast<Opcode>(reader.take(0, 3, "opcode"));
-    step.flags = reader.take(0, kFinal | kRaw | kLast | kOpen | kRounds, "flags");
+    step.flags = reader.take(0, kFinal | kRaw | kLast | kMappable | kRounds, "flags");
     step.dst = take_chunk("chunk");
     step.own = take_chunk("own chunk");
-    step.own_at = reader.take(-1, size, "own place");
+    step.own_input_index = reader.take(-1, size, "own place");
     const int32_t peers = reader.take(0, size, "number of peers");
     for (int32_t i = 0; i < peers; ++i) {
       const int32_t peer = reader.take(0, 2 * size - 1, "peer");  // from `size` on: its messages are codes
@@ -60,10 +60,11 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
     coded_ |= step.coded;
     const bool mixed = step.coded && std::ranges::find(step.coded_peers, false) != step.coded_peers.end();
     if ((step.opcode == Opcode::kSend && mixed) || (step.coded && zero_copy_ != ZeroCopyMode::kNot) ||
-        (step.coded && (step.flags & (kLast | kOpen)) != 0) || (!step.coded && (step.flags & kRounds) != 0))
+        (step.coded && (step.flags & (kLast | kMappable)) != 0) ||
+        (!step.coded && (step.flags & kRounds) != 0))
       throw std::invalid_argument("lowered plan: codes in a message that cannot have them");
-    const size_t inputs = step.peers.size() + (step.own_at >= 0 ? 1 : 0);
-    if (step.opcode == Opcode::kReduce && (inputs == 0 || step.own_at > peers))
+    const size_t inputs = step.peers.size() + (step.own_input_index >= 0 ? 1 : 0);
+    if (step.opcode == Opcode::kReduce && (inputs == 0 || step.own_input_index > peers))
       throw std::invalid_argument("lowered plan: a Reduce of nothing, or an own place beyond its inputs");
     const bool scratch = step.opcode == Opcode::kRecv && step.dst.space == Space::kTmp;
     const bool stays = step.opcode != Opcode::kSend || (step.flags & kLast) != 0;
@@ -81,11 +82,11 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
   }
 }
 
-void Program::sort_receivers(const std::function<bool(int)>& near) {
+void Program::sort_receivers(const std::function<bool(int)>& on_this_host) {
   for (Instruction& step : instructions_) {
     if (step.opcode != Opcode::kSend) continue;
-    const auto far = std::stable_partition(step.peers.begin(), step.peers.end(), near);
-    step.near = static_cast<size_t>(far - step.peers.begin());
+    const auto first_remote = std::stable_partition(step.peers.begin(), step.peers.end(), on_this_host);
+    step.local_receivers = static_cast<size_t>(first_remote - step.peers.begin());
   }
 }
 

@@ -20,7 +20,8 @@ enum class ZeroCopyMode : int32_t { kNot, kSegments, kAhead };
 constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
 constexpr int32_t kLast = 4;   // Send: no later step of the segment writes to this chunk
-constexpr int32_t kOpen = 8;  // Send: the chunk does not change until all receivers have released the message
+constexpr int32_t kMappable =
+    8;  // Send: the chunk does not change until all receivers have released the message
 constexpr int32_t kRounds = 16;  // Send of codes: the sender keeps what its receivers will decode
 
 struct ChunkRef {
@@ -31,12 +32,12 @@ struct ChunkRef {
 struct Instruction {
   Opcode opcode;
   int32_t flags;
-  ChunkRef dst;            // Send: the chunk sent; Copy, Recv, Reduce: where the result goes
-  ChunkRef own;            // Copy: the source; Reduce: the own contribution
-  int32_t own_at;          // Reduce: the own chunk's place among the inputs; -1: it takes no part
-  std::vector<int> peers;  // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
-  size_t near = 0;         // Send: the first `near` peers are on this host
-  bool coded = false;      // the messages are codes; Reduce: at least one is
+  ChunkRef dst;                // Send: the chunk sent; Copy, Recv, Reduce: where the result goes
+  ChunkRef own;                // Copy: the source; Reduce: the own contribution
+  int32_t own_input_index;     // Reduce: the own chunk's place among the inputs; -1: it takes no part
+  std::vector<int> peers;      // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
+  size_t local_receivers = 0;  // Send: the first `local_receivers` peers are on this host
+  bool coded = false;          // the messages are codes; Reduce: at least one is
   std::vector<bool> coded_peers = {};  // Reduce: which of them
 
   bool codes_from(size_t peer) const { return coded && coded_peers[peer]; }
@@ -49,7 +50,7 @@ class Program {
   Program(std::span<const int32_t> code, int rank, int size, uint64_t plan = 0);
 
   // Puts the receivers on this host before the others: one copy in shared memory serves all of them.
-  void sort_receivers(const std::function<bool(int)>& near);
+  void sort_receivers(const std::function<bool(int)>& on_this_host);
 
   const std::vector<Instruction>& instructions() const { return instructions_; }
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }

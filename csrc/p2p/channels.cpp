@@ -6,18 +6,18 @@
 
 namespace unisono {
 
-Channels::Channels(GroupState& state, const PeerProcesses& peers, int rank, WaitPolicy patience,
+Channels::Channels(GroupState& group, const PeerProcesses& peers, int rank, WaitPolicy wait_policy,
                    WaitPolicy background, FileDescriptors sockets, ControlPlane* control)
-    : state_(state),
+    : group_(group),
       peers_(peers),
       rank_(rank),
-      patience_(patience),
-      background_(background),
-      sends_(static_cast<size_t>(state.ranks())),
-      incoming_(static_cast<size_t>(state.ranks())),
-      zero_copy_sends_(static_cast<size_t>(state.ranks())),
-      kept_bytes_(static_cast<size_t>(state.ranks())),
-      streams_(state, rank, std::move(sockets), control),
+      wait_policy_(wait_policy),
+      background_wait_policy_(background),
+      sends_(static_cast<size_t>(group.ranks())),
+      incoming_(static_cast<size_t>(group.ranks())),
+      zero_copy_sends_(static_cast<size_t>(group.ranks())),
+      unexpected_bytes_(static_cast<size_t>(group.ranks())),
+      streams_(group, rank, std::move(sockets), control),
       control_(control) {}
 
 Channels::~Channels() {
@@ -25,25 +25,25 @@ Channels::~Channels() {
   if (has_open_transfers_) never_free(std::move(unexpected_));
 }
 
-Waiter Channels::waiter(WaitPolicy patience) {
-  SocketPoller* const sockets = state_.spans_hosts() ? &streams_ : nullptr;
-  return Waiter(state_, peers_, rank_, &RankCell::message_event, patience, sockets, control_);
+Waiter Channels::waiter(WaitPolicy wait_policy) {
+  SocketPoller* const sockets = group_.spans_hosts() ? &streams_ : nullptr;
+  return Waiter(group_, peers_, rank_, &RankCell::message_event, wait_policy, sockets, control_);
 }
 
 // ---- moving bytes ----------------------------------------------------------------------------------
 
 void Channels::finish(Request& request, FaultKind fault) {
-  if (fault == FaultKind::kNone && state_.evicted()) fault = FaultKind::kAborted;
+  if (fault == FaultKind::kNone && group_.evicted()) fault = FaultKind::kAborted;
   request.fault.store(fault, std::memory_order_relaxed);
   request.done.store(true, std::memory_order_release);
-  --open_;
-  ++changes_;
+  --unfinished_requests_;
+  ++request_epoch_;
   streams_.wake();  // another thread of this rank may wait for it
 }
 
 void Channels::progress(LargeMessages large) {
   if (failed_) return;
-  streams_.look();
+  streams_.poll_sockets();
   for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
     if (peer == rank_) continue;
     push(peer, large);
@@ -55,7 +55,7 @@ void Channels::push(int peer, LargeMessages large) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
-    if (!request.zero_copy && request.header_moved == 0) offer(request);
+    if (!request.zero_copy && request.header_moved == 0) begin_zero_copy(request);
     const uint32_t zero_copy = request.zero_copy ? Header::kZeroCopy : 0;
     const Header header{request.nbytes, request.tag, request.form | zero_copy};
     const auto* const head = reinterpret_cast<const unsigned char*>(&header);
@@ -96,22 +96,22 @@ void Channels::deliver(Request& request, int peer, const Header& header, const u
 // The message does not match the request. It aborts the group now: the caller may never wait for the request.
 void Channels::refuse(Request& request, int peer, const Header& header) {
   Fault fault{FaultKind::kMismatch, rank_, peer};
-  fault.misfit = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};
+  fault.size_mismatch = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};
   request.nbytes = header.nbytes;
   finish(request, FaultKind::kMismatch);
   try {
-    waiter(patience_).fail(fault);
+    waiter(wait_policy_).fail(fault);
   } catch (const Fault&) {  // this or an earlier one: the abort cell has it
   }
 }
 
 // Delivers a matching unexpected message that is whole. For one that is still arriving, finish_incoming looks
 // for a receive.
-bool Channels::take_unexpected(Request& request) {
-  for (auto kept = unexpected_.begin(); kept != unexpected_.end(); ++kept) {
-    if (!kept->whole || !matches(request.peer, request.tag, kept->peer, kept->header.tag)) continue;
-    deliver(request, kept->peer, kept->header, kept->bytes.get());
-    forget(kept);
+bool Channels::deliver_unexpected(Request& request) {
+  for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
+    if (!message->whole || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
+    deliver(request, message->peer, message->header, message->bytes.get());
+    erase_unexpected(message);
     return true;
   }
   return false;
@@ -120,37 +120,38 @@ bool Channels::take_unexpected(Request& request) {
 std::vector<MessageEnvelope> Channels::unexpected() {
   const std::lock_guard lock(mutex_);
   std::vector<MessageEnvelope> found;
-  for (const UnexpectedMessage& kept : unexpected_)
-    if (kept.whole) found.push_back(envelope(kept.peer, kept.header));
+  for (const UnexpectedMessage& message : unexpected_)
+    if (message.whole) found.push_back(envelope(message.peer, message.header));
   for (size_t peer = 0; peer < incoming_.size(); ++peer)
-    if (const IncomingMessage& one = incoming_[peer]; one.open && one.held)
+    if (const IncomingMessage& one = incoming_[peer]; one.arriving && one.unmatched)
       found.push_back(envelope(static_cast<int>(peer), one.header));
   return found;
 }
 
 // ---- requests --------------------------------------------------------------------------------------
 
-void Channels::post(std::shared_ptr<Request> request, ReleasableLock& held) {
-  if (request->nbytes >= kLarge) held.release();  // a message to this rank itself, or a kept one, is copied
+void Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
+  if (request->nbytes >= kLarge)
+    caller_lock.release();  // a message to this rank itself, or a kept one, is copied
   try {
-    const std::unique_lock lock = locked(held);
+    const std::unique_lock lock = locked(caller_lock);
     enqueue(std::move(request));
     progress(LargeMessages::kLater);
     streams_.wake();  // the background thread has another deadline to keep
   } catch (const std::bad_alloc&) {
-    Waiter waiting = waiter(patience_);
+    Waiter waiting = waiter(wait_policy_);
     out_of_memory(waiting);
   }
 }
 
 void Channels::enqueue(std::shared_ptr<Request> request) {
-  ++open_;
-  ++changes_;
-  if (!works()) return finish(*request, FaultKind::kAborted);
+  ++unfinished_requests_;
+  ++request_epoch_;
+  if (!is_running()) return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
-    if (!take_unexpected(*request)) receives_.push_back(std::move(request));
+    if (!deliver_unexpected(*request)) receives_.push_back(std::move(request));
   } else if (request->peer == rank_) {
-    loop_back(*request);
+    send_to_self(*request);
   } else if (streams_.open(request->peer)) {
     sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
   } else {
@@ -160,7 +161,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 }
 
 // A message to this rank itself goes to a matching receive, or is kept.
-void Channels::loop_back(Request& send) {
+void Channels::send_to_self(Request& send) {
   const Header header{send.nbytes, send.tag, send.form};
   if (const std::shared_ptr<Request> request = match(rank_, header)) {
     deliver(*request, rank_, header, send.data);
@@ -173,19 +174,19 @@ void Channels::loop_back(Request& send) {
 }
 
 // Another thread may copy a large message meanwhile.
-std::unique_lock<std::mutex> Channels::locked(ReleasableLock& held) {
+std::unique_lock<std::mutex> Channels::locked(ReleasableLock& caller_lock) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock) return lock;
-  held.release();
+  caller_lock.release();
   lock.lock();
   return lock;
 }
 
-void Channels::detach(ReleasableLock& held) {
-  const std::unique_lock lock = locked(held);
+void Channels::detach(ReleasableLock& caller_lock) {
+  const std::unique_lock lock = locked(caller_lock);
   if (idle() || stopping_) return;
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-  work_came_.notify_one();
+  request_posted_.notify_one();
 }
 
 FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
@@ -195,7 +196,7 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
     const std::lock_guard lock(mutex_);
     awaited = request.peer;
   }
-  Waiter waiting = waiter(patience_);
+  Waiter waiting = waiter(wait_policy_);
   waiting.begin(0, 0, fatal ? deadline : INT64_MAX);
   waiting.set_interrupt(interrupt);
   try {
@@ -225,7 +226,7 @@ FaultKind Channels::out_of_memory(Waiter& waiter) {
   Fault found;
   {
     const std::lock_guard lock(mutex_);
-    found = no_memory_;
+    found = memory_fault_;
   }
   try {
     waiter.fail(found);
@@ -247,12 +248,12 @@ void Channels::fail_all(FaultKind fault) {
   receives_.clear();
   for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
     IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
-    if (incoming.open && !incoming.held && incoming.header.zero_copy()) give_up(peer);
+    if (incoming.arriving && !incoming.unmatched && incoming.header.zero_copy()) cancel_zero_copy(peer);
     if (incoming.request) finish(*incoming.request, fault);
     incoming.request = nullptr;
-    incoming.open = false;
+    incoming.arriving = false;
   }
-  open_ = 0;  // also counts requests that a std::bad_alloc lost
+  unfinished_requests_ = 0;  // also counts requests that a std::bad_alloc lost
 }
 
 // ---- the background thread -------------------------------------------------------------------------
@@ -261,35 +262,35 @@ void Channels::fail_all(FaultKind fault) {
 void Channels::begin_wait(Waiter& waiter, int& awaited) {
   Nanoseconds deadline = INT64_MAX;
   awaited = kAnyRank;
-  const auto look = [&](const Request& request) {
+  const auto take_earlier = [&](const Request& request) {
     if (request.deadline >= deadline) return;
     deadline = request.deadline;
     awaited = request.peer;
   };
   for (const auto& queue : sends_)
-    for (const auto& request : queue) look(*request);
-  for (const auto& request : receives_) look(*request);
+    for (const auto& request : queue) take_earlier(*request);
+  for (const auto& request : receives_) take_earlier(*request);
   for (const IncomingMessage& incoming : incoming_)
-    if (incoming.request) look(*incoming.request);
+    if (incoming.request) take_earlier(*incoming.request);
   waiter.begin(0, 0, deadline);
 }
 
 void Channels::serve() {
-  Waiter waiting = waiter(background_);
+  Waiter waiting = waiter(background_wait_policy_);
   std::unique_lock lock(mutex_);
   for (;;) {
-    work_came_.wait(lock, [&] { return stopping_ || !idle(); });
+    request_posted_.wait(lock, [&] { return stopping_ || !idle(); });
     if (stopping_) return;
     int awaited;
     begin_wait(waiting, awaited);
-    const uint64_t seen = changes_;
+    const uint64_t seen = request_epoch_;
     lock.unlock();
     FaultKind fault = FaultKind::kNone;
     try {
       waiting.until(awaited, [&] {
         const std::lock_guard progressing(mutex_);
         progress();
-        return stopping_ || changes_ != seen;
+        return stopping_ || request_epoch_ != seen;
       });
     } catch (const Fault& thrown) {
       fault = thrown.kind;
@@ -303,10 +304,10 @@ void Channels::serve() {
 
 void Channels::leave(bool forked) {
   if (forked) {
-    abandoned_ = true;
+    forked_ = true;
     if (thread_.joinable()) thread_.detach();
   }
-  if (!abandoned_) stop(nullptr);
+  if (!forked_) stop(nullptr);
 }
 
 FileDescriptors Channels::hand_over() {
@@ -322,14 +323,14 @@ void Channels::stop(FileDescriptors* taken) {
     stopping_ = true;
     // After everything that was sent, and before zero-copy memory belongs to the caller again: a receiver
     // that has read such memory checks `left` afterwards.
-    state_.cell(rank_).left.store(1, std::memory_order_seq_cst);
+    group_.cell(rank_).left.store(1, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_release);  // R3
     fail_all(FaultKind::kAborted);
     if (taken == nullptr)
       streams_.finish();
     else
       *taken = streams_.take();
-    work_came_.notify_all();
+    request_posted_.notify_all();
   }
   streams_.wake();
   if (thread_.joinable()) thread_.join();

@@ -2,8 +2,8 @@
 //
 // Only two ranks take part in a message, and it may overlap any collective, so messages do not use the FIFOs.
 // A waiting thread also receives messages for other requests: two ranks that both send first do not
-// deadlock, whatever the size. Unexpected messages are kept in ordinary memory, up to kKeptBytes for each
-// sender.
+// deadlock, whatever the size. Unexpected messages are kept in ordinary memory, up to kUnexpectedBytes for
+// each sender.
 #pragma once
 
 #include <atomic>
@@ -26,12 +26,12 @@ namespace unisono {
 
 constexpr int kAnyRank = -1;
 constexpr int kAnyTag = -1;
-// The limit of the memory for one peer's unexpected messages; kKeptOverhead is added for each. Beyond it
-// messages wait in their sender, and so do all later messages of that sender. A rank that itself sends n
+// The limit of the memory for one peer's unexpected messages; kUnexpectedOverhead is added for each. Beyond
+// it messages wait in their sender, and so do all later messages of that sender. A rank that itself sends n
 // bytes accepts n more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the
 // largest message accepts the one that is sent to it.
-constexpr uint64_t kKeptBytes = 64 << 20;
-constexpr uint64_t kKeptOverhead = 128;
+constexpr uint64_t kUnexpectedBytes = 64 << 20;
+constexpr uint64_t kUnexpectedOverhead = 128;
 
 // A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
 struct Request {
@@ -85,7 +85,7 @@ constexpr uint64_t kLarge = 64 * 1024;
 class Channels {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
-  Channels(GroupState& state, const PeerProcesses& peers, int rank, WaitPolicy patience,
+  Channels(GroupState& group, const PeerProcesses& peers, int rank, WaitPolicy wait_policy,
            WaitPolicy background, FileDescriptors sockets, ControlPlane* control);
   ~Channels();
   Channels(const Channels&) = delete;
@@ -96,20 +96,20 @@ class Channels {
   bool send_now(int peer, int tag, uint32_t form, const void* data, size_t nbytes);
   // `wanted`: form, tag and buffer of the receive; the size and tag of the message are written there.
   bool receive_now(Request& wanted, int spins);
-  int spins() const { return patience_.spins; }
+  int spins() const { return wait_policy_.spins; }
 
-  // Starts a request and moves small messages that can be moved now. Lets go of `held` before it waits for
-  // another thread or copies much.
-  void post(std::shared_ptr<Request> request, ReleasableLock& held);
+  // Starts a request and moves small messages that can be moved now. Lets go of `caller_lock` before it waits
+  // for another thread or copies much.
+  void post(std::shared_ptr<Request> request, ReleasableLock& caller_lock);
   // Leaves the open requests to the background thread, for callers that do not wait at once.
-  void detach(ReleasableLock& held);
+  void detach(ReleasableLock& caller_lock);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
   // Cancels a receive that no message has matched; false: one has, it has ended, or it is a send.
   bool cancel(Request& request);
   // The message that a receive from `peer` with `tag` would get now, if one has arrived. A peer that is lost,
   // or has left without sending one, is the same fault as in a receive.
-  FaultKind look(int peer, int tag, std::optional<MessageEnvelope>& found);
+  FaultKind probe_now(int peer, int tag, std::optional<MessageEnvelope>& found);
   // Waits for such a message. kTimeout: none arrived; the group continues.
   FaultKind probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                   std::optional<MessageEnvelope>& found);
@@ -135,76 +135,76 @@ class Channels {
   };
   // The message that is arriving from one peer: into a receive's buffer, or into an UnexpectedMessage.
   struct IncomingMessage {
-    bool open = false;
-    bool held = false;  // no receive matches it yet, and it cannot be kept
+    bool arriving = false;
+    bool unmatched = false;  // no receive matches it yet, and it cannot be kept
     Header header{};
     size_t header_moved = 0;
     uint64_t moved = 0;
     std::shared_ptr<Request> request;
-    std::list<UnexpectedMessage>::iterator kept;
+    std::list<UnexpectedMessage>::iterator message;
   };
 
-  bool works() const { return !stopping_ && !failed_ && !state_.aborted(); }
+  bool is_running() const { return !stopping_ && !failed_ && !group_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
   enum class LargeMessages { kNow, kLater };       // when large messages are allocated and copied
   void progress(LargeMessages large = LargeMessages::kNow);
   void push(int peer, LargeMessages large);
   void pull(int peer, LargeMessages large);
-  std::unique_lock<std::mutex> locked(ReleasableLock& held);
+  std::unique_lock<std::mutex> locked(ReleasableLock& caller_lock);
   Channel& channel(int sender, int receiver);
-  void offer(Request& request);
+  void begin_zero_copy(Request& request);
   bool progress_zero_copy(Request& request);
-  bool borrow(int peer, unsigned char* target);
-  void give_up(int peer);
+  bool fetch_zero_copy(int peer, unsigned char* target);
+  void cancel_zero_copy(int peer);
   bool read_header(int peer);
-  bool admit(int peer);
+  bool accept_message(int peer);
   template <class Make>
   void allocate(int peer, const Header& header, Make make);
-  bool room_for(int peer, uint64_t nbytes) const;
+  bool can_store(int peer, uint64_t nbytes) const;
   void refuse_frame(int peer, const FrameError& bad);
-  void forget(std::list<UnexpectedMessage>::iterator kept);
+  void erase_unexpected(std::list<UnexpectedMessage>::iterator message);
   void finish_incoming(int peer);
   std::shared_ptr<Request> match(int peer, const Header& header);
-  bool take_unexpected(Request& request);
+  bool deliver_unexpected(Request& request);
   template <class Wait>
   FaultKind probing(Waiter& waiting, Wait wait);
   std::optional<MessageEnvelope> progress_to(int peer, int tag);
-  std::optional<MessageEnvelope> first_come(int peer, int tag) const;
-  bool asked_for(int peer, int tag) const;
+  std::optional<MessageEnvelope> first_unexpected(int peer, int tag) const;
+  bool has_earlier_receive(int peer, int tag) const;
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
-  void loop_back(Request& send);
+  void send_to_self(Request& send);
   void refuse(Request& request, int peer, const Header& header);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);
   FaultKind out_of_memory(Waiter& waiter);
-  bool idle() const { return open_ == 0; }
+  bool idle() const { return unfinished_requests_ == 0; }
   void begin_wait(Waiter& waiter, int& awaited);
 
-  Waiter waiter(WaitPolicy patience);
+  Waiter waiter(WaitPolicy wait_policy);
   void stop(FileDescriptors* taken);
   void serve();
 
-  GroupState& state_;
+  GroupState& group_;
   const PeerProcesses& peers_;
   const int rank_;
-  const WaitPolicy patience_, background_;
+  const WaitPolicy wait_policy_, background_wait_policy_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   std::list<UnexpectedMessage> unexpected_;
-  std::vector<uint64_t> kept_bytes_;  // by peer
+  std::vector<uint64_t> unexpected_bytes_;  // by peer
   SocketStreams streams_;
   ControlPlane* const control_;
-  size_t open_ = 0;                                      // requests that are not done
-  uint64_t changes_ = 0;                                 // requests posted or ended
-  Fault no_memory_{FaultKind::kNoMemory, rank_, rank_};  // `about`: whose message cannot be kept
+  size_t unfinished_requests_ = 0;                          // requests that are not done
+  uint64_t request_epoch_ = 0;                              // requests posted or ended
+  Fault memory_fault_{FaultKind::kNoMemory, rank_, rank_};  // `rank`: whose message cannot be kept
   bool failed_ = false;  // after a fault: the messages in the rings can no longer be separated
   std::atomic<bool> has_open_transfers_{false};
   bool stopping_ = false;
-  bool abandoned_ = false;  // by a fork
-  std::condition_variable work_came_;
+  bool forked_ = false;  // by a fork
+  std::condition_variable request_posted_;
   std::thread thread_;
 };
 

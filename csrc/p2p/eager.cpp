@@ -23,15 +23,15 @@ void in_ring(uint64_t position, size_t nbytes, Copy copy) {
 
 bool SocketStreams::write_whole(int peer, std::span<const unsigned char> first,
                                 std::span<const unsigned char> second) {
-  const int from = state_.place(rank_), to = state_.place(peer);
-  Channel& ring = state_.region().channel(from, to);
+  const int from = group_.region_index(rank_), to = group_.region_index(peer);
+  Channel& ring = group_.region().channel(from, to);
   const uint64_t start = ring.written.load(std::memory_order_relaxed);
   const uint64_t end = start + first.size() + second.size();
   uint64_t& consumed = known_consumed_[static_cast<size_t>(peer)];
   if (end - consumed > kChannelBytes)
     consumed = ring.consumed.load(std::memory_order_acquire);  // no sleep follows
   if (end - consumed > kChannelBytes) return false;
-  unsigned char* const bytes = state_.region().channel_bytes(from, to);
+  unsigned char* const bytes = group_.region().channel_bytes(from, to);
   uint64_t position = start;
   for (const auto& piece : {first, second}) {
     in_ring(position, piece.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
@@ -40,40 +40,41 @@ bool SocketStreams::write_whole(int peer, std::span<const unsigned char> first,
     position += piece.size();
   }
   ring.written.store(end, std::memory_order_seq_cst);
-  notify(state_.cell(peer).message_event);
+  notify(group_.cell(peer).message_event);
   return true;
 }
 
-bool SocketStreams::has_come(int peer) {
-  const Channel& ring = state_.region().channel(state_.place(peer), state_.place(rank_));
+bool SocketStreams::has_arrived(int peer) {
+  const Channel& ring = group_.region().channel(group_.region_index(peer), group_.region_index(rank_));
   return ring.written.load(std::memory_order_acquire) != ring.consumed.load(std::memory_order_relaxed);
 }
 
 // Copies the bytes that begin `after` bytes behind the read position, if all of them have arrived. Returns
 // how many bytes can be read.
 uint64_t SocketStreams::peek(int peer, std::span<unsigned char> into, uint64_t after) {
-  const int from = state_.place(peer), to = state_.place(rank_);
-  const Channel& ring = state_.region().channel(from, to);
+  const int from = group_.region_index(peer), to = group_.region_index(rank_);
+  const Channel& ring = group_.region().channel(from, to);
   const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
-  const uint64_t there = ring.written.load(std::memory_order_acquire) - position;
-  if (there < after + into.size()) return there;
-  const unsigned char* const bytes = state_.region().channel_bytes(from, to);
+  const uint64_t available = ring.written.load(std::memory_order_acquire) - position;
+  if (available < after + into.size()) return available;
+  const unsigned char* const bytes = group_.region().channel_bytes(from, to);
   in_ring(position + after, into.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
     std::memcpy(into.data() + done, bytes + offset, nbytes);
   });
-  return there;
+  return available;
 }
 
 void SocketStreams::consume(int peer, uint64_t nbytes) {
-  Channel& ring = state_.region().channel(state_.place(peer), state_.place(rank_));
+  Channel& ring = group_.region().channel(group_.region_index(peer), group_.region_index(rank_));
   ring.consumed.store(ring.consumed.load(std::memory_order_relaxed) + nbytes, std::memory_order_seq_cst);
-  notify(state_.cell(peer).message_event);
+  notify(group_.cell(peer).message_event);
 }
 
 bool Channels::send_now(int peer, int tag, uint32_t form, const void* data, size_t nbytes) {
-  if (peer == rank_ || !state_.near(peer) || nbytes > kEagerBytes) return false;
+  if (peer == rank_ || !group_.on_this_host(peer) || nbytes > kEagerBytes) return false;
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !works() || !sends_[static_cast<size_t>(peer)].empty() || !streams_.open(peer)) return false;
+  if (!lock || !is_running() || !sends_[static_cast<size_t>(peer)].empty() || !streams_.open(peer))
+    return false;
   const Header header{nbytes, tag, form};
   return streams_.write_whole(peer, {reinterpret_cast<const unsigned char*>(&header), sizeof header},
                               {static_cast<const unsigned char*>(data), nbytes});
@@ -81,25 +82,26 @@ bool Channels::send_now(int peer, int tag, uint32_t form, const void* data, size
 
 bool Channels::receive_now(Request& wanted, int spins) {
   const int peer = wanted.peer;
-  if (peer < 0 || peer == rank_ || !state_.near(peer)) return false;
+  if (peer < 0 || peer == rank_ || !group_.on_this_host(peer)) return false;
   if (wanted.exact && wanted.nbytes > kEagerBytes) return false;
-  for (int i = 0; !streams_.has_come(peer); ++i) {
+  for (int i = 0; !streams_.has_arrived(peer); ++i) {
     if (i >= spins) return false;
     cpu_pause();
   }
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
   const IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
-  if (!works() || !receives_.empty() || !unexpected_.empty() || incoming.open || incoming.header_moved > 0)
+  if (!is_running() || !receives_.empty() || !unexpected_.empty() || incoming.arriving ||
+      incoming.header_moved > 0)
     return false;
   Header header{};
-  const auto place = [&]() -> std::optional<std::span<unsigned char>> {
+  const auto buffer_of = [&]() -> std::optional<std::span<unsigned char>> {
     if (header.zero_copy() || header.nbytes > kEagerBytes || !wanted.takes(header)) return std::nullopt;
     if (wanted.tag != kAnyTag && wanted.tag != header.tag) return std::nullopt;
     wanted.accept(header);
     return std::span(wanted.data, header.nbytes);
   };
-  if (!streams_.read_whole(peer, {reinterpret_cast<unsigned char*>(&header), sizeof header}, place))
+  if (!streams_.read_whole(peer, {reinterpret_cast<unsigned char*>(&header), sizeof header}, buffer_of))
     return false;
   wanted.tag = header.tag;
   return true;

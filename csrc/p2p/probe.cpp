@@ -7,21 +7,21 @@
 namespace unisono {
 
 // Whether an earlier receive will get this message.
-bool Channels::asked_for(int peer, int tag) const {
+bool Channels::has_earlier_receive(int peer, int tag) const {
   return std::ranges::any_of(
       receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, tag); });
 }
 
 // Of each peer's messages only the last can still be arriving, so whole messages come first.
-std::optional<MessageEnvelope> Channels::first_come(int peer, int tag) const {
+std::optional<MessageEnvelope> Channels::first_unexpected(int peer, int tag) const {
   for (const bool whole : {true, false})
-    for (const UnexpectedMessage& kept : unexpected_)
-      if (kept.whole == whole && matches(peer, tag, kept.peer, kept.header.tag) &&
-          (whole || !asked_for(kept.peer, kept.header.tag)))
-        return envelope(kept.peer, kept.header);
+    for (const UnexpectedMessage& message : unexpected_)
+      if (message.whole == whole && matches(peer, tag, message.peer, message.header.tag) &&
+          (whole || !has_earlier_receive(message.peer, message.header.tag)))
+        return envelope(message.peer, message.header);
   for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     const IncomingMessage& one = incoming_[static_cast<size_t>(source)];
-    if (one.open && one.held && matches(peer, tag, source, one.header.tag))
+    if (one.arriving && one.unmatched && matches(peer, tag, source, one.header.tag))
       return envelope(source, one.header);
   }
   return std::nullopt;
@@ -30,7 +30,7 @@ std::optional<MessageEnvelope> Channels::first_come(int peer, int tag) const {
 std::optional<MessageEnvelope> Channels::progress_to(int peer, int tag) {
   const std::lock_guard lock(mutex_);
   progress();
-  return first_come(peer, tag);
+  return first_unexpected(peer, tag);
 }
 
 // Runs `wait`; a fault that it throws ends all requests.
@@ -48,12 +48,12 @@ FaultKind Channels::probing(Waiter& waiting, Wait wait) {
 }
 
 // A rank sends all messages before it sets `left`: load `left` first, then check for the message again.
-FaultKind Channels::look(int peer, int tag, std::optional<MessageEnvelope>& found) {
-  Waiter waiting = waiter(patience_);
+FaultKind Channels::probe_now(int peer, int tag, std::optional<MessageEnvelope>& found) {
+  Waiter waiting = waiter(wait_policy_);
   waiting.begin(0, 0, INT64_MAX);
   return probing(waiting, [&] {
     if ((found = progress_to(peer, tag))) return FaultKind::kNone;
-    const bool left = waiting.gone(peer);
+    const bool left = waiting.has_left(peer);
     if (!(found = progress_to(peer, tag))) waiting.check_for_faults(peer, left);
     return FaultKind::kNone;
   });
@@ -61,7 +61,7 @@ FaultKind Channels::look(int peer, int tag, std::optional<MessageEnvelope>& foun
 
 FaultKind Channels::probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                           std::optional<MessageEnvelope>& found) {
-  Waiter waiting = waiter(patience_);
+  Waiter waiting = waiter(wait_policy_);
   waiting.begin(0, 0, INT64_MAX);
   waiting.set_interrupt(interrupt);
   return probing(waiting, [&] {

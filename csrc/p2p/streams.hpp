@@ -15,7 +15,7 @@ namespace unisono {
 class SocketStreams final : public SocketPoller {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
-  SocketStreams(GroupState& state, int rank, FileDescriptors sockets, ControlPlane* control);
+  SocketStreams(GroupState& group, int rank, FileDescriptors sockets, ControlPlane* control);
 
   // Allocates the ring to `peer`; false when there is no memory.
   bool open(int peer);
@@ -25,32 +25,32 @@ class SocketStreams final : public SocketPoller {
   // To a rank of this host. Writes both pieces, or nothing; false: there is no room.
   bool write_whole(int peer, std::span<const unsigned char> first, std::span<const unsigned char> second);
   // Whether bytes have arrived; may be called without the lock.
-  bool has_come(int peer);
-  // Reads two pieces when both have arrived; otherwise nothing. `place_of`, called when `first` is filled:
+  bool has_arrived(int peer);
+  // Reads two pieces when both have arrived; otherwise nothing. `buffer_of`, called when `first` is filled:
   // where the second piece goes; nullopt: read nothing.
   template <class PlaceOf>
-  bool read_whole(int peer, std::span<unsigned char> first, PlaceOf place_of) {
-    const uint64_t there = peek(peer, first, 0);
-    if (there < first.size()) return false;
-    const std::optional<std::span<unsigned char>> wanted = place_of();
-    if (!wanted || there < first.size() + wanted->size()) return false;
+  bool read_whole(int peer, std::span<unsigned char> first, PlaceOf buffer_of) {
+    const uint64_t available = peek(peer, first, 0);
+    if (available < first.size()) return false;
+    const std::optional<std::span<unsigned char>> wanted = buffer_of();
+    if (!wanted || available < first.size() + wanted->size()) return false;
     const std::span<unsigned char> second = *wanted;
     peek(peer, second, first.size());
     consume(peer, first.size() + second.size());
     return true;
   }
   // Asks the kernel which connections can be read or written.
-  void look();
+  void poll_sockets();
   // Wakes other threads of this rank that sleep here.
   void wake();
   // Whether bytes from `peer` wake sleeping threads: not while there is no room for them.
   void listen(int peer, bool wanted);
   // Ends the connection to a peer that does not keep to the protocol.
-  void hang_up(int peer);
+  void disconnect(int peer);
   // Ends the writing side of all connections.
   void finish();
   // Whether the peer has ended its side in order.
-  bool finished(int peer) const { return has_finished(far_[static_cast<size_t>(peer)].fd); }
+  bool finished(int peer) const { return has_finished(remote_streams_[static_cast<size_t>(peer)].fd); }
   // Gives up the connections; every peer then counts as ended.
   FileDescriptors take();
   void close_copies();  // see ControlPlane
@@ -59,7 +59,7 @@ class SocketStreams final : public SocketPoller {
   bool busy() const override { return true; }
   uint32_t epoch() const override { return epoch_.load(std::memory_order_seq_cst); }
   void sleep(int awaited, Nanoseconds slice, uint32_t epoch) override;
-  bool ended(int peer) const override { return far_[static_cast<size_t>(peer)].ended; }
+  bool ended(int peer) const override { return remote_streams_[static_cast<size_t>(peer)].ended; }
 
  private:
   // A connection. `readable` and `writable` are hints, and may be wrong.
@@ -74,18 +74,18 @@ class SocketStreams final : public SocketPoller {
   void consume(int peer, uint64_t nbytes);
   size_t write_slice(int peer, const unsigned char* data, size_t nbytes);
   size_t read_slice(int peer, unsigned char* data, size_t nbytes);
-  size_t write_far(RemoteStream& far, int peer, const void* data, size_t nbytes, bool more);
-  size_t read_far(RemoteStream& far, int peer, void* data, size_t nbytes);
+  size_t write_socket(RemoteStream& stream, int peer, const void* data, size_t nbytes, bool more);
+  size_t read_socket(RemoteStream& stream, int peer, void* data, size_t nbytes);
   void watch(int peer, bool for_room);
   void set_events(int peer);
-  void broke(RemoteStream& far, int peer);
+  void broke(RemoteStream& stream, int peer);
 
-  GroupState& state_;
+  GroupState& group_;
   const int rank_;
   ControlPlane* const control_;
   std::vector<bool> backed_;
-  std::vector<uint64_t> known_consumed_;  // by receiver: a lower bound of `consumed`
-  std::vector<RemoteStream> far_;         // empty when all ranks are on one host
+  std::vector<uint64_t> known_consumed_;      // by receiver: a lower bound of `consumed`
+  std::vector<RemoteStream> remote_streams_;  // empty when all ranks are on one host
   FileDescriptor poll_, wake_;
   std::atomic<uint32_t> epoch_{0};  // raised by every wake
   std::atomic<int> sleepers_{0};

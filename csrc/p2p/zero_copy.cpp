@@ -11,16 +11,17 @@ constexpr uint64_t kZeroCopyBytes = 512 * 1024;
 }  // namespace
 
 Channel& Channels::channel(int sender, int receiver) {
-  return state_.region().channel(state_.place(sender), state_.place(receiver));
+  return group_.region().channel(group_.region_index(sender), group_.region_index(receiver));
 }
 
 // Called before the header is written. One message at a time is sent with zero copy to a rank: later ones
 // wait.
-void Channels::offer(Request& request) {
-  if (request.nbytes < kZeroCopyBytes || !state_.near(request.peer) || !state_.region().zero_copy()) return;
+void Channels::begin_zero_copy(Request& request) {
+  if (request.nbytes < kZeroCopyBytes || !group_.on_this_host(request.peer) || !group_.region().zero_copy())
+    return;
   if (!accessible(request.data, request.nbytes)) return;
   request.zero_copy = true;
-  state_.publish_arena(rank_);
+  group_.publish_arena(rank_);
   ++zero_copy_sends_[static_cast<size_t>(request.peer)];
   channel(rank_, request.peer).transfer.publish_source(request.data);
 }
@@ -28,9 +29,9 @@ void Channels::offer(Request& request) {
 // Whether the transfer is complete; helps the receiver to copy.
 bool Channels::progress_zero_copy(Request& request) {
   Channel& shared = channel(rank_, request.peer);
-  RankCell& receiver = state_.cell(request.peer);
+  RankCell& receiver = group_.cell(request.peer);
   if (shared.transfer.target_published() &&
-      shared.transfer.put(state_.memory_of(request.peer), request.nbytes))
+      shared.transfer.write_pieces(group_.memory_of(request.peer), request.nbytes))
     notify(receiver.message_event);
   return shared.completed_transfers.load(std::memory_order_seq_cst) ==
          zero_copy_sends_[static_cast<size_t>(request.peer)];
@@ -38,24 +39,24 @@ bool Channels::progress_zero_copy(Request& request) {
 
 // Whether a zero-copy message has arrived. A sender that has aborted or left may have changed its memory: it
 // published that first, so the checks after the copy see it.
-bool Channels::borrow(int peer, unsigned char* target) {
+bool Channels::fetch_zero_copy(int peer, unsigned char* target) {
   const uint64_t nbytes = incoming_[static_cast<size_t>(peer)].header.nbytes;
   Channel& shared = channel(peer, rank_);
-  RankCell& sender = state_.cell(peer);
-  state_.publish_arena(rank_);
+  RankCell& sender = group_.cell(peer);
+  group_.publish_arena(rank_);
   if (shared.transfer.publish_target(target)) notify(sender.message_event);
-  shared.transfer.get(state_.memory_of(peer), target, nbytes);
+  shared.transfer.read_pieces(group_.memory_of(peer), target, nbytes);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   if (!shared.transfer.is_complete(nbytes)) return false;
   if (sender.left.load(std::memory_order_seq_cst) != 0) return false;
-  if (state_.aborted()) return false;
+  if (group_.aborted()) return false;
   shared.completed_transfers.fetch_add(1, std::memory_order_seq_cst);
   notify(sender.message_event);
   return true;
 }
 
 // The receiver's buffer is safe to free only when no sender writes to it any more.
-void Channels::give_up(int peer) {
+void Channels::cancel_zero_copy(int peer) {
   if (channel(peer, rank_).transfer.cancel([&] { return peers_.dead(peer); })) return;
   has_open_transfers_ = true;
   if (const auto& request = incoming_[static_cast<size_t>(peer)].request; request && request->own)

@@ -103,21 +103,21 @@ Arena* Arena::made() { return process_arenas().made.load(std::memory_order_acqui
 Arena::Arena() : owner_(getpid()) {
   const auto give_up = [&](const char* what) {
     const int error = errno;
-    if (place_.base != 0) munmap(at(0), place_.bytes);
-    if (place_.fd >= 0) close(place_.fd);
+    if (location_.base != 0) munmap(at(0), location_.bytes);
+    if (location_.fd >= 0) close(location_.fd);
     throw std::system_error(error, std::generic_category(), what);
   };
   const uint64_t bytes = memory_bytes();
   free_.emplace(kHugePage, bytes - kHugePage);  // first: it may throw
   struct stat info;
-  place_.fd = memfd_create(kName, MFD_CLOEXEC);
-  if (place_.fd < 0 || fstat(place_.fd, &info) != 0) give_up("cannot make memory that ranks share");
-  if (ftruncate(place_.fd, static_cast<off_t>(bytes)) != 0)
+  location_.fd = memfd_create(kName, MFD_CLOEXEC);
+  if (location_.fd < 0 || fstat(location_.fd, &info) != 0) give_up("cannot make memory that ranks share");
+  if (ftruncate(location_.fd, static_cast<off_t>(bytes)) != 0)
     give_up("cannot size the memory that ranks share");
-  void* const base = reserve(place_.fd, bytes);
+  void* const base = reserve(location_.fd, bytes);
   if (base == MAP_FAILED) give_up("cannot map the memory that ranks share");
-  place_.base = reinterpret_cast<uint64_t>(base);
-  place_.bytes = bytes;
+  location_.base = reinterpret_cast<uint64_t>(base);
+  location_.bytes = bytes;
   device_ = info.st_dev;
   inode_ = info.st_ino;
   madvise(base, bytes, MADV_HUGEPAGE);
@@ -126,8 +126,8 @@ Arena::Arena() : owner_(getpid()) {
 }
 
 Arena::~Arena() {
-  munmap(at(0), place_.bytes);
-  if (has_file()) close(place_.fd);
+  munmap(at(0), location_.bytes);
+  if (has_file()) close(location_.fd);
 }
 
 // Makes the range accessible and allocates its pages, huge ones where the system has them for shared memory.
@@ -138,7 +138,7 @@ bool Arena::populate(uint64_t offset, uint64_t nbytes) {
   while (failed != 0 && errno == EINTR);
   if (failed == 0 || errno != EINVAL) return failed == 0;
   if (!has_file()) return false;  // Linux before 5.14 needs the descriptor
-  do failed = posix_fallocate(place_.fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
+  do failed = posix_fallocate(location_.fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
   while (failed == EINTR);
   return failed == 0;
 }
@@ -148,7 +148,7 @@ void Arena::empty(uint64_t offset, uint64_t nbytes) noexcept {
   constexpr int kPunch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   const bool gone = madvise(at(offset), nbytes, MADV_REMOVE) == 0;
   if (!gone && has_file())  // the memory is locked
-    fallocate(place_.fd, kPunch, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
+    fallocate(location_.fd, kPunch, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
   madvise(at(offset), nbytes, MADV_DONTDUMP);
   mprotect(at(offset), nbytes, PROT_NONE);
 }
@@ -156,11 +156,11 @@ void Arena::empty(uint64_t offset, uint64_t nbytes) noexcept {
 // The program may have closed the descriptor, and its number may belong to another file now.
 bool Arena::has_file() const {
   struct stat info;
-  return fstat(place_.fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
+  return fstat(location_.fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
 }
 
 void* Arena::take(size_t nbytes) {
-  if (nbytes > place_.bytes) throw std::bad_alloc();
+  if (nbytes > location_.bytes) throw std::bad_alloc();
   const uint64_t wanted = pages(nbytes), grain = wanted >= kHugePage ? kHugePage : page_bytes();
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(free_, [&](const auto& hole) {
@@ -187,7 +187,7 @@ void* Arena::take(size_t nbytes) {
 
 void Arena::give_back(void* taken) noexcept {
   if (getpid() != owner_) return;
-  const uint64_t offset = reinterpret_cast<uint64_t>(taken) - place_.base;
+  const uint64_t offset = reinterpret_cast<uint64_t>(taken) - location_.base;
   const std::lock_guard lock(mutex_);
   Pieces::node_type piece = taken_.extract(offset);
   empty(piece.key(), piece.mapped());
@@ -217,7 +217,7 @@ void Arena::become_private() {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   if (!has_file()) return;
   for (const auto& [offset, nbytes] : taken_)
-    mmap(at(offset), nbytes, PROT_READ | PROT_WRITE, kFlags, place_.fd, static_cast<off_t>(offset));
+    mmap(at(offset), nbytes, PROT_READ | PROT_WRITE, kFlags, location_.fd, static_cast<off_t>(offset));
 }
 
 // ---- ArenaView -------------------------------------------------------------------------------------
@@ -234,38 +234,38 @@ bool is_arena(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<const ArenaView> ArenaView::of(const ProcessIdentity& owner, const ArenaLocation& place) {
+std::shared_ptr<const ArenaView> ArenaView::of(const ProcessIdentity& owner, const ArenaLocation& location) {
   look_after_forks();
   const std::lock_guard lock(process_arenas().seeing);
   std::erase_if(process_arenas().views, [](const auto& one) { return one.second.expired(); });
   std::weak_ptr<const ArenaView>& known = process_arenas().views[owner.token];
   std::shared_ptr<const ArenaView> view = known.lock();
-  if (!view) known = view = std::shared_ptr<const ArenaView>(new ArenaView(owner, place));
+  if (!view) known = view = std::shared_ptr<const ArenaView>(new ArenaView(owner, location));
   return view;
 }
 
 // Made for this process's own arena, too, where ranks are threads: a view can read memory that its owner has
 // given back.
-ArenaView::ArenaView(const ProcessIdentity& owner, const ArenaLocation& place)
-    : place_(place), process_(getpid()) {
-  const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
+ArenaView::ArenaView(const ProcessIdentity& owner, const ArenaLocation& location)
+    : location_(location), process_(getpid()) {
+  const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(location.fd);
   if (!is_arena(path)) return;
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
   void* base = MAP_FAILED;
-  if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(place.bytes)) base = reserve(fd, place.bytes);
+  if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(location.bytes)) base = reserve(fd, location.bytes);
   close(fd);
   if (base == MAP_FAILED) return;
-  madvise(base, place.bytes, MADV_DONTFORK);
+  madvise(base, location.bytes, MADV_DONTFORK);
   base_ = static_cast<unsigned char*>(base);
   if (shows(owner)) return;
-  munmap(base, place.bytes);
+  munmap(base, location.bytes);
   base_ = nullptr;
 }
 
 // A forked child does not have the mapping: other memory may be at this address.
 ArenaView::~ArenaView() {
-  if (base_ != nullptr && getpid() == process_) munmap(base_, place_.bytes);
+  if (base_ != nullptr && getpid() == process_) munmap(base_, location_.bytes);
 }
 
 // The descriptor number may belong to another arena by now, and the pid to another process. The token
@@ -279,7 +279,7 @@ bool ArenaView::widen(uint64_t first, uint64_t last) const {
   const std::lock_guard lock(widening_);
   const uint64_t low = low_.load(std::memory_order_relaxed), high = high_.load(std::memory_order_relaxed);
   first = round_down(high > 0 ? std::min(first, low) : first, kHugePage);
-  last = std::min(std::max(round_up(last, kHugePage), high), place_.bytes);
+  last = std::min(std::max(round_up(last, kHugePage), high), location_.bytes);
   if (mprotect(base_ + first, last - first, PROT_READ | PROT_WRITE) != 0) return false;
   low_.store(first, std::memory_order_release);
   high_.store(last, std::memory_order_release);

@@ -42,10 +42,10 @@ class Arena {
   void give_back(void* taken) noexcept;
   bool holds(const void* data, size_t nbytes) const {
     const auto at = reinterpret_cast<uint64_t>(data);
-    return at >= place_.base && at - place_.base < place_.bytes &&
-           nbytes <= place_.bytes - (at - place_.base);
+    return at >= location_.base && at - location_.base < location_.bytes &&
+           nbytes <= location_.bytes - (at - location_.base);
   }
-  const ArenaLocation& place() const { return place_; }
+  const ArenaLocation& location() const { return location_; }
 
   // Called around a fork. The child's arrays keep their contents, and become private: see arena.cpp.
   void before_fork() { mutex_.lock(); }
@@ -59,10 +59,10 @@ class Arena {
   void empty(uint64_t offset, uint64_t nbytes) noexcept;
   bool has_file() const;
   void release(Pieces::node_type piece) noexcept;
-  void* at(uint64_t offset) const { return reinterpret_cast<void*>(place_.base + offset); }
+  void* at(uint64_t offset) const { return reinterpret_cast<void*>(location_.base + offset); }
 
   const pid_t owner_;
-  ArenaLocation place_;
+  ArenaLocation location_;
   uint64_t device_ = 0, inode_ = 0;
   std::mutex mutex_;
   Pieces free_, taken_;
@@ -72,25 +72,25 @@ class Arena {
 class ArenaView {
  public:
   // The view of the arena of this owner. Where it cannot be mapped, `at` always returns nullptr.
-  static std::shared_ptr<const ArenaView> of(const ProcessIdentity& owner, const ArenaLocation& place);
+  static std::shared_ptr<const ArenaView> of(const ProcessIdentity& owner, const ArenaLocation& location);
   ~ArenaView();
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
   // The owner's memory at `address`; nullptr: it cannot be read from here.
   void* at(uint64_t address, size_t nbytes) const {
-    const uint64_t offset = address - place_.base;
-    if (base_ == nullptr || offset >= place_.bytes || nbytes > place_.bytes - offset) return nullptr;
+    const uint64_t offset = address - location_.base;
+    if (base_ == nullptr || offset >= location_.bytes || nbytes > location_.bytes - offset) return nullptr;
     const bool open = offset >= low_.load(std::memory_order_acquire) &&
                       offset + nbytes <= high_.load(std::memory_order_acquire);
     return open || widen(offset, offset + nbytes) ? base_ + offset : nullptr;
   }
 
  private:
-  ArenaView(const ProcessIdentity& owner, const ArenaLocation& place);
+  ArenaView(const ProcessIdentity& owner, const ArenaLocation& location);
   bool widen(uint64_t first, uint64_t last) const;
   bool shows(const ProcessIdentity& owner) const;
 
-  const ArenaLocation place_;
+  const ArenaLocation location_;
   const pid_t process_;
   unsigned char* base_ = nullptr;  // nullptr: not mapped
   mutable std::mutex widening_;

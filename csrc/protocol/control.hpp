@@ -17,15 +17,15 @@ namespace unisono {
 class ControlPlane {
  public:
   // sockets[rank]: connected, or -1. Takes them over.
-  ControlPlane(GroupState& world, const PeerProcesses& peers, int rank, FileDescriptors sockets);
+  ControlPlane(GroupState& group, const PeerProcesses& peers, int rank, FileDescriptors sockets);
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
 
   // Asks all remote ranks for their status; the answers go into their cells.
   void ask();
-  // The same, and waits for the answers, at most for `patience`.
-  void refresh(Nanoseconds patience);
+  // The same, and waits for the answers, at most for `limit`.
+  void refresh(Nanoseconds limit);
   // Sends this rank's status to all remote ranks.
   void announce();
   // Sends this rank's proposal to all remote ranks.
@@ -34,15 +34,15 @@ class ControlPlane {
   enum class State { kOpen, kEnded, kReset, kSilent, kNext };
   struct Contact {
     State state;
-    Nanoseconds heard;
+    Nanoseconds newest_frame_at;
   };
   Contact contact(int peer);
-  // Ends the thread, and returns all connections. kept: the ranks of the next membership. If `contact` says
-  // kNext, the connection to such a rank has no more bytes of this membership. A rank that was too late for
-  // `deadline` does not get there.
-  FileDescriptors hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
+  // Ends the thread, and returns all connections. next_members: the ranks of the next membership. If
+  // `contact` says kNext, the connection to such a rank has no more bytes of this membership. A rank that was
+  // too late for `deadline` does not get there.
+  FileDescriptors hand_over(const std::vector<bool>& next_members, Nanoseconds deadline);
   // Call when another connection to `peer` broke: the control connection may not show it yet.
-  void doubt(int peer);
+  void suspect(int peer);
   // A rank of another host that has left a question unanswered for so long, or -1.
   int find_silent(Nanoseconds limit);
   // Whether nothing more will come from a rank of another host.
@@ -56,20 +56,22 @@ class ControlPlane {
   using ControlKind = ControlFrame::ControlKind;
   struct ControlConnection {
     FileDescriptor fd;
-    bool ended = false;      // nothing more will come
-    bool silent = false;     // it ended because the peer's host did not answer
-    bool reset = false;      // it ended, but not by the end of the peer's bytes
-    bool next_came = false;  // what follows belongs to the next membership: it is not read here
-    bool next_sent = false;  // nothing more is sent here
-    Nanoseconds heard = 0;   // when the newest frame came
-    Nanoseconds asked_at = 0, reached_at = 0;  // when it was asked, and when it was for an answer that came
-    bool asked = false;                        // an answer is due
-    bool ask_due = false;                      // its question is not sent yet
-    Nanoseconds lost_at = 0;  // when to report its rank as lost; 0: alive; INT64_MAX: reported, or has left
-    size_t have = 0;          // bytes of `in`
+    bool ended = false;               // nothing more will come
+    bool silent = false;              // it ended because the peer's host did not answer
+    bool reset = false;               // it ended, but not by the end of the peer's bytes
+    bool next_received = false;       // what follows belongs to the next membership: it is not read here
+    bool next_sent = false;           // nothing more is sent here
+    Nanoseconds newest_frame_at = 0;  // when the newest frame came
+    Nanoseconds asked_at = 0,
+                answered_ask_at = 0;  // when it was asked, and when it was for an answer that came
+    bool answer_due = false;          // an answer is due
+    bool ask_due = false;             // its question is not sent yet
+    Nanoseconds report_loss_at =
+        0;                      // when to report its rank as lost; 0: alive; INT64_MAX: reported, or has left
+    size_t received_bytes = 0;  // bytes of `in`
     ControlBytes in;
     std::vector<unsigned char> out;  // bytes that the kernel did not accept
-    bool open() const { return fd >= 0 && !ended && !next_came; }
+    bool open() const { return fd >= 0 && !ended && !next_received; }
     bool writable() const { return fd >= 0 && !ended; }
   };
 
@@ -83,26 +85,26 @@ class ControlPlane {
   void handle(int peer, const ControlFrame& frame);
   void refuse(int peer, const FrameError& bad);
   void send_to(int peer, ControlKind kind);
-  void flush(ControlConnection& link);
+  void flush(ControlConnection& connection);
   bool handed_over() const;
-  void lost(int peer, Nanoseconds grace);
-  static bool proves_nothing(const ControlConnection& link);
+  void report_loss_after(int peer, Nanoseconds grace);
+  static bool may_be_a_cut(const ControlConnection& connection);
   void report(int peer, Fault fault);
-  bool nobody_tells(int peer) const;
-  void answered(ControlConnection& link);
-  Nanoseconds patience() const;
+  bool no_reporter_left(int peer) const;
+  void answered(ControlConnection& connection);
+  Nanoseconds time_to_next_loss() const;
 
-  GroupState& world_;
+  GroupState& group_;
   const PeerProcesses& peers_;
   const int rank_;
   std::mutex mutex_;
-  std::condition_variable answers_came_;
-  std::vector<ControlConnection> links_;  // guarded by mutex_
+  std::condition_variable answer_arrived_;
+  std::vector<ControlConnection> connections_;  // guarded by mutex_
   bool leaving_ = false, abort_sent_ = false;
   bool announce_ = false, propose_ = false;
-  std::vector<bool> kept_;  // by the next membership; empty: there is none yet
+  std::vector<bool> next_members_;  // by the next membership; empty: there is none yet
   Nanoseconds hand_over_until_ = 0;
-  size_t due_ = 0;                   // answers that have not arrived
+  size_t answers_due_ = 0;           // answers that have not arrived
   std::vector<bool> reported_dead_;  // ranks of this host whose death was seen
   std::thread thread_;
 };

@@ -68,10 +68,11 @@ void move_frame(Move& move, Frame& frame) {
     move(proposal.nbytes);
     return move.text(proposal.bytes);
   }
-  auto& misfit = fault.misfit;
-  move_all(move, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
-  move_all(move, misfit.tag, misfit.wanted_form, misfit.got_form, misfit.wanted_nbytes, misfit.got_nbytes);
-  move_all(move, misfit.seq, misfit.more, misfit.scratch);
+  auto& size_mismatch = fault.size_mismatch;
+  move_all(move, fault.kind, fault.found_by, fault.rank, fault.signal, fault.exit_code, fault.seq);
+  move_all(move, size_mismatch.tag, size_mismatch.expected_form, size_mismatch.sent_form,
+           size_mismatch.expected_nbytes, size_mismatch.sent_nbytes);
+  move_all(move, size_mismatch.seq, size_mismatch.more, size_mismatch.scratch);
   move_all(move, fault.frame.wire, fault.frame.kind, fault.frame.value);
   move_all(move, status.started, status.finished);
   for (auto& call : status.history) {
@@ -88,14 +89,15 @@ FrameError bad_control(FrameErrorKind kind, int64_t value) {
 }
 
 FrameError check(const Fault& fault, int ranks) {
-  const SizeMismatch& misfit = fault.misfit;
+  const SizeMismatch& size_mismatch = fault.size_mismatch;
   if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kStopped)
     return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.kind));
-  if (fault.by < 0 || fault.by >= ranks) return bad_control(FrameErrorKind::kRank, fault.by);
+  if (fault.found_by < 0 || fault.found_by >= ranks)
+    return bad_control(FrameErrorKind::kRank, fault.found_by);
   // A receive from any rank names no rank in its Timeout.
   const int32_t first = fault.kind == FaultKind::kTimeout ? -1 : 0;
-  if (fault.about < first || fault.about >= ranks) return bad_control(FrameErrorKind::kRank, fault.about);
-  for (const uint32_t form : {misfit.wanted_form, misfit.got_form})
+  if (fault.rank < first || fault.rank >= ranks) return bad_control(FrameErrorKind::kRank, fault.rank);
+  for (const uint32_t form : {size_mismatch.expected_form, size_mismatch.sent_form})
     if (!is_form(form)) return bad_control(FrameErrorKind::kDType, form);
   if (static_cast<size_t>(fault.frame.wire) >= kConnectionKinds)
     return bad_control(FrameErrorKind::kWire, static_cast<int64_t>(fault.frame.wire));

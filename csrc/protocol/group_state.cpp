@@ -14,31 +14,32 @@
 
 namespace unisono {
 
-GroupState::GroupState(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
-                       const std::vector<int>& pids, int rank)
+GroupState::GroupState(std::shared_ptr<Region> region, std::vector<int> region_indices,
+                       std::vector<int> hosts, const std::vector<int>& pids, int rank)
     : region_(std::move(region)),
-      places_(std::move(places)),
+      region_indices_(std::move(region_indices)),
       hosts_(std::move(hosts)),
-      own_place_(places_.at(static_cast<size_t>(rank))),
-      arenas_(places_.size()) {
-  const size_t ranks = places_.size();
+      own_region_index_(region_indices_.at(static_cast<size_t>(rank))),
+      arenas_(region_indices_.size()) {
+  const size_t ranks = region_indices_.size();
   if (ranks == 0 || hosts_.size() != ranks || pids.size() != ranks)
     throw std::invalid_argument("places, hosts and pids name every rank once");
-  if (own_place_ < 0) throw std::invalid_argument("a rank has no place in its own host's memory");
-  size_t near = 0;
-  for (int place : places_) {
-    if (place >= static_cast<int>(region_->ranks()))
+  if (own_region_index_ < 0) throw std::invalid_argument("a rank has no place in its own host's memory");
+  size_t local_ranks = 0;
+  for (int index : region_indices_) {
+    if (index >= static_cast<int>(region_->ranks()))
       throw std::invalid_argument("a rank has no place in the shared memory");
-    near += place >= 0;
+    local_ranks += index >= 0;
   }
-  if (near < ranks) {
-    far_ = std::make_unique<RankCell[]>(ranks);
+  if (local_ranks < ranks) {
+    remote_cells_ = std::make_unique<RankCell[]>(ranks);
     control_event_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (control_event_ < 0) throw std::system_error(errno, std::generic_category(), "cannot make an eventfd");
   }
   for (size_t rank = 0; rank < ranks; ++rank) {
-    cells_.push_back(places_[rank] >= 0 ? &region_->cell(places_[rank]) : &far_[rank]);
-    if (places_[rank] < 0) cells_[rank]->pid.store(pids[rank], std::memory_order_relaxed);
+    cells_.push_back(region_indices_[rank] >= 0 ? &region_->cell(region_indices_[rank])
+                                                : &remote_cells_[rank]);
+    if (region_indices_[rank] < 0) cells_[rank]->pid.store(pids[rank], std::memory_order_relaxed);
   }
 }
 
@@ -63,7 +64,7 @@ PeerMemory GroupState::memory_of(int rank) {
 
 void GroupState::publish_arena(int rank) {
   const Arena* const arena = Arena::made();
-  if (arena != nullptr && cell(rank).arena().bytes == 0) cell(rank).set_arena(arena->place());
+  if (arena != nullptr && cell(rank).arena().bytes == 0) cell(rank).set_arena(arena->location());
 }
 
 bool GroupState::shares_memory() const {
@@ -81,9 +82,9 @@ Fault GroupState::fault() const {
 void GroupState::abort_with(const Fault& fault) {
   const std::lock_guard lock(aborting_);
   if (aborted()) return;  // perhaps by this rank: then other ranks read the fault that stands here
-  region_->cell(own_place_).fault = fault;
+  region_->cell(own_region_index_).fault = fault;
   uint32_t fine = 0;
-  const uint32_t found_here = static_cast<uint32_t>(own_place_) + 1;
+  const uint32_t found_here = static_cast<uint32_t>(own_region_index_) + 1;
   // Publishes the fault, before this rank's caller can change memory that it has published for zero copy.
   if (!region_->abort().state.compare_exchange_strong(fine, found_here, std::memory_order_seq_cst)) return;
   std::atomic_thread_fence(std::memory_order_release);  // R3
@@ -92,7 +93,7 @@ void GroupState::abort_with(const Fault& fault) {
 }
 
 CallRecord GroupState::record_of(int rank, uint64_t seq) {
-  if (near(rank)) return read_record(cell(rank), seq);
+  if (on_this_host(rank)) return read_record(cell(rank), seq);
   const std::lock_guard lock(remote_status_mutex_);
   return read_record(cell(rank), seq);
 }
@@ -111,14 +112,14 @@ void GroupState::take_status(int rank, const RankStatus& status) {
 }
 
 RankStatus GroupState::status_of(int rank) {
-  if (near(rank)) return read_status(cell(rank));
+  if (on_this_host(rank)) return read_status(cell(rank));
   const std::lock_guard lock(remote_status_mutex_);
   return read_status(cell(rank));
 }
 
 void GroupState::wake_all() {
   for (int rank = 0; rank < ranks(); ++rank) {
-    if (!near(rank)) continue;
+    if (!on_this_host(rank)) continue;
     notify_sleepers(cell(rank).collective_event);
     notify_sleepers(cell(rank).message_event);
     notify_sleepers(cell(rank).membership_event);
@@ -138,9 +139,9 @@ void GroupState::propose(int rank, std::span<const unsigned char> bytes) {
     words[at / sizeof word].store(word, std::memory_order_relaxed);
   }
   proposal.version.store(version, std::memory_order_seq_cst);  // R1; R2
-  if (!near(rank)) return notify_sleepers(own_cell().membership_event);
+  if (!on_this_host(rank)) return notify_sleepers(own_cell().membership_event);
   for (int other = 0; other < ranks(); ++other)
-    if (other != rank && near(other)) notify_sleepers(cell(other).membership_event);
+    if (other != rank && on_this_host(other)) notify_sleepers(cell(other).membership_event);
 }
 
 uint64_t GroupState::proposal_of(int rank, std::vector<unsigned char>& bytes) {
@@ -208,14 +209,14 @@ bool write_report(RankCell& cell, uint64_t seq, std::string_view text) {
   return true;
 }
 
-void give_up(Region& region, int place, std::string_view why) {
-  RankCell& cell = region.cell(place);
+void give_up(Region& region, int index, std::string_view why) {
+  RankCell& cell = region.cell(index);
   write_report(cell, kLeaving, why);
   cell.set_process(identity());
   cell.left.store(1, std::memory_order_seq_cst);
-  for (int place = 0; place < static_cast<int>(region.ranks()); ++place) {
-    notify_sleepers(region.cell(place).collective_event);
-    notify_sleepers(region.cell(place).message_event);
+  for (int index = 0; index < static_cast<int>(region.ranks()); ++index) {
+    notify_sleepers(region.cell(index).collective_event);
+    notify_sleepers(region.cell(index).message_event);
   }
 }
 

@@ -30,7 +30,7 @@ class GroupState {
  public:
   // places[rank]: the index of that rank in `region`, or -1 when it is on another host. hosts[rank]: a number
   // that is equal for ranks of one host. pids[rank]: the pid of a rank on another host. rank: this rank.
-  GroupState(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
+  GroupState(std::shared_ptr<Region> region, std::vector<int> region_indices, std::vector<int> hosts,
              const std::vector<int>& pids, int rank);
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
@@ -39,14 +39,14 @@ class GroupState {
   // Checks a rank of the group and returns it; throws std::invalid_argument. Every rank number from outside
   // the engine goes through here.
   int member(int64_t rank) const;
-  bool near(int rank) const { return places_[static_cast<size_t>(rank)] >= 0; }
-  bool spans_hosts() const { return far_ != nullptr; }
+  bool on_this_host(int rank) const { return region_indices_[static_cast<size_t>(rank)] >= 0; }
+  bool spans_hosts() const { return remote_cells_ != nullptr; }
   bool share_host(int one, int other) const {
     return hosts_[static_cast<size_t>(one)] == hosts_[static_cast<size_t>(other)];
   }
   // Whether any two ranks of the group share a host.
   bool shares_memory() const;
-  int place(int rank) const { return places_[static_cast<size_t>(rank)]; }
+  int region_index(int rank) const { return region_indices_[static_cast<size_t>(rank)]; }
   RankCell& cell(int rank) { return *cells_[static_cast<size_t>(rank)]; }
   Region& region() { return *region_; }
   const std::shared_ptr<Region>& shared_region() const { return region_; }
@@ -94,17 +94,17 @@ class GroupState {
   void wake_control();
 
  private:
-  RankCell& own_cell() { return region_->cell(own_place_); }
+  RankCell& own_cell() { return region_->cell(own_region_index_); }
 
   const std::shared_ptr<Region> region_;
-  const std::vector<int> places_, hosts_;
-  const int own_place_;
+  const std::vector<int> region_indices_, hosts_;
+  const int own_region_index_;
   std::atomic<bool> elastic_{false};
   std::mutex aborting_;  // guards this rank's `fault` until the abort cell names it
-  std::unique_ptr<RankCell[]> far_;
+  std::unique_ptr<RankCell[]> remote_cells_;
   std::vector<RankCell*> cells_;
   FileDescriptor control_event_;
-  std::mutex remote_status_mutex_;  // guards the histories in far_
+  std::mutex remote_status_mutex_;  // guards the histories in remote_cells_
   std::mutex views_mutex_;
   struct PeerArena {
     std::atomic<const ArenaView*> view{nullptr};
@@ -128,7 +128,7 @@ void write_record(RankCell& cell, const CallRecord& record);
 // Only the first report of a rank is stored; returns whether this is it.
 bool write_report(RankCell& cell, uint64_t seq, std::string_view text);
 // Call when this process's rank fails before it has an engine: the other ranks see that it has left, and why.
-void give_up(Region& region, int place, std::string_view why);
+void give_up(Region& region, int index, std::string_view why);
 CallRecord read_record(const RankCell& cell, uint64_t seq);
 
 }  // namespace unisono

@@ -11,20 +11,20 @@ constexpr int64_t kRestNs = 10'000'000;
 
 int Placement::ranks_on(int core) const {
   int count = 0;
-  for (int rank = 0; rank < world_.ranks(); ++rank)
-    count += world_.cell(rank).core.load(std::memory_order_relaxed) == core;
+  for (int rank = 0; rank < group_.ranks(); ++rank)
+    count += group_.cell(rank).core.load(std::memory_order_relaxed) == core;
   return count;
 }
 
-bool Placement::foremost_here() const {
-  for (int rank = rank_ + 1; rank < world_.ranks(); ++rank)
-    if (beside(rank)) return false;
+bool Placement::highest_rank_on_core() const {
+  for (int rank = rank_ + 1; rank < group_.ranks(); ++rank)
+    if (shares_core_with(rank)) return false;
   return true;
 }
 
 void Placement::spread(int64_t now_ns) {
-  std::atomic<int64_t>& moved_ns = world_.cell(rank_).moved_ns;
-  if (now_ns < moved_ns.load(std::memory_order_relaxed) + kRestNs || !foremost_here()) return;
+  std::atomic<int64_t>& moved_ns = group_.cell(rank_).moved_ns;
+  if (now_ns < moved_ns.load(std::memory_order_relaxed) + kRestNs || !highest_rank_on_core()) return;
   int target = 0, fewest = ranks_on(core_) - 1;
   cpu_set_t allowed;
   if (fewest < 1 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -46,7 +46,7 @@ void Placement::spread(int64_t now_ns) {
   cpu_set_t now_allowed;
   if (sched_getaffinity(0, sizeof now_allowed, &now_allowed) == 0 && CPU_EQUAL(&now_allowed, &only))
     sched_setaffinity(0, sizeof allowed, &allowed);
-  tell();
+  publish_core();
 }
 
 }  // namespace unisono

@@ -11,16 +11,18 @@ namespace unisono {
 
 class Placement {
  public:
-  Placement(GroupState& world, int rank) : world_(world), rank_(rank) {}
+  Placement(GroupState& group, int rank) : group_(group), rank_(rank) {}
 
   // Publishes the core on which this thread runs.
-  void tell() {
+  void publish_core() {
     core_ = sched_getcpu() + 1;
-    std::atomic<int32_t>& published = world_.cell(rank_).core;
+    std::atomic<int32_t>& published = group_.cell(rank_).core;
     if (published.load(std::memory_order_relaxed) != core_) published.store(core_, std::memory_order_relaxed);
   }
   // Whether a rank was last seen on this core.
-  bool beside(int rank) const { return world_.cell(rank).core.load(std::memory_order_relaxed) == core_; }
+  bool shares_core_with(int rank) const {
+    return group_.cell(rank).core.load(std::memory_order_relaxed) == core_;
+  }
   // Moves this thread to the allowed core with the fewest ranks if its own core has at least two more. The
   // thread's affinity is restored afterwards. Only the highest rank on a core moves. The kernel also
   // balances, but leaves threads that never sleep in place for some tenths of a second.
@@ -28,9 +30,9 @@ class Placement {
 
  private:
   int ranks_on(int core) const;
-  bool foremost_here() const;
+  bool highest_rank_on_core() const;
 
-  GroupState& world_;
+  GroupState& group_;
   const int rank_;
   int32_t core_ = 0;
 };

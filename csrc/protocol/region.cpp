@@ -132,9 +132,9 @@ void Region::discard() {
 
 Region::~Region() { munmap(base_, bytes_); }
 
-int Region::member(int64_t place) const {
-  if (place >= 0 && place < int64_t{ranks_}) return static_cast<int>(place);
-  throw std::invalid_argument("place " + std::to_string(place) + " is none of the " + std::to_string(ranks_) +
+int Region::member(int64_t index) const {
+  if (index >= 0 && index < int64_t{ranks_}) return static_cast<int>(index);
+  throw std::invalid_argument("place " + std::to_string(index) + " is none of the " + std::to_string(ranks_) +
                               " in this shared memory");
 }
 

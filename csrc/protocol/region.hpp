@@ -48,12 +48,12 @@ enum class FaultKind : uint32_t {
 };
 
 // A message that differs from what its receiver expected. `seq`: the collective in which only sizes differ;
-// 0: a message between two ranks, or different calls. With 0 bytes wanted and got: only that there was one
+// 0: a message between two ranks, or different calls. With 0 bytes expected and sent: only that there was one
 // too many.
 struct SizeMismatch {
   int32_t tag = 0;  // of a collective: the number of the chunk
-  uint32_t wanted_form = 0, got_form = 0;
-  uint64_t wanted_nbytes = 0, got_nbytes = 0;
+  uint32_t expected_form = 0, sent_form = 0;
+  uint64_t expected_nbytes = 0, sent_nbytes = 0;
   uint64_t seq = 0;
   uint32_t more = 0;     // whether more bytes may have followed
   uint32_t scratch = 0;  // whether the chunk is in scratch memory: its receiver only forwards it
@@ -61,13 +61,13 @@ struct SizeMismatch {
 
 struct Fault {
   FaultKind kind = FaultKind::kNone;
-  int32_t by = -1;     // the rank that found the fault
-  int32_t about = -1;  // the rank that died, differed or did not come
-  int32_t signal = 0;  // what ended `about`, when known
+  int32_t found_by = -1;  // the rank that found the fault
+  int32_t rank = -1;      // the rank that died, differed or did not come
+  int32_t signal = 0;     // what ended `rank`, when known
   int32_t exit_code = -1;
-  uint64_t seq = 0;       // the operation of `by` that was running; 0: a message
-  SizeMismatch misfit{};  // kMismatch of sizes
-  FrameError frame{};     // kBadFrame: what `about` sent
+  uint64_t seq = 0;              // the operation of `found_by` that was running; 0: a message
+  SizeMismatch size_mismatch{};  // kMismatch of sizes
+  FrameError frame{};            // kBadFrame: what `rank` sent
 };
 
 // The group's abort cell. The first fault counts, and the group stays aborted. One compare-exchange decides,
@@ -148,10 +148,10 @@ struct alignas(kLineBytes) RankCell {
     const uint64_t bytes = arena_bytes.load(std::memory_order_acquire);  // R1: before the other two
     return {arena_fd.load(std::memory_order_relaxed), arena_base.load(std::memory_order_relaxed), bytes};
   }
-  void set_arena(const ArenaLocation& place) {
-    arena_fd.store(place.fd, std::memory_order_relaxed);
-    arena_base.store(place.base, std::memory_order_relaxed);
-    arena_bytes.store(place.bytes, std::memory_order_release);  // R1: behind the other two
+  void set_arena(const ArenaLocation& location) {
+    arena_fd.store(location.fd, std::memory_order_relaxed);
+    arena_base.store(location.base, std::memory_order_relaxed);
+    arena_bytes.store(location.bytes, std::memory_order_release);  // R1: behind the other two
   }
 };
 
@@ -211,15 +211,15 @@ class Region {
 
   uint32_t ranks() const { return ranks_; }
   // Checks a place in this region and returns it; throws std::invalid_argument.
-  int member(int64_t place) const;
+  int member(int64_t index) const;
   size_t staging_bytes() const { return staging_bytes_; }
   AbortCell& abort() { return header_->abort; }
-  RankCell& cell(int rank) { return cells_[rank]; }
+  RankCell& cell(int index) { return cells_[index]; }
   Fifo& fifo(int sender, int receiver) { return fifos_[static_cast<size_t>(sender) * ranks_ + receiver]; }
   Channel& channel(int sender, int receiver) {
     return channels_[static_cast<size_t>(sender) * ranks_ + receiver];
   }
-  unsigned char* staging(int rank) { return staging_ + static_cast<size_t>(rank) * staging_bytes_; }
+  unsigned char* staging(int index) { return staging_ + static_cast<size_t>(index) * staging_bytes_; }
   unsigned char* channel_bytes(int sender, int receiver) {
     return channel_bytes_ + (static_cast<size_t>(sender) * ranks_ + receiver) * kChannelBytes;
   }

@@ -68,12 +68,12 @@ Nanoseconds now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-Nanoseconds later(Nanoseconds timeout) {
+Nanoseconds to_deadline(Nanoseconds timeout) {
   const Nanoseconds now = now_ns();
   return timeout < INT64_MAX - now ? now + timeout : INT64_MAX;
 }
 
-// ---- Peers -----------------------------------------------------------------------------------------
+// ---- PeerProcesses ----------------------------------------------------------------------------------
 
 PeerProcesses::PeerProcesses(FileDescriptors pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
   for (size_t rank = 0; rank < pidfds_.size(); ++rank) {
@@ -104,23 +104,23 @@ void PeerProcesses::await_end(int rank, Nanoseconds deadline) const {
   poll(&entry, 1, static_cast<int>(left / kMillisecond));
 }
 
-int PeerProcesses::find_dead(GroupState& world, Fault& fault) const {
+int PeerProcesses::find_dead(GroupState& group, Fault& fault) const {
   std::vector<pollfd> watched = watched_;  // a copy: several threads call this
   if (poll(watched.data(), watched.size(), 0) <= 0) return -1;
   for (size_t i = 0; i < watched.size(); ++i) {
     if (watched[i].revents == 0) continue;
     const int rank = watched_ranks_[i];
-    if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
-    look_up(world.cell(rank).pid.load(std::memory_order_relaxed), fault);
+    if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    look_up(group.cell(rank).pid.load(std::memory_order_relaxed), fault);
     return rank;
   }
   return -1;
 }
 
-int PeerProcesses::find_stopped(GroupState& world) const {
+int PeerProcesses::find_stopped(GroupState& group) const {
   for (const int rank : watched_ranks_) {
-    if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
-    int pid = world.cell(rank).pid.load(std::memory_order_relaxed);
+    if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    int pid = group.cell(rank).pid.load(std::memory_order_relaxed);
     if (pid == 0) pid = process_of(pidfd(rank));
     char path[32], text[512];
     std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -150,46 +150,47 @@ void PeerProcesses::look_up(int pid, Fault& fault) const {
 
 // After an abort, a wait still succeeds if its condition already holds. False: the group is not aborted.
 bool Waiter::ready_though_aborted(Poll ready, void* context) {
-  if (!world_.aborted()) return false;
+  if (!group_.aborted()) return false;
   if (ready(context)) return true;
   rethrow();
 }
 
-void Waiter::slowly(const int& awaited, Poll ready, void* context) {
+void Waiter::yield_then_sleep(const int& awaited, Poll ready, void* context) {
   if (ready_though_aborted(ready, context)) return;
-  if (held_ != nullptr) held_->release();
-  if (deadline_ == 0) deadline_ = later(timeout_);
+  if (caller_lock_ != nullptr) caller_lock_->release();
+  if (deadline_ == 0) deadline_ = to_deadline(timeout_);
   // Polling a socket has already taken time, and yielding the core does not help a rank of another host.
-  if (!far(awaited) && spin_and_yield(awaited, ready, context)) return;
+  if (!through_socket(awaited) && spin_and_yield(awaited, ready, context)) return;
   const Nanoseconds started = now_ns();
-  Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;
+  Nanoseconds next_ask_at = started + kFirstAsk, ask_interval = 4 * kFirstAsk;
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
     if (sleep_once(awaited, ready, context, slice)) return;
-    if (control_ != nullptr && now_ns() >= ask_at) {  // check_for_faults needs the status of remote ranks
+    if (control_ != nullptr &&
+        now_ns() >= next_ask_at) {  // check_for_faults needs the status of remote ranks
       control_->ask();
-      ask_at += ask_again;
-      ask_again = std::min(2 * ask_again, kLongestAsk);
+      next_ask_at += ask_interval;
+      ask_interval = std::min(2 * ask_interval, kLongestAsk);
     }
     // A rank posts all messages before it sets `left`: load `left`, then check for the message again.
     const int suspect = awaited;
-    const bool left = gone(suspect);
+    const bool left = has_left(suspect);
     if (ready(context) || ready_though_aborted(ready, context)) return;
     check_for_faults(awaited, left && awaited == suspect);
   }
 }
 
-bool Waiter::core_in_the_way(int awaited) const {
-  if (placement_.beside(awaited)) return true;
+bool Waiter::awaits_rank_of_this_core(int awaited) const {
+  if (placement_.shares_core_with(awaited)) return true;
   for (const int rank : sources_)
-    if (placement_.beside(rank) && world_.cell(rank).started.load(std::memory_order_relaxed) < seq_)
+    if (placement_.shares_core_with(rank) && group_.cell(rank).started.load(std::memory_order_relaxed) < seq_)
       return true;
   return false;
 }
 
 bool Waiter::spin_and_yield(int awaited, Poll ready, void* context) {
   Nanoseconds started = now_ns();
-  const bool pointless = awaited >= 0 && core_in_the_way(awaited);
-  for (Nanoseconds now = started; !pointless && now < started + patience_.spin_ns; now = now_ns()) {
+  const bool shares_core = awaited >= 0 && awaits_rank_of_this_core(awaited);
+  for (Nanoseconds now = started; !shares_core && now < started + wait_policy_.spin_ns; now = now_ns()) {
     for (int i = 0; i < 32; ++i) {
       if (poll_once(ready, context)) return true;
       cpu_pause();
@@ -197,13 +198,13 @@ bool Waiter::spin_and_yield(int awaited, Poll ready, void* context) {
     if (ready_though_aborted(ready, context)) return true;
   }
   started = now_ns();
-  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
+  for (Nanoseconds now = started; now < started + wait_policy_.yield_ns; now = now_ns()) {
     for (int i = 0; i < 4; ++i) {
       sched_yield();
       if (poll_once(ready, context)) return true;
     }
-    placement_.tell();
-    if (patience_.spread) placement_.spread(now);
+    placement_.publish_core();
+    if (wait_policy_.spread) placement_.spread(now);
     if (ready_though_aborted(ready, context)) return true;
   }
   return false;
@@ -214,14 +215,14 @@ bool Waiter::poll_once(Poll ready, void* context) {
   return ready(context);
 }
 
-bool Waiter::gone(int awaited) const {
+bool Waiter::has_left(int awaited) const {
   const auto left = [&](int rank) {
-    return world_.cell(rank).left.load(std::memory_order_seq_cst) != 0 &&
-           (world_.near(rank) || sockets_->ended(rank));
+    return group_.cell(rank).left.load(std::memory_order_seq_cst) != 0 &&
+           (group_.on_this_host(rank) || sockets_->ended(rank));
   };
   if (awaited >= 0) return left(awaited);
-  if (fingerprint_ != 0 || world_.ranks() == 1) return false;
-  for (int rank = 0; rank < world_.ranks(); ++rank)
+  if (fingerprint_ != 0 || group_.ranks() == 1) return false;
+  for (int rank = 0; rank < group_.ranks(); ++rank)
     if (rank != rank_ && !left(rank)) return false;
   return true;
 }
@@ -231,17 +232,17 @@ bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slic
   if (sockets_ != nullptr) {
     const uint32_t epoch = sockets_->epoch();
     if (poll_once(ready, context)) return true;
-    if (far(awaited)) {
-      if (!world_.aborted()) sockets_->sleep(awaited, std::min(slice, kSocketSlice), epoch);
+    if (through_socket(awaited)) {
+      if (!group_.aborted()) sockets_->sleep(awaited, std::min(slice, kSocketSlice), epoch);
       return poll_once(ready, context);
     }
     if (sockets_->busy()) slice = kBusySlice;
   }
-  EventCount& event = world_.cell(rank_).*event_;
+  EventCount& event = group_.cell(rank_).*event_;
   const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);  // before `ready` is checked below
   event.sleepers.fetch_add(1, std::memory_order_seq_cst);              // R2, with what `ready` loads
   bool done = ready(context);
-  if (!done && !world_.aborted()) {
+  if (!done && !group_.aborted()) {
     const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
     futex(&event.epoch, FUTEX_WAIT, epoch, &timeout);
     done = ready(context);
@@ -250,33 +251,33 @@ bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slic
   return done;
 }
 
-void Waiter::check_for_faults(int awaited, bool gone) {
+void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
   throw_if_aborted();
   Fault fault;
-  if ((fault.about = peers_.find_dead(world_, fault)) >= 0) {
+  if ((fault.rank = peers_.find_dead(group_, fault)) >= 0) {
     fault.kind = FaultKind::kPeerLost;
     fail(fault);
   }
-  if ((fault.about = find_mismatch()) >= 0) {
+  if ((fault.rank = find_mismatch()) >= 0) {
     fault.kind = FaultKind::kMismatch;
     fail(fault);
   }
-  if (world_.elastic()) check_for_silence();
-  if (gone) {
+  if (group_.elastic()) check_for_silence();
+  if (awaited_has_left) {
     fault.kind = FaultKind::kPeerLeft;
-    fault.about = awaited >= 0 ? awaited : (rank_ == 0 ? 1 : 0);
+    fault.rank = awaited >= 0 ? awaited : (rank_ == 0 ? 1 : 0);
     fail(fault);
   }
   if (interrupted_ != nullptr && *interrupted_ && (*interrupted_)()) {
     fault.kind = FaultKind::kInterrupted;
-    fault.about = rank_;
+    fault.rank = rank_;
     fail(fault);
   }
   if (now_ns() >= deadline_) {
     if (control_ != nullptr) control_->refresh(kAskPatience);
     fault.kind = FaultKind::kTimeout;
-    fault.about = find_absent();
-    if (fault.about < 0) fault.about = awaited;
+    fault.rank = find_absent();
+    if (fault.rank < 0) fault.rank = awaited;
     fail(fault);
   }
 }
@@ -284,17 +285,17 @@ void Waiter::check_for_faults(int awaited, bool gone) {
 // A stopped rank, found twice; or a rank of another host that does not answer.
 void Waiter::check_for_silence() {
   Fault fault;
-  if (control_ != nullptr && (fault.about = control_->find_silent(kSilence)) >= 0) {
+  if (control_ != nullptr && (fault.rank = control_->find_silent(kSilence)) >= 0) {
     fault.kind = FaultKind::kHostSilent;
     fail(fault);
   }
-  if (now_ns() < looked_ + kStateInterval) return;
-  const int before = std::exchange(stopped_, peers_.find_stopped(world_));
-  const bool again = looked_ != 0 && now_ns() < looked_ + 4 * kStateInterval;
-  looked_ = now_ns();
-  if (stopped_ < 0 || stopped_ != before || !again) return;
+  if (now_ns() < stopped_checked_at_ + kStateInterval) return;
+  const int before = std::exchange(stopped_rank_, peers_.find_stopped(group_));
+  const bool again = stopped_checked_at_ != 0 && now_ns() < stopped_checked_at_ + 4 * kStateInterval;
+  stopped_checked_at_ = now_ns();
+  if (stopped_rank_ < 0 || stopped_rank_ != before || !again) return;
   fault.kind = FaultKind::kStopped;
-  fault.about = stopped_;
+  fault.rank = stopped_rank_;
   fail(fault);
 }
 
@@ -302,11 +303,11 @@ void Waiter::check_for_silence() {
 // in different operations, where no message would show the difference.
 int Waiter::find_mismatch() {
   if (fingerprint_ == 0) return -1;
-  for (int rank = 0; rank < world_.ranks(); ++rank) {
-    RankCell& cell = world_.cell(rank);
+  for (int rank = 0; rank < group_.ranks(); ++rank) {
+    RankCell& cell = group_.cell(rank);
     const uint64_t started = cell.started.load(std::memory_order_acquire);
     if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
-    const CallRecord record = world_.record_of(rank, seq_);
+    const CallRecord record = group_.record_of(rank, seq_);
     std::atomic_thread_fence(std::memory_order_acquire);
     // R3: a rank far ahead may have overwritten the record during the read.
     const bool current = cell.started.load(std::memory_order_relaxed) < seq_ + kHistory - 1;
@@ -318,15 +319,15 @@ int Waiter::find_mismatch() {
 // The first rank that has not begun this operation, or -1.
 int Waiter::find_absent() {
   if (fingerprint_ == 0) return -1;
-  for (int rank = 0; rank < world_.ranks(); ++rank)
-    if (world_.cell(rank).started.load(std::memory_order_acquire) < seq_) return rank;
+  for (int rank = 0; rank < group_.ranks(); ++rank)
+    if (group_.cell(rank).started.load(std::memory_order_acquire) < seq_) return rank;
   return -1;
 }
 
 void Waiter::fail(Fault fault) {
-  fault.by = rank_;
+  fault.found_by = rank_;
   fault.seq = seq_;
-  world_.abort_with(fault);
+  group_.abort_with(fault);
   rethrow();
 }
 
@@ -336,29 +337,30 @@ void Waiter::fail(Fault fault) {
 void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes) {
   Fault fault;
   fault.kind = FaultKind::kMismatch;
-  fault.about = peer;
+  fault.rank = peer;
   fault.frame = check(DataHeader{nbytes, fingerprint});
   if (fault.frame.kind != FrameErrorKind::kNone) {
     fault.kind = FaultKind::kBadFrame;
     fail(fault);
   }
   if (fingerprint == fingerprint_) {
-    fault.misfit = sizes;
-    fault.misfit.got_nbytes += nbytes;
-    fault.misfit.seq = seq_;
-  } else if (const uint64_t earlier = world_.find(rank_, fingerprint); earlier != 0) {
-    fault.misfit.seq = earlier;
+    fault.size_mismatch = sizes;
+    fault.size_mismatch.sent_nbytes += nbytes;
+    fault.size_mismatch.seq = seq_;
+  } else if (const uint64_t earlier = group_.find(rank_, fingerprint); earlier != 0) {
+    fault.size_mismatch.seq = earlier;
   } else {
-    if (control_ != nullptr && !world_.near(peer)) control_->refresh(kAskPatience);  // get the peer's calls
-    if (world_.find(peer, fingerprint_) == seq_) {
-      fault.misfit = sizes;
-      fault.misfit.more = 0;
-      fault.misfit.seq = seq_;
+    if (control_ != nullptr && !group_.on_this_host(peer))
+      control_->refresh(kAskPatience);  // get the peer's calls
+    if (group_.find(peer, fingerprint_) == seq_) {
+      fault.size_mismatch = sizes;
+      fault.size_mismatch.more = 0;
+      fault.size_mismatch.seq = seq_;
     }
   }
   fail(fault);
 }
 
-void Waiter::rethrow() { throw world_.fault(); }
+void Waiter::rethrow() { throw group_.fault(); }
 
 }  // namespace unisono

@@ -21,7 +21,7 @@ using Nanoseconds = int64_t;
 constexpr Nanoseconds kMicrosecond = 1000;
 constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
 Nanoseconds now_ns();
-Nanoseconds later(Nanoseconds timeout);  // now + timeout, or never
+Nanoseconds to_deadline(Nanoseconds timeout);  // now + timeout, or never
 
 inline void cpu_pause() {
 #if defined(__x86_64__)
@@ -42,9 +42,9 @@ class PeerProcesses {
   PeerProcesses& operator=(const PeerProcesses&) = delete;
 
   // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows.
-  int find_dead(GroupState& world, Fault& fault) const;
+  int find_dead(GroupState& group, Fault& fault) const;
   // A rank of this host that is stopped (SIGSTOP, a debugger), or -1.
-  int find_stopped(GroupState& world) const;
+  int find_stopped(GroupState& group) const;
   int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
   bool dead(int rank) const;
   // Waits until the rank's process has ended; a signal ends the wait, too.
@@ -102,14 +102,14 @@ struct WaitPolicy {
 class Waiter {
  public:
   // sockets, control: nullptr when all ranks are on one host.
-  Waiter(GroupState& world, const PeerProcesses& peers, int rank, EventCount RankCell::* event,
-         WaitPolicy patience, SocketPoller* sockets = nullptr, ControlPlane* control = nullptr)
-      : world_(world),
+  Waiter(GroupState& group, const PeerProcesses& peers, int rank, EventCount RankCell::* event,
+         WaitPolicy wait_policy, SocketPoller* sockets = nullptr, ControlPlane* control = nullptr)
+      : group_(group),
         peers_(peers),
         rank_(rank),
         event_(event),
-        patience_(patience),
-        placement_(world, rank),
+        wait_policy_(wait_policy),
+        placement_(group, rank),
         sockets_(sockets),
         control_(control) {}
 
@@ -117,16 +117,16 @@ class Waiter {
   // polls. So operations that never wait long do not read the clock.
   void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX,
              std::span<const int> sources = {}) {
-    placement_.tell();
+    placement_.publish_core();
     sources_ = sources;
     seq_ = seq;
     fingerprint_ = fingerprint;
     deadline_ = deadline;
     timeout_ = timeout;
   }
-  void set_patience(WaitPolicy patience) { patience_ = patience; }
+  void set_wait_policy(WaitPolicy wait_policy) { wait_policy_ = wait_policy; }
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
-  void set_held(ReleasableLock* held) { held_ = held; }
+  void set_caller_lock(ReleasableLock* caller_lock) { caller_lock_ = caller_lock; }
 
   // Waits for `ready`, which depends on rank `awaited` (-1: on any rank), and may change `awaited`.
   template <class Ready>
@@ -136,7 +136,7 @@ class Waiter {
       cpu_pause();
       if (ready()) return;
     }
-    slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
+    yield_then_sleep(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
   }
 
   // Records the group's first fault, wakes all ranks, throws the recorded fault.
@@ -145,52 +145,54 @@ class Waiter {
   // sizes: the expected bytes in total, and the bytes that had arrived before this message.
   [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes);
   void throw_if_aborted() {
-    if (world_.aborted()) [[unlikely]]
+    if (group_.aborted()) [[unlikely]]
       rethrow();
   }
   // Checks for what ends a wait with a fault: an abort, a death, a mismatch, an interrupt, the deadline.
-  // `gone`: the awaited rank has closed the group.
-  void check_for_faults(int awaited, bool gone);
+  // `awaited_has_left`: the awaited rank has closed the group.
+  void check_for_faults(int awaited, bool awaited_has_left);
   // Whether the awaited rank has closed the group; for a message from any rank: whether all others have.
-  bool gone(int awaited) const;
+  bool has_left(int awaited) const;
 
  private:
   using Poll = bool (*)(void*);
-  void slowly(const int& awaited, Poll ready, void* context);
+  void yield_then_sleep(const int& awaited, Poll ready, void* context);
   bool ready_though_aborted(Poll ready, void* context);
   bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
   bool spin_and_yield(int awaited, Poll ready, void* context);
   bool poll_once(Poll ready, void* context);
   int spins(int awaited) const {
-    if (far(awaited)) return patience_.socket_spins;
-    return awaited >= 0 && core_in_the_way(awaited) ? 0 : patience_.spins;
+    if (through_socket(awaited)) return wait_policy_.socket_spins;
+    return awaited >= 0 && awaits_rank_of_this_core(awaited) ? 0 : wait_policy_.spins;
   }
   // Whether a rank that has to run before the awaited message can arrive was last seen on this core.
-  bool core_in_the_way(int awaited) const;
+  bool awaits_rank_of_this_core(int awaited) const;
   // Whether the awaited message comes through a socket.
-  bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
+  bool through_socket(int awaited) const {
+    return sockets_ != nullptr && (awaited < 0 || !group_.on_this_host(awaited));
+  }
   [[noreturn]] void rethrow();
   void check_for_silence();
   int find_mismatch();
   int find_absent();
 
-  GroupState& world_;
+  GroupState& group_;
   const PeerProcesses& peers_;
   const int rank_;
   EventCount RankCell::* const event_;
-  WaitPolicy patience_;
+  WaitPolicy wait_policy_;
   Placement placement_;
   SocketPoller* const sockets_;
   ControlPlane* const control_;
   const std::function<bool()>* interrupted_ = nullptr;
-  ReleasableLock* held_ = nullptr;
+  ReleasableLock* caller_lock_ = nullptr;
   std::span<const int> sources_;
   uint64_t seq_ = 0;
   uint64_t fingerprint_ = 0;
   Nanoseconds deadline_ = INT64_MAX;
   Nanoseconds timeout_ = INT64_MAX;
-  Nanoseconds looked_ = 0;  // when it last looked for stopped ranks
-  int stopped_ = -1;        // the one that it found then
+  Nanoseconds stopped_checked_at_ = 0;  // when it last looked for stopped ranks
+  int stopped_rank_ = -1;               // the one that it found then
 };
 
 }  // namespace unisono

@@ -126,7 +126,7 @@ bool ZeroCopyTransfer::publish_target(void* into) {
   return true;
 }
 
-bool ZeroCopyTransfer::get(const PeerMemory& sender, void* into, size_t nbytes) {
+bool ZeroCopyTransfer::read_pieces(const PeerMemory& sender, void* into, size_t nbytes) {
   const auto to = reinterpret_cast<uint64_t>(into);
   return work(*this, to, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
     const void* const there = seen(sender, from, n);
@@ -136,7 +136,7 @@ bool ZeroCopyTransfer::get(const PeerMemory& sender, void* into, size_t nbytes) 
   });
 }
 
-bool ZeroCopyTransfer::put(const PeerMemory& receiver, size_t nbytes) {
+bool ZeroCopyTransfer::write_pieces(const PeerMemory& receiver, size_t nbytes) {
   const uint64_t into = target.load(std::memory_order_relaxed);
   return work(*this, into, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
     void* const there = seen(receiver, to, n);

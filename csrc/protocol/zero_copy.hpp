@@ -53,15 +53,15 @@ struct ZeroCopyTransfer {
 
   // Sender: call before the message is announced.
   void publish_source(const void* from);
-  // Receiver: call before `get`. Publishes the target, so that the sender can help. False: the sender cannot
-  // help, or the target is published already.
+  // Receiver: call before `read_pieces`. Publishes the target, so that the sender can help. False: the sender
+  // cannot help, or the target is published already.
   bool publish_target(void* into);
   // Whether the receiver has published its identity and target. A sender checks this before it sleeps.
   bool target_published() const { return target.load(std::memory_order_seq_cst) != 0; }
-  // Claims and copies pieces until none is left. `get`: the receiver, from `sender`. `put`: the sender,
-  // after `target_published`, to `receiver`. Returns whether it copied any.
-  bool get(const PeerMemory& sender, void* into, size_t nbytes);
-  bool put(const PeerMemory& receiver, size_t nbytes);
+  // Claims and copies pieces until none is left. `read_pieces`: the receiver, from `sender`. `write_pieces`:
+  // the sender, after `target_published`, to `receiver`. Returns whether it copied any.
+  bool read_pieces(const PeerMemory& sender, void* into, size_t nbytes);
+  bool write_pieces(const PeerMemory& receiver, size_t nbytes);
   // Whether all bytes have arrived. A receiver checks this before it sleeps.
   bool is_complete(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }

@@ -52,19 +52,21 @@ inline unisono::Nanoseconds duration(double timeout_s) {
   if (!(timeout_s < 9e9)) return INT64_MAX;
   return timeout_s > 0 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : 0;
 }
-inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::later(duration(timeout_s)); }
+inline unisono::Nanoseconds deadline_after(double timeout_s) {
+  return unisono::to_deadline(duration(timeout_s));
+}
 
 // Waits without the GIL. An exception that a signal handler raised meanwhile propagates unchanged. `brief`:
 // apart from waiting the call takes only some microseconds, so that only a long wait releases the GIL.
 template <class Waiting>
 int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
   struct CallerCount {
-    explicit CallerCount(std::atomic<int>& callers) : callers(callers) {
-      callers.fetch_add(1, std::memory_order_relaxed);
+    explicit CallerCount(std::atomic<int>& calls_under_way) : calls_under_way(calls_under_way) {
+      calls_under_way.fetch_add(1, std::memory_order_relaxed);
     }
-    ~CallerCount() { callers.fetch_sub(1, std::memory_order_relaxed); }
-    std::atomic<int>& callers;
-  } const calling(engine.callers);
+    ~CallerCount() { calls_under_way.fetch_sub(1, std::memory_order_relaxed); }
+    std::atomic<int>& calls_under_way;
+  } const calling(engine.calls_under_way);
   unisono::FaultKind kind;
   {
     GilLock gil;
@@ -81,7 +83,7 @@ struct OperationDescriptor {
   uint8_t kind;
   unisono::DType dtype;
   unisono::ReduceOp op;
-  unisono::EdgeCoding coder{};
+  unisono::EdgeCoding coding{};
   // Whether the output or the input has to be checked for negative numbers, because the codec refuses them.
   bool checks_out = false, checks_in = false;
 

@@ -44,9 +44,9 @@ struct CallBuffers {
     if (length == 0 || length > kMostBuffers) return false;
     for (size_t i = 0; i < length; ++i) {
       if (static_cast<size_t>(length_of(given.ptr())) != length) return false;
-      const auto place = static_cast<Py_ssize_t>(i);
-      if (list && !keep_item(given.ptr(), place)) return false;
-      if (!add(list ? kept_[kept_count_ - 1] : PyTuple_GET_ITEM(given.ptr(), place))) return false;
+      const auto index = static_cast<Py_ssize_t>(i);
+      if (list && !keep_item(given.ptr(), index)) return false;
+      if (!add(list ? kept_[kept_count_ - 1] : PyTuple_GET_ITEM(given.ptr(), index))) return false;
     }
     return true;
   }
@@ -67,8 +67,8 @@ struct CallBuffers {
   }
 
  private:
-  bool keep_item(PyObject* list, Py_ssize_t place) {
-    nanobind::object one = list_item(list, place);
+  bool keep_item(PyObject* list, Py_ssize_t index) {
+    nanobind::object one = list_item(list, index);
     if (!one.is_valid()) return false;
     kept_[kept_count_++] = one.release().ptr();
     return true;

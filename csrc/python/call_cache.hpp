@@ -6,24 +6,24 @@
 
 #include "python/calls.hpp"
 
-namespace known {
+namespace call_cache {
 
 namespace nb = nanobind;
 using namespace unisono;
 
-inline bool meet(const BufferExtent& a, const BufferExtent& b, size_t item) {
+inline bool overlap(const BufferExtent& a, const BufferExtent& b, size_t item) {
   return a.numel > 0 && b.numel > 0 && a.data < b.data + b.numel * item && b.data < a.data + a.numel * item;
 }
 
 // Whether nothing that is written shares memory with anything else.
-inline bool apart(const CallBuffers& out, const CallBuffers& given) {
+inline bool disjoint(const CallBuffers& out, const CallBuffers& given) {
   if (out.count == 0) return true;
   const size_t item = itemsize(static_cast<DType>(out.dtype));
   for (size_t i = 0; i < out.count; ++i) {
     for (size_t j = 0; j < i; ++j)
-      if (meet(out.extents[i], out.extents[j], item)) return false;
+      if (overlap(out.extents[i], out.extents[j], item)) return false;
     for (size_t j = 0; j < given.count; ++j)
-      if (meet(out.extents[i], given.extents[j], item)) return false;
+      if (overlap(out.extents[i], given.extents[j], item)) return false;
   }
   return true;
 }
@@ -33,12 +33,12 @@ inline bool same(const BufferExtent& a, const BufferExtent& b) {
 }
 
 // Whether these are the buffers that were checked.
-inline bool are(const std::vector<BufferExtent>& checked, const CallBuffers& seen) {
+inline bool same_buffers(const std::vector<BufferExtent>& checked, const CallBuffers& seen) {
   return std::ranges::equal(checked, seen.all(), same);
 }
 // The same for some of the buffers of a coalesced call.
-inline bool are(const std::vector<BufferExtent>& checked, const BufferList& seen,
-                const std::vector<uint32_t>& pieces) {
+inline bool same_buffers(const std::vector<BufferExtent>& checked, const BufferList& seen,
+                         const std::vector<uint32_t>& pieces) {
   const auto& all = seen.all();
   return all.empty() ? checked.empty()
                      : std::ranges::equal(checked, pieces, [&](const BufferExtent& extent, uint32_t piece) {
@@ -81,10 +81,10 @@ struct CachedCall {
     return operation.program != nullptr && options == given_options && out_dtype == out.dtype &&
            given_dtype == given.dtype && number == out.number && out_several == out.several &&
            given_several == given.several && alike(out_numel, out) && alike(given_numel, given) &&
-           !(writes && out.readonly) && (placed_alike(out, given) || apart(out, given)) &&
+           !(writes && out.readonly) && (placed_alike(out, given) || disjoint(out, given)) &&
            (options.codec == Py_None ? feedback.count == 0 : codes(out, given, feedback));
   }
-  void place(const CallBuffers& out, const CallBuffers& given) {
+  void set_distances(const CallBuffers& out, const CallBuffers& given) {
     distances.clear();
     each(out, given, [&](size_t, ptrdiff_t distance) {
       distances.push_back(distance);
@@ -103,7 +103,8 @@ struct CachedCall {
     if ((operation.checks_out && !positive(out)) || (operation.checks_in && !positive(given))) return false;
     if (feedback_numel == 0) return feedback.count == 0;
     return feedback.count == 1 && feedback.dtype == static_cast<int>(DType::kF32) && !feedback.readonly &&
-           feedback.extents[0].numel == feedback_numel && apart(feedback, out) && apart(feedback, given);
+           feedback.extents[0].numel == feedback_numel && disjoint(feedback, out) &&
+           disjoint(feedback, given);
   }
   static bool alike(const std::vector<size_t>& numel, const CallBuffers& side) {
     const auto all = side.all();
@@ -144,7 +145,7 @@ struct CachedCoalescedCall {
     if (!calls.front().writes) return true;
     const bool readonly =
         std::ranges::any_of(outs.all(), [](const BufferList::TypedExtent& one) { return one.readonly; });
-    return !readonly && apart(outs, givens);
+    return !readonly && disjoint(outs, givens);
   }
 
   static std::vector<ptrdiff_t> distances_of(const BufferList& outs, const BufferList& givens) {
@@ -164,7 +165,7 @@ struct CachedCoalescedCall {
   }
   // Whether no output shares memory with another buffer, apart from an input that is the same block of its
   // output as before.
-  bool apart(const BufferList& outs, const BufferList& givens) const {
+  bool disjoint(const BufferList& outs, const BufferList& givens) const {
     struct AddressRange {
       const unsigned char *start, *end;
       bool written;
@@ -200,4 +201,4 @@ struct CachedCoalescedCall {
   }
 };
 
-}  // namespace known
+}  // namespace call_cache

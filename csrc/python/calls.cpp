@@ -14,9 +14,9 @@
 
 namespace nb = nanobind;
 using namespace unisono;
-using known::CachedCall;
-using known::CachedCoalescedCall;
-using known::CallKey;
+using call_cache::CachedCall;
+using call_cache::CachedCoalescedCall;
+using call_cache::CallKey;
 
 namespace {
 
@@ -81,41 +81,43 @@ class GroupBase {
   GroupBase& operator=(const GroupBase&) = delete;
 
   // Runs a collective and returns the caller's result.
-  nb::object run(const Arguments& given) {
-    nb::object result = repeat(given);
+  nb::object run(const Arguments& arguments) {
+    nb::object result = repeat(arguments);
     if (result.is_valid()) return result;
     const nb::object plan = planner.attr("plan");
-    std::array<PyObject*, kAsync + kArguments - kPlain> asked;  // all but async_op and timeout
-    std::copy(given.begin(), given.begin() + kAsync, asked.begin());
-    std::copy(given.begin() + kPlain, given.end(), asked.begin() + kAsync);
-    const nb::object bound = nb::steal(PyObject_Vectorcall(plan.ptr(), asked.data(), asked.size(), nullptr));
+    std::array<PyObject*, kAsync + kArguments - kPlain> plan_arguments;  // all but async_op and timeout
+    std::copy(arguments.begin(), arguments.begin() + kAsync, plan_arguments.begin());
+    std::copy(arguments.begin() + kPlain, arguments.end(), plan_arguments.begin() + kAsync);
+    const nb::object bound =
+        nb::steal(PyObject_Vectorcall(plan.ptr(), plan_arguments.data(), plan_arguments.size(), nullptr));
     if (!bound.is_valid()) throw nb::python_error();
-    if (nb::isinstance<BoundCall>(bound)) remember(given, *nb::inst_ptr<BoundCall>(bound));
-    return execute(bound, given[kAsync], given[kTimeout]);
+    if (nb::isinstance<BoundCall>(bound)) remember(arguments, *nb::inst_ptr<BoundCall>(bound));
+    return execute(bound, arguments[kAsync], arguments[kTimeout]);
   }
 
   // Runs a coalesced call.
-  nb::object run_coalesced(const Arguments& given) {
-    nb::object result = repeat_coalesced(given);
+  nb::object run_coalesced(const Arguments& arguments) {
+    nb::object result = repeat_coalesced(arguments);
     if (result.is_valid()) return result;
     const nb::object plan = planner.attr("plan_coalesced");
-    const std::array<PyObject*, 8> asked{given[kCollective], given[kOut],         given[kGiven],
-                                         given[kOp],         given[kRoot],        given[kReproducible],
-                                         given[kCodec],      given[kBetweenHosts]};
+    const std::array<PyObject*, 8> plan_arguments{
+        arguments[kCollective], arguments[kOut],          arguments[kSendbuf], arguments[kOp],
+        arguments[kRoot],       arguments[kReproducible], arguments[kCodec],   arguments[kBetweenHosts]};
     const nb::object planned =
-        nb::steal(PyObject_Vectorcall(plan.ptr(), asked.data(), asked.size(), nullptr));
+        nb::steal(PyObject_Vectorcall(plan.ptr(), plan_arguments.data(), plan_arguments.size(), nullptr));
     if (!planned.is_valid()) throw nb::python_error();
-    if (PyList_CheckExact(planned.ptr())) remember_coalesced(given, planned);
-    return execute(planned, given[kAsync], given[kTimeout]);
+    if (PyList_CheckExact(planned.ptr())) remember_coalesced(arguments, planned);
+    return execute(planned, arguments[kAsync], arguments[kTimeout]);
   }
 
   // Repeats a remembered call. Returns an invalid object, with no effect, if it is not remembered.
-  [[gnu::hot]] nb::object repeat(const Arguments& given) {
-    if (!plain(given)) return {};
+  [[gnu::hot]] nb::object repeat(const Arguments& arguments) {
+    if (!has_plain_options(arguments)) return {};
     CallBuffers out, in, feedback;
-    if (!out.see(given[kOut]) || !in.see(given[kGiven]) || !feedback.see(given[kFeedback])) return {};
+    if (!out.see(arguments[kOut]) || !in.see(arguments[kSendbuf]) || !feedback.see(arguments[kFeedback]))
+      return {};
     if (in.number || feedback.number) return {};
-    const CallKey options = options_of(given);
+    const CallKey options = options_of(arguments);
     // Copied: another thread, or Python code that `seconds` and an allocation run, may put another call into
     // the slot or close the group.
     OperationDescriptor operation;
@@ -134,13 +136,13 @@ class GroupBase {
       returned = found->returned;
       note = found->note;
     }
-    const double timeout_s = seconds(given[kTimeout], default_timeout_s(), planner);
+    const double timeout_s = seconds(arguments[kTimeout], default_timeout_s(), planner);
     const nb::object alive = engine();
     if (alive.is_none()) return {};  // closed
     struct CallOperand {
       const CallBuffers* buffers;
       nb::handle owner;
-    } written{&out, given[kOut]}, read{&in, given[kGiven]};
+    } written{&out, arguments[kOut]}, read{&in, arguments[kSendbuf]};
     CallBuffers made;
     CallResult outcome;
     if (returned > ResultKind::kNumber) {
@@ -148,7 +150,7 @@ class GroupBase {
       outcome.owner = allocated_or_none(read.owner, returned, alive);
       if (!outcome.owner.is_valid() || !made.see(outcome.owner) || made.count != 1 ||
           made.extents[0].numel != made_numel || made.dtype != read.buffers->dtype || made.readonly ||
-          !known::apart(made, *read.buffers))
+          !call_cache::disjoint(made, *read.buffers))
         return {};
       written = {&made, outcome.owner};
     } else if (out.number) {
@@ -157,24 +159,24 @@ class GroupBase {
     CollectiveCall call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
                                          {chunks(operation, Space::kOut, written.buffers->all()),
                                           chunks(operation, Space::kIn, read.buffers->all())});
-    call.coder = operation.coder;
-    if (feedback.count > 0) call.coder.feedback = reinterpret_cast<float*>(feedback.extents[0].data);
+    call.coding = operation.coding;
+    if (feedback.count > 0) call.coding.feedback = reinterpret_cast<float*>(feedback.extents[0].data);
     const auto keep = [&] {
-      return BufferReferences{nb::borrow(written.owner),    nb::borrow(read.owner),
-                              written.buffers->kept(),      read.buffers->kept(),
-                              nb::borrow(given[kFeedback]), feedback.kept()};
+      return BufferReferences{nb::borrow(written.owner),        nb::borrow(read.owner),
+                              written.buffers->kept(),          read.buffers->kept(),
+                              nb::borrow(arguments[kFeedback]), feedback.kept()};
     };
     const size_t nbytes = written.buffers->nbytes() + read.buffers->nbytes();
-    return issue(alive, given[kCollective], std::move(call), nbytes, std::move(outcome), note, keep,
-                 given[kAsync] == Py_True, timeout_s);
+    return issue(alive, arguments[kCollective], std::move(call), nbytes, std::move(outcome), note, keep,
+                 arguments[kAsync] == Py_True, timeout_s);
   }
 
   // As `repeat`, of a coalesced call.
-  nb::object repeat_coalesced(const Arguments& given) {
-    if (!plain(given)) return {};
+  nb::object repeat_coalesced(const Arguments& arguments) {
+    if (!has_plain_options(arguments)) return {};
     BufferList out, in;
-    if (!out.see(given[kOut]) || !in.see(given[kGiven])) return {};
-    const CallKey options = options_of(given);
+    if (!out.see(arguments[kOut]) || !in.see(arguments[kSendbuf])) return {};
+    const CallKey options = options_of(arguments);
     std::vector<BoundCall> calls;
     {
       const nb::ft_lock_guard held(lock_);
@@ -184,15 +186,15 @@ class GroupBase {
       std::rotate(lists_.begin(), found, found + 1);  // the front is the last one used
       calls = lists_.front()->calls;                  // copied, as in `repeat`
     }
-    const double timeout_s = seconds(given[kTimeout], default_timeout_s(), planner);
+    const double timeout_s = seconds(arguments[kTimeout], default_timeout_s(), planner);
     const nb::object keep = nb::cast(std::pair(out.kept(), in.kept()));
-    const bool async = given[kAsync] == Py_True;
+    const bool async = arguments[kAsync] == Py_True;
     std::vector<nb::object> results;
     for (BoundCall& call : calls) {
       call.keep = keep;
       for (const uint32_t piece : call.pieces) {
         call.out.push_back(out.all()[piece].extent);
-        if (!in.all().empty()) call.given.push_back(in.all()[piece].extent);
+        if (!in.all().empty()) call.sendbuf.push_back(in.all()[piece].extent);
       }
       results.push_back(execute_one(call, async, timeout_s));
     }
@@ -215,14 +217,15 @@ class GroupBase {
 
   // Sends (True) or receives (the Status) a message. None: Python has to do it; nothing has happened.
   // `now`: only if the message can be passed at once and has the size of the buffer.
-  nb::object pass(PyObject* const* given, bool sending, bool now, MessageKind kind = MessageKind::kArray) {
+  nb::object pass(PyObject* const* arguments, bool sending, bool now,
+                  MessageKind kind = MessageKind::kArray) {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     MessageCall message{sending, kind, now, default_timeout_s()};
-    if (!message.read(given, engine)) return nb::none();
+    if (!message.read(arguments, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    const auto keep = [&] { return BufferReferences{nb::borrow(given[0]), {}, message.kept(), {}}; };
+    const auto keep = [&] { return BufferReferences{nb::borrow(arguments[0]), {}, message.kept(), {}}; };
     int fault;
     try {
       fault = waiting(engine, true, [&](ReleasableLock& held) { return message.pass(engine, held); });
@@ -237,10 +240,10 @@ class GroupBase {
   // Forgets all remembered calls, after a change that affects how calls are planned.
   void forget(double timeout_s) {
     timeout_s_.store(timeout_s, std::memory_order_relaxed);
-    drop_known();
+    drop_cached_calls();
   }
   void close() {
-    drop_known();
+    drop_cached_calls();
     nb::object engine = nb::none();
     const nb::ft_lock_guard held(lock_);
     std::swap(engine_, engine);
@@ -257,7 +260,7 @@ class GroupBase {
   }
   void clear() {
     planner = nb::none();
-    drop_known();
+    drop_cached_calls();
   }
   // Asynchronous collectives that are not known to have ended.
   nb::typed<nb::list, CollectiveWork> works() const {
@@ -267,7 +270,7 @@ class GroupBase {
   }
   // Releases these works. Call when no thread moves bytes of their buffers any more.
   void release() {
-    const std::deque<nb::object> works = taken_works();
+    const std::deque<nb::object> works = take_works();
     for (const nb::object& work : works) nb::inst_ptr<CollectiveWork>(work)->retain_buffers();
   }
 
@@ -275,7 +278,7 @@ class GroupBase {
 
  private:
   // Forgets all remembered calls. Their end may run Python code, which must not run with the lock held.
-  void drop_known() {
+  void drop_cached_calls() {
     std::vector<CachedCall> slots(kSlots);
     CachedCoalescedCalls lists;
     const nb::ft_lock_guard held(lock_);
@@ -293,7 +296,7 @@ class GroupBase {
     const nb::ft_lock_guard held(lock_);
     return works_;
   }
-  std::deque<nb::object> taken_works() {
+  std::deque<nb::object> take_works() {
     const nb::ft_lock_guard held(lock_);
     return std::exchange(works_, {});
   }
@@ -309,8 +312,9 @@ class GroupBase {
   }
 
   // Whether the root and `async_op` are what a remembered call has.
-  static bool plain(const Arguments& given) {
-    return PyLong_CheckExact(given[kRoot]) && (given[kAsync] == Py_False || given[kAsync] == Py_True);
+  static bool has_plain_options(const Arguments& arguments) {
+    return PyLong_CheckExact(arguments[kRoot]) &&
+           (arguments[kAsync] == Py_False || arguments[kAsync] == Py_True);
   }
 
   // The last work keeps the buffers of all: calls end in order.
@@ -385,24 +389,28 @@ class GroupBase {
     throw std::logic_error("an operation failed, and no error was raised");
   }
 
-  static CallKey options_of(const Arguments& given) {
+  static CallKey options_of(const Arguments& arguments) {
     int overflow = 0;
-    const int64_t root = PyLong_AsLongLongAndOverflow(given[kRoot], &overflow);
-    return {given[kCollective], given[kOp],           given[kAlgorithm], given[kReproducible],
-            given[kCodec],      given[kBetweenHosts], given[kMaxError],  overflow != 0 ? INT64_MIN : root};
+    const int64_t root = PyLong_AsLongLongAndOverflow(arguments[kRoot], &overflow);
+    return {arguments[kCollective], arguments[kOp],
+            arguments[kAlgorithm],  arguments[kReproducible],
+            arguments[kCodec],      arguments[kBetweenHosts],
+            arguments[kMaxError],   overflow != 0 ? INT64_MIN : root};
   }
 
-  void remember(const Arguments& given, const BoundCall& bound) {
+  void remember(const Arguments& arguments, const BoundCall& bound) {
     CallBuffers out, in;
-    if (!plain(given) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
+    if (!has_plain_options(arguments) || !out.see(arguments[kOut]) || !in.see(arguments[kSendbuf])) return;
     const bool allocates = bound.returned > ResultKind::kNumber;
     if (allocates && (bound.operation.checks_out || bound.operation.checks_in))
       return;  // see `CachedCall::codes`
     if (out.number != (bound.returned == ResultKind::kNumber)) return;
     // The buffers may have changed since they were checked, if the caller has other threads.
     const CallBuffers& read = allocates && in.count == 0 ? out : in;
-    if (!known::are(bound.given, read) || !(allocates || out.number || known::are(bound.out, out))) return;
-    const CallKey options = options_of(given);
+    if (!call_cache::same_buffers(bound.sendbuf, read) ||
+        !(allocates || out.number || call_cache::same_buffers(bound.out, out)))
+      return;
+    const CallKey options = options_of(arguments);
     CachedCall known;
     known.kept = options.owned();
     known.options = options;
@@ -411,7 +419,7 @@ class GroupBase {
     for (const BufferExtent& extent : out.all()) known.out_numel.push_back(extent.numel);
     for (const BufferExtent& extent : in.all()) known.given_numel.push_back(extent.numel);
     known.feedback_numel = bound.feedback.numel;
-    known.place(out, in);
+    known.set_distances(out, in);
     known.number = out.number;
     known.out_several = out.several;
     known.given_several = in.several;
@@ -423,35 +431,36 @@ class GroupBase {
     known.factor = bound.factor;
     known.note = bound.note;
     const uint64_t key = key_of(options, out, in);
-    size_t place = key % kSlots;
+    size_t slot = key % kSlots;
     const nb::ft_lock_guard held(lock_);
     for (size_t next = 0; next < kPlaces; ++next)
       if (const size_t other = (key + next) % kSlots; keys_[other] == 0) {
-        place = other;
+        slot = other;
         break;
       }
-    keys_[place] = key;
+    keys_[slot] = key;
     // Swap: destroying the old entry may run Python code. By then the slot is complete, and the lock free.
-    std::swap(slots_[place], known);
+    std::swap(slots_[slot], known);
   }
 
-  void remember_coalesced(const Arguments& given, nb::handle planned) {
+  void remember_coalesced(const Arguments& arguments, nb::handle planned) {
     BufferList out, in;
-    if (!plain(given) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
+    if (!has_plain_options(arguments) || !out.see(arguments[kOut]) || !in.see(arguments[kSendbuf])) return;
     auto known = std::make_unique<CachedCoalescedCall>();
     for (const nb::handle one : planned) {
       known->calls.push_back(nb::cast<const BoundCall&>(one));
       BoundCall& call = known->calls.back();
       // Codes that refuse values are checked in each call. The lists may have changed since they were
       // checked.
-      if (call.operation.checks_out || call.operation.checks_in || !known::are(call.out, out, call.pieces) ||
-          !known::are(call.given, in, call.pieces))
+      if (call.operation.checks_out || call.operation.checks_in ||
+          !call_cache::same_buffers(call.out, out, call.pieces) ||
+          !call_cache::same_buffers(call.sendbuf, in, call.pieces))
         return;
       call.keep = nb::none();
       call.out.clear();
-      call.given.clear();
+      call.sendbuf.clear();
     }
-    known->options = options_of(given);
+    known->options = options_of(arguments);
     known->kept = known->options.owned();
     for (const BufferList::TypedExtent& one : out.all()) known->out.push_back({one.dtype, one.extent.numel});
     for (const BufferList::TypedExtent& one : in.all()) known->given.push_back({one.dtype, one.extent.numel});
@@ -474,8 +483,8 @@ class GroupBase {
                          const CallBuffers& feedback) const {
     const uint64_t key = key_of(options, out, in);
     for (size_t next = 0; next < kPlaces; ++next) {
-      const size_t place = (key + next) % kSlots;
-      if (keys_[place] == key && slots_[place].fits(options, out, in, feedback)) return &slots_[place];
+      const size_t slot = (key + next) % kSlots;
+      if (keys_[slot] == key && slots_[slot].fits(options, out, in, feedback)) return &slots_[slot];
     }
     return nullptr;
   }
@@ -511,7 +520,7 @@ class GroupBase {
 
 using Body = nb::object (*)(GroupBase&, PyObject* const*);
 template <size_t kCount, Body kBody>
-PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+PyObject* called(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(kCount)) {
     PyErr_Format(PyExc_TypeError, "takes %zu arguments", kCount);
     return nullptr;
@@ -520,28 +529,34 @@ PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
     PyErr_SetString(PyExc_RuntimeError, "this group was never made");
     return nullptr;
   }
-  return guarded([&] { return kBody(*nb::inst_ptr<GroupBase>(self), given); });
+  return guarded([&] { return kBody(*nb::inst_ptr<GroupBase>(self), arguments); });
 }
 
-nb::object send(GroupBase& calls, PyObject* const* given) { return calls.pass(given, true, false); }
-nb::object receive(GroupBase& calls, PyObject* const* given) { return calls.pass(given, false, false); }
-nb::object send_object(GroupBase& calls, PyObject* const* given) {
-  return calls.pass(given, true, false, MessageKind::kObject);
+nb::object send(GroupBase& calls, PyObject* const* arguments) { return calls.pass(arguments, true, false); }
+nb::object receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, false, false);
 }
-nb::object receive_object(GroupBase& calls, PyObject* const* given) {
-  return calls.pass(given, false, false, MessageKind::kObject);
+nb::object send_object(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, true, false, MessageKind::kObject);
 }
-nb::object send_now(GroupBase& calls, PyObject* const* given) { return calls.pass(given, true, true); }
-nb::object receive_now(GroupBase& calls, PyObject* const* given) { return calls.pass(given, false, true); }
+nb::object receive_object(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, false, false, MessageKind::kObject);
+}
+nb::object send_now(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, true, true);
+}
+nb::object receive_now(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, false, true);
+}
 Arguments all_of(PyObject* const* given) {
   Arguments arguments;
   arguments.fill(Py_None);
   std::copy_n(given, kPlain, arguments.begin());
   return arguments;
 }
-nb::object run(GroupBase& calls, PyObject* const* given) { return calls.run(all_of(given)); }
-nb::object repeat(GroupBase& calls, PyObject* const* given) {
-  nb::object result = calls.repeat(all_of(given));
+nb::object run(GroupBase& calls, PyObject* const* arguments) { return calls.run(all_of(arguments)); }
+nb::object repeat(GroupBase& calls, PyObject* const* arguments) {
+  nb::object result = calls.repeat(all_of(arguments));
   return result.is_valid() ? result : nb::borrow(Py_NotImplemented);
 }
 
@@ -553,7 +568,7 @@ PyMethodDef method(const char* name, const char* what) {
 
 PyMethodDef kMethods[] = {
     method<kPlain, run>("_call",
-                        "Runs a call of any kind: (kind, out, given, op, root, algorithm, reproducible, "
+                        "Runs a call of any kind: (kind, out, sendbuf, op, root, algorithm, reproducible, "
                         "async_op, timeout)."),
     method<kPlain, repeat>("_repeat", "As `_call`, for a remembered call; NotImplemented: it is not one."),
     method<4, send>("_send", "Sends (x, peer, tag, timeout); True, or None: Python has to do it."),
@@ -582,15 +597,15 @@ PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_ca
 
 size_t BoundCall::nbytes() const {
   size_t numel = 0;
-  for (const std::vector<BufferExtent>* side : {&out, &given})
+  for (const std::vector<BufferExtent>* side : {&out, &sendbuf})
     for (const BufferExtent& extent : *side) numel += extent.numel;
   return numel * itemsize(operation.dtype);
 }
 
 CollectiveCall BoundCall::call(double timeout_s) const {
   CollectiveCall made = bound(timeout_s);
-  made.coder = operation.coder;
-  if (feedback.numel > 0) made.coder.feedback = reinterpret_cast<float*>(feedback.data);
+  made.coding = operation.coding;
+  if (feedback.numel > 0) made.coding.feedback = reinterpret_cast<float*>(feedback.data);
   return made;
 }
 
@@ -602,11 +617,11 @@ CallResult BoundCall::outcome() const {
 CollectiveCall BoundCall::bound(double timeout_s) const {
   if (pieces.size() <= 1)
     return operation.call(root, numel, factor, timeout_s,
-                          {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, given)});
+                          {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, sendbuf)});
   const size_t item = itemsize(operation.dtype);
   auto packed = std::make_shared<CoalescedBuffers>();
   packed->out = BufferPacker(by_block(out, pieces.size(), blocks.first, item), item);
-  packed->in = BufferPacker(by_block(given, pieces.size(), blocks.second, item), item);
+  packed->in = BufferPacker(by_block(sendbuf, pieces.size(), blocks.second, item), item);
   const auto cut = [&](Space space, const BufferPacker& side) {
     return operation.cut(space, reinterpret_cast<Address>(side.data()), side.numel());
   };
@@ -616,9 +631,9 @@ CollectiveCall BoundCall::bound(double timeout_s) const {
   return made;
 }
 
-nb::object run_call(nb::handle group, const Arguments& given, bool coalesced) {
+nb::object run_call(nb::handle group, const Arguments& arguments, bool coalesced) {
   GroupBase& calls = *nb::inst_ptr<GroupBase>(group);
-  return coalesced ? calls.run_coalesced(given) : calls.run(given);
+  return coalesced ? calls.run_coalesced(arguments) : calls.run(arguments);
 }
 
 namespace {
@@ -630,7 +645,7 @@ void bind_bound_call(nb::module_& m) {
       .def(
           "__init__",
           [](BoundCall* self, nb::str name, const OperationDescriptor& operation, int root, size_t numel,
-             double factor, const Extents& out, const Extents& given, nb::object keep, bool writes,
+             double factor, const Extents& out, const Extents& sendbuf, nb::object keep, bool writes,
              std::vector<uint32_t> pieces, std::pair<uint32_t, uint32_t> blocks, nb::object made,
              ResultKind returned, nb::object note, Address feedback, size_t feedback_numel) {
             if (returned != ResultKind::kNothing && out.size() != 1)
@@ -644,7 +659,7 @@ void bind_bound_call(nb::module_& m) {
                                  factor,
                                  writes,
                                  all(out),
-                                 all(given),
+                                 all(sendbuf),
                                  std::move(pieces),
                                  blocks,
                                  returned,
@@ -652,12 +667,13 @@ void bind_bound_call(nb::module_& m) {
                                  {reinterpret_cast<unsigned char*>(feedback), feedback_numel}};
           },
           nb::arg("name"), nb::arg("operation"), nb::arg("root"), nb::arg("numel"), nb::arg("factor"),
-          nb::arg("out"), nb::arg("given"), nb::arg("keep").none(), nb::arg("writes") = true,
+          nb::arg("out"), nb::arg("sendbuf"), nb::arg("keep").none(), nb::arg("writes") = true,
           nb::arg("pieces") = std::vector<uint32_t>(),
           nb::arg("blocks") = std::pair<uint32_t, uint32_t>(1, 0), nb::arg("made").none() = nb::none(),
           nb::arg("returned") = ResultKind::kNothing, nb::arg("note").none() = nb::none(),
           nb::arg("feedback") = 0, nb::arg("feedback_numel") = 0, nb::keep_alive<1, 3>(),
-          "out, given: (address, numel) of one buffer, or of one for each chunk. numel: must be equal on all "
+          "out, sendbuf: (address, numel) of one buffer, or of one for each chunk. numel: must be equal on "
+          "all "
           "ranks; 0 where they may differ. pieces: the places of the buffers in the lists of a coalesced "
           "call; several are packed into one, where `blocks` says how many blocks an output and an input "
           "have. made, returned: the call's result. note: a text that a Mismatch shows beside the "

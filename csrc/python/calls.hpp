@@ -16,7 +16,7 @@
 enum ArgumentIndex : uint8_t {
   kCollective,
   kOut,
-  kGiven,
+  kSendbuf,
   kOp,
   kRoot,
   kAlgorithm,
@@ -65,7 +65,7 @@ struct BoundCall {
   size_t numel;  // must be equal on all ranks; 0 where they may differ
   double factor;
   bool writes;  // the call writes the first side
-  std::vector<unisono::BufferExtent> out, given;
+  std::vector<unisono::BufferExtent> out, sendbuf;
   // Of a coalesced call: which of its buffers. Several are packed into one, block by block.
   std::vector<uint32_t> pieces;
   std::pair<uint32_t, uint32_t> blocks{1, 0};  // how many blocks the output and the input have
@@ -83,16 +83,17 @@ struct BoundCall {
 
 // Keeps the buffers of a call alive: its two sides, and their items where they are lists.
 struct BufferReferences {
-  nanobind::object out, given, out_items, given_items, feedback = {}, feedback_items = {};
+  nanobind::object out, sendbuf, out_items, sendbuf_items, feedback = {}, feedback_items = {};
   StorageHold hold = {};  // of an asynchronous call
 
   // Never frees them: a stopped rank may write to them later.
   void leak() {
-    for (const nanobind::object* one : {&out, &given, &out_items, &given_items, &feedback, &feedback_items})
+    for (const nanobind::object* one :
+         {&out, &sendbuf, &out_items, &sendbuf_items, &feedback, &feedback_items})
       if (one->is_valid()) one->inc_ref();
     hold.leak();
   }
-  void hold_storages() { hold = StorageHold({out, given, out_items, given_items, feedback}); }
+  void hold_storages() { hold = StorageHold({out, sendbuf, out_items, sendbuf_items, feedback}); }
 };
 
 // An asynchronous collective.
@@ -158,7 +159,7 @@ class CollectiveWork {
 double seconds(nanobind::handle timeout, double otherwise, nanobind::handle planner);
 
 // Runs a call of any kind on a group.
-nanobind::object run_call(nanobind::handle group, const Arguments& given, bool coalesced);
+nanobind::object run_call(nanobind::handle group, const Arguments& arguments, bool coalesced);
 
 // Calls `body`, and turns its exceptions into Python's.
 template <class Body>

@@ -44,16 +44,16 @@ void report_cause(Engine& engine) {
 bool interrupted(Engine& engine) {
   if (getpid() != gettid()) return false;
   const nb::gil_scoped_acquire gil;
-  engine.handling.fetch_add(1, std::memory_order_relaxed);
+  engine.calls_interrupted.fetch_add(1, std::memory_order_relaxed);
   const bool raised = PyErr_CheckSignals() != 0;
-  engine.handling.fetch_sub(1, std::memory_order_relaxed);
+  engine.calls_interrupted.fetch_sub(1, std::memory_order_relaxed);
   if (raised) report_cause(engine);
   return raised;
 }
 
 FileDescriptors owned(const std::vector<int>& numbers) { return {numbers.begin(), numbers.end()}; }
 
-EdgeCoding coder_of(int codec, size_t block, uint32_t coding, const Program& program, DType dtype) {
+EdgeCoding coding_of(int codec, size_t block, uint32_t coding, const Program& program, DType dtype) {
   if (codec < 0 && !program.coded()) return {};
   if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount || dtype != DType::kF32)
     throw std::invalid_argument("a plan whose edges carry codes has a codec, and f32");
@@ -75,7 +75,7 @@ OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, 
           static_cast<uint8_t>(kind),
           static_cast<DType>(dtype),
           static_cast<ReduceOp>(op),
-          coder_of(codec, block, coding, *program, static_cast<DType>(dtype)),
+          coding_of(codec, block, coding, *program, static_cast<DType>(dtype)),
           checks_out,
           checks_in};
 }
@@ -116,7 +116,7 @@ Probed probed(Engine& engine, int peer, Look look) {
 }
 
 Probed look_for(Engine& engine, int peer, int tag) {
-  return probed(engine, peer, [&](auto& found) { return engine.channels().look(peer, tag, found); });
+  return probed(engine, peer, [&](auto& found) { return engine.channels().probe_now(peer, tag, found); });
 }
 
 Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
@@ -130,10 +130,10 @@ void leave(Engine& engine) {
   engine.leave();
   // A thread that is still in a call needs the GIL to return, and cannot get it once the interpreter ends:
   // wait briefly. A call of this thread ends only after its signal handler.
-  if (engine.within()) return;
-  const int own = getpid() == gettid() ? engine.handling.load(std::memory_order_relaxed) : 0;
-  const Nanoseconds end = later(kReturn);
-  while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
+  if (engine.in_signal_handler()) return;
+  const int own = getpid() == gettid() ? engine.calls_interrupted.load(std::memory_order_relaxed) : 0;
+  const Nanoseconds end = to_deadline(kReturn);
+  while (engine.calls_under_way.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
 }
 
 void abort_group(Engine& engine) {
@@ -217,14 +217,14 @@ void bind_region(nb::module_& m) {
       .def("enable_zero_copy", &Region::enable_zero_copy, "Allows its ranks to read each other's memory.")
       .def(
           "joined",
-          [](Region& region, int place) {
-            return region.cell(region.member(place)).pid.load(std::memory_order_acquire) != 0;
+          [](Region& region, int index) {
+            return region.cell(region.member(index)).pid.load(std::memory_order_acquire) != 0;
           },
           nb::arg("place"), "Whether the rank in this place has made its engine.")
       .def(
           "give_up",
-          [](Region& region, int place, const std::string& why) {
-            give_up(region, region.member(place), why);
+          [](Region& region, int index, const std::string& why) {
+            give_up(region, region.member(index), why);
           },
           nb::arg("place"), nb::arg("why"),
           "Marks the rank in that place as left: it has failed before it had an engine.");
@@ -284,7 +284,8 @@ void bind_engine(nb::module_& m) {
           "between_hosts, fed_back: what errors tell of the codes.",
           nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
-      .def_prop_ro("opened", &Engine::opened, "How many messages this rank has read in place.")
+      .def_prop_ro("mapped_messages", &Engine::mapped_messages,
+                   "How many messages this rank has read in place.")
       .def("report", &Engine::report, nb::arg("seq"), nb::arg("text"),
            "Reports to the other ranks what this rank knows about the fault; only the first report counts.")
       .def("abort", &abort_group)

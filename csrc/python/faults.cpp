@@ -31,8 +31,8 @@ struct FaultRecord {
 };
 
 RankRecord record_of(Engine& engine, int rank) {
-  const RankCell& cell = engine.world().cell(engine.member(rank));
-  return {rank, cell.pid.load(), cell.left.load() != 0, engine.world().status_of(rank)};
+  const RankCell& cell = engine.group().cell(engine.member(rank));
+  return {rank, cell.pid.load(), cell.left.load() != 0, engine.group().status_of(rank)};
 }
 
 FaultRecord record(Engine& engine, const Fault& fault) {
@@ -47,10 +47,11 @@ FaultRecord read_fault(Engine& engine, bool refresh) {
   return record(engine, engine.fault());
 }
 
-std::optional<FaultRecord> lacking(Engine& engine, const std::vector<int>& ranks, size_t needed, bool abort) {
+std::optional<FaultRecord> fault_unless_alive(Engine& engine, const std::vector<int>& ranks, size_t needed,
+                                              bool abort) {
   engine.check_process();
   for (const int rank : ranks) engine.member(rank);
-  const Fault found = engine.lacking(ranks, needed);
+  const Fault found = engine.fault_unless_alive(ranks, needed);
   if (found.kind == FaultKind::kNone) return std::nullopt;
   if (abort) engine.abort(found);
   engine.refresh();
@@ -80,10 +81,10 @@ void bind_records(nb::module_& m) {
       .def_prop_ro("fed_back", [](const CallRecord& call) { return (call.coding & kCodesFedBack) != 0; });
   nb::class_<SizeMismatch>(m, "SizeMismatch", "A message of another size than its receiver expected.")
       .def_ro("tag", &SizeMismatch::tag, "Its tag; of a collective, the number of the chunk.")
-      .def_ro("wanted_form", &SizeMismatch::wanted_form, "The dtype, and above it what kind of message.")
-      .def_ro("got_form", &SizeMismatch::got_form)
-      .def_ro("wanted_nbytes", &SizeMismatch::wanted_nbytes)
-      .def_ro("got_nbytes", &SizeMismatch::got_nbytes)
+      .def_ro("expected_form", &SizeMismatch::expected_form, "The dtype, and above it what kind of message.")
+      .def_ro("sent_form", &SizeMismatch::sent_form)
+      .def_ro("expected_nbytes", &SizeMismatch::expected_nbytes)
+      .def_ro("sent_nbytes", &SizeMismatch::sent_nbytes)
       .def_ro("seq", &SizeMismatch::seq, "The collective; 0: a message between two ranks.")
       .def_prop_ro(
           "more", [](const SizeMismatch& m) { return m.more != 0; }, "More bytes may have followed.")
@@ -109,19 +110,19 @@ void bind_records(nb::module_& m) {
   nb::class_<FaultRecord>(m, "FaultRecord", "A fault, and the status of every rank.")
       .def_prop_ro("kind", [](const FaultRecord& r) { return r.fault.kind; })
       .def_prop_ro(
-          "by", [](const FaultRecord& r) { return r.fault.by; }, "The rank that found it.")
+          "found_by", [](const FaultRecord& r) { return r.fault.found_by; }, "The rank that found it.")
       .def_prop_ro(
-          "about", [](const FaultRecord& r) { return r.fault.about; }, "The rank that caused it, or -1.")
+          "rank", [](const FaultRecord& r) { return r.fault.rank; }, "The rank that caused it, or -1.")
       .def_prop_ro(
-          "signal", [](const FaultRecord& r) { return r.fault.signal; }, "What ended `about`; 0: unknown.")
+          "signal", [](const FaultRecord& r) { return r.fault.signal; }, "What ended `rank`; 0: unknown.")
       .def_prop_ro(
-          "exit_code", [](const FaultRecord& r) { return r.fault.exit_code; }, "Of `about`; -1: unknown.")
+          "exit_code", [](const FaultRecord& r) { return r.fault.exit_code; }, "Of `rank`; -1: unknown.")
       .def_prop_ro(
           "seq", [](const FaultRecord& r) { return r.fault.seq; }, "The collective; 0: a message.")
-      .def_prop_ro("misfit", [](const FaultRecord& r) { return r.fault.misfit; })
+      .def_prop_ro("size_mismatch", [](const FaultRecord& r) { return r.fault.size_mismatch; })
       .def_prop_ro(
           "frame", [](const FaultRecord& r) { return describe(r.fault.frame); },
-          "What was wrong with the frame that `about` sent.")
+          "What was wrong with the frame that `rank` sent.")
       .def_ro("ranks", &FaultRecord::ranks);
 }
 
@@ -136,7 +137,7 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
       .def("read_fault", &read_fault, nb::arg("refresh"),
            "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
            "other hosts for their status, which takes up to 0.7 s.")
-      .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
+      .def("fault_unless_alive", &fault_unless_alive, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
            nb::call_guard<GilRelease>(),
            "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "
            "abort: that fault ends the group.")

@@ -18,13 +18,13 @@ std::span<const unsigned char> view(const nb::bytes& bytes) {
 
 std::pair<uint64_t, nb::bytes> proposal_of(Engine& engine, int rank) {
   std::vector<unsigned char> bytes;
-  const uint64_t version = engine.world().proposal_of(engine.member(rank), bytes);
+  const uint64_t version = engine.group().proposal_of(engine.member(rank), bytes);
   return {version, nb::bytes(bytes.data(), bytes.size())};
 }
 
 // Of a rank of this host; kOpen for the others, whose own host settles it.
 Fate settle(Engine& engine, int rank, Fate fate) {
-  return engine.world().near(engine.member(rank)) ? engine.world().settle(rank, fate) : Fate::kOpen;
+  return engine.group().on_this_host(engine.member(rank)) ? engine.group().settle(rank, fate) : Fate::kOpen;
 }
 
 std::tuple<std::vector<int>, std::vector<int>, std::vector<int>> hand_over(Engine& engine,
@@ -64,16 +64,16 @@ void bind_proposals(nb::class_<Engine>& engine) {
            "(version, bytes) of a rank's newest; 0: it has none.")
       .def("settle", &settle, nb::arg("rank"), nb::arg("fate"),
            "What became of a rank of this host, after an attempt to change it from OPEN.")
-      .def_prop_ro("membership_epoch", [](Engine& self) { return self.world().membership_epoch(); })
+      .def_prop_ro("membership_epoch", [](Engine& self) { return self.group().membership_epoch(); })
       .def(
           "await_proposal",
           [](Engine& self, uint32_t epoch, double slice_s) {
-            self.world().await_proposal(epoch, duration(slice_s));
+            self.group().await_proposal(epoch, duration(slice_s));
           },
           nb::arg("epoch"), nb::arg("slice_s"), nb::call_guard<GilRelease>(),
           "Sleeps until a proposal comes that `epoch` does not know, or the slice has passed.")
       .def(
-          "near", [](Engine& self, int rank) { return self.world().near(self.member(rank)); },
+          "on_this_host", [](Engine& self, int rank) { return self.group().on_this_host(self.member(rank)); },
           nb::arg("rank"))
       .def(
           "state", [](Engine& self, int rank) { return self.state(self.member(rank)); }, nb::arg("rank"),
@@ -82,7 +82,7 @@ void bind_proposals(nb::class_<Engine>& engine) {
       .def(
           "heard",
           [](Engine& self, int rank) {
-            const Nanoseconds ago = self.heard(self.member(rank));
+            const Nanoseconds ago = self.silence_ns(self.member(rank));
             return ago < 0 ? -1.0 : static_cast<double>(ago) / 1e9;
           },
           nb::arg("rank"), nb::call_guard<GilRelease>(),
@@ -96,20 +96,20 @@ void bind_proposals(nb::class_<Engine>& engine) {
 void bind_next(nb::class_<Engine>& engine) {
   engine
       .def_prop_rw(
-          "elastic", [](Engine& self) { return self.world().elastic(); },
-          [](Engine& self, bool elastic) { self.world().set_elastic(elastic); },
+          "elastic", [](Engine& self) { return self.group().elastic(); },
+          [](Engine& self, bool elastic) { self.group().set_elastic(elastic); },
           "Whether a wait also ends because a rank is stopped, or does not answer.")
       .def_prop_ro("unsettled", &Engine::has_open_transfers,
                    "Whether another rank may still write to the buffers of a failed call.")
       .def(
           "next_region",
-          [](Engine& self, uint32_t ranks) { return Region::next(self.world().region(), ranks); },
+          [](Engine& self, uint32_t ranks) { return Region::next(self.group().region(), ranks); },
           nb::arg("ranks"), nb::call_guard<GilRelease>(),
           "The memory of the next membership on this host. Every rank of it calls this.")
       .def(
-          "discard_region", [](Engine& self) { self.world().region().discard(); },
+          "discard_region", [](Engine& self) { self.group().region().discard(); },
           nb::call_guard<GilRelease>(), "Frees the memory of this membership, which no rank uses any more.")
-      .def_prop_ro("zero_copy", [](Engine& self) { return self.world().region().zero_copy(); })
+      .def_prop_ro("zero_copy", [](Engine& self) { return self.group().region().zero_copy(); })
       .def("hand_over", &hand_over, nb::arg("kept"), nb::arg("timeout_s"),
            "Leaves the group, and returns its connections (control, data, messages), -1 for ranks of this "
            "host. "

@@ -20,7 +20,7 @@ struct CollectiveMethod {
   PyObject* function;
   Arguments defaults;
   std::array<PyObject*, kMostParameters> names;
-  std::array<uint8_t, kMostParameters> places;  // among the arguments
+  std::array<uint8_t, kMostParameters> argument_indices;  // among the arguments
   size_t positional, count;
   uint32_t required;  // bits, of the names
   bool coalesced;
@@ -37,17 +37,17 @@ size_t find(const CollectiveMethod& method, PyObject* name) {
 }
 
 // Puts the arguments in their places; returns whether they fit the signature.
-bool place(const CollectiveMethod& method, PyObject* const* given, size_t count, PyObject* keywords,
-           Arguments& arguments) {
+bool assign_arguments(const CollectiveMethod& method, PyObject* const* given, size_t count,
+                      PyObject* keywords, Arguments& arguments) {
   if (count > method.positional) return false;
   uint32_t seen = (uint32_t{1} << count) - 1;
-  for (size_t i = 0; i < count; ++i) arguments[method.places[i]] = given[i];
+  for (size_t i = 0; i < count; ++i) arguments[method.argument_indices[i]] = given[i];
   const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
   for (Py_ssize_t k = 0; k < named; ++k) {
     const size_t i = find(method, PyTuple_GET_ITEM(keywords, k));
     if (i == method.count || (seen >> i & 1) != 0) return false;
     seen |= uint32_t{1} << i;
-    arguments[method.places[i]] = given[count + static_cast<size_t>(k)];
+    arguments[method.argument_indices[i]] = given[count + static_cast<size_t>(k)];
   }
   return (seen & method.required) == method.required;
 }
@@ -60,7 +60,7 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
     return nullptr;
   }
   Arguments arguments = method.defaults;
-  if (place(method, given + 1, count - 1, keywords, arguments))
+  if (assign_arguments(method, given + 1, count - 1, keywords, arguments))
     return guarded([&] { return run_call(given[0], arguments, method.coalesced); });
   const nb::object refused = nb::steal(PyObject_Vectorcall(method.function, given, flags, keywords));
   if (refused.is_valid())  // the function moves no data, so returning would look like success
@@ -167,7 +167,7 @@ nb::any make_collective(const nb::object& type, nb::handle owner, nb::object fun
     const nb::handle parameter = parameters[i];
     made->names[i] = nb::cast<nb::str>(parameter[0]).release().ptr();
     PyUnicode_InternInPlace(&made->names[i]);
-    made->places[i] = std::min<uint8_t>(nb::cast<uint8_t>(parameter[1]), kMaxError);
+    made->argument_indices[i] = std::min<uint8_t>(nb::cast<uint8_t>(parameter[1]), kMaxError);
     made->required |= uint32_t{nb::cast<bool>(parameter[2])} << i;
   }
   PyObject_GC_Track(made);

@@ -30,13 +30,13 @@ class InternedName {
 };
 
 // An item of a list. Invalid: the list has become shorter.
-inline nanobind::object list_item(PyObject* list, Py_ssize_t place) {
+inline nanobind::object list_item(PyObject* list, Py_ssize_t index) {
 #ifdef Py_GIL_DISABLED
-  PyObject* const item = PyList_GetItemRef(list, place);
+  PyObject* const item = PyList_GetItemRef(list, index);
   if (item == nullptr) PyErr_Clear();
   return nanobind::steal(item);
 #else
-  return place < PyList_GET_SIZE(list) ? nanobind::borrow(PyList_GET_ITEM(list, place)) : nanobind::object();
+  return index < PyList_GET_SIZE(list) ? nanobind::borrow(PyList_GET_ITEM(list, index)) : nanobind::object();
 #endif
 }
 

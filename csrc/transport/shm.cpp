@@ -15,21 +15,21 @@ bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; 
 
 }  // namespace
 
-ShmTransport::ShmTransport(GroupState& state, const PeerProcesses& peers, int rank)
-    : state_(state),
+ShmTransport::ShmTransport(GroupState& group, const PeerProcesses& peers, int rank)
+    : group_(group),
       peers_(peers),
       rank_(rank),
-      ring_(state.region().staging(state.place(rank))),
-      ring_bytes_(state.region().staging_bytes()),
-      staged_(std::bit_ceil(size_t{state.region().ranks()} * kFifoSlots)) {
-  Region& region = state.region();
-  for (int peer = 0; peer < state.ranks(); ++peer) {
-    const int mine = state.place(rank), theirs = state.place(peer);
+      ring_(group.region().staging(group.region_index(rank))),
+      ring_bytes_(group.region().staging_bytes()),
+      staged_(std::bit_ceil(size_t{group.region().ranks()} * kFifoSlots)) {
+  Region& region = group.region();
+  for (int peer = 0; peer < group.ranks(); ++peer) {
+    const int mine = group.region_index(rank), theirs = group.region_index(peer);
     if (theirs < 0)
       edges_.push_back({});
     else
       edges_.push_back({&region.fifo(mine, theirs), &region.fifo(theirs, mine),
-                        &state.cell(peer).collective_event, region.staging(theirs), 0, 0, 0});
+                        &group.cell(peer).collective_event, region.staging(theirs), 0, 0, 0});
   }
 }
 
@@ -59,7 +59,7 @@ bool ShmTransport::reclaim() {
 
 // Small messages should not walk through the whole ring, most of which is in no cache: when nothing is in
 // flight, the ring restarts at its beginning.
-void ShmTransport::start_over() {
+void ShmTransport::restart_ring() {
   while (first_staged_ != last_staged_)
     if (!reclaim()) return;
   ring_head_ = ring_tail_ = (ring_head_ / ring_bytes_ + 1) * ring_bytes_;
@@ -67,7 +67,7 @@ void ShmTransport::start_over() {
 
 // A message is contiguous: where it would wrap around the ring's end, the rest of the ring is skipped.
 unsigned char* ShmTransport::ring_room(size_t nbytes) {
-  if (ring_head_ % ring_bytes_ >= kWarmBytes) start_over();
+  if (ring_head_ % ring_bytes_ >= kWarmBytes) restart_ring();
   uint64_t start = ring_head_;
   const uint64_t offset = start % ring_bytes_;
   if (offset + nbytes > ring_bytes_) start += ring_bytes_ - offset;
@@ -90,7 +90,7 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
   for (int peer : peers) {
     ShmEndpoint& to = edge(peer);
     const uint32_t number = ++to.sent;
-    FifoSlot& slot = announced(*to.out, number);
+    FifoSlot& slot = slot_of(*to.out, number);
     slot.location = PayloadLocation::kStaged;
     slot.fingerprint = fingerprint;
     slot.nbytes = nbytes;
@@ -113,7 +113,7 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
 bool ShmTransport::peek(int peer, size_t, void*, MessageView& message) {
   ShmEndpoint& from = edge(peer);
   const uint32_t number = from.received + 1;
-  const FifoSlot& slot = announced(*from.in, number);
+  const FifoSlot& slot = slot_of(*from.in, number);
   if (slot.number.load(std::memory_order_seq_cst) != number) return false;  // R1, R2
   message.nbytes = slot.nbytes;
   message.fingerprint = slot.fingerprint;
@@ -137,11 +137,11 @@ void ShmTransport::release(int peer) {
 
 // ---- zero-copy messages ----------------------------------------------------------------------------
 
-bool ShmTransport::can_zero_copy(std::span<const int>) const { return state_.region().zero_copy(); }
+bool ShmTransport::can_zero_copy(std::span<const int>) const { return group_.region().zero_copy(); }
 
 bool ShmTransport::can_map(const void* from, size_t nbytes) const {
   const Arena* const arena = Arena::made();
-  return arena != nullptr && arena->holds(from, nbytes) && state_.region().zero_copy();
+  return arena != nullptr && arena->holds(from, nbytes) && group_.region().zero_copy();
 }
 
 bool ShmTransport::send_zero_copy(std::span<const int> peers, size_t nbytes, uint64_t fingerprint,
@@ -149,11 +149,11 @@ bool ShmTransport::send_zero_copy(std::span<const int> peers, size_t nbytes, uin
   if (!fifos_have_room(peers)) return false;
   forget_complete();
   const PayloadLocation location = mapped ? PayloadLocation::kMapped : PayloadLocation::kZeroCopy;
-  state_.publish_arena(rank_);
+  group_.publish_arena(rank_);
   for (int peer : peers) {
     ShmEndpoint& to = edge(peer);
     const uint32_t number = ++to.sent;
-    FifoSlot& slot = announced(*to.out, number);
+    FifoSlot& slot = slot_of(*to.out, number);
     slot.location = location;
     slot.fingerprint = fingerprint;
     slot.nbytes = nbytes;
@@ -170,8 +170,9 @@ void ShmTransport::progress_zero_copy() {
     ShmEndpoint& to = edge(zero_copy.peer);
     if (reached(to.out->acked.load(std::memory_order_acquire), zero_copy.number))
       continue;  // returned already
-    ZeroCopyTransfer& transfer = announced(*to.out, zero_copy.number).transfer;
-    if (transfer.target_published() && transfer.put(state_.memory_of(zero_copy.peer), zero_copy.nbytes))
+    ZeroCopyTransfer& transfer = slot_of(*to.out, zero_copy.number).transfer;
+    if (transfer.target_published() &&
+        transfer.write_pieces(group_.memory_of(zero_copy.peer), zero_copy.nbytes))
       notify(*to.event);
   }
 }
@@ -189,26 +190,26 @@ bool ShmTransport::zero_copy_complete() {
 // The receiver maps the sender's arena at the first such message. Where that fails, the message is sent with
 // zero copy.
 const void* ShmTransport::read_in_place(int peer, const FifoSlot& slot) {
-  const ArenaView* const arena = state_.memory_of(peer).view;
+  const ArenaView* const arena = group_.memory_of(peer).view;
   return arena == nullptr ? nullptr
                           : arena->at(slot.transfer.source.load(std::memory_order_relaxed), slot.nbytes);
 }
 
 // A sender that has aborted may have changed its memory: it published the abort first, so the check after the
 // copy sees it.
-bool ShmTransport::fetch(int peer, const MessageView& message, void* into) {
+bool ShmTransport::copy_zero_copy(int peer, const MessageView& message, void* into) {
   ShmEndpoint& from = edge(peer);
-  ZeroCopyTransfer& transfer = announced(*from.in, from.received + 1).transfer;
-  state_.publish_arena(rank_);
+  ZeroCopyTransfer& transfer = slot_of(*from.in, from.received + 1).transfer;
+  group_.publish_arena(rank_);
   if (transfer.publish_target(into)) notify(*from.event);
-  transfer.get(state_.memory_of(peer), into, message.nbytes);
+  transfer.read_pieces(group_.memory_of(peer), into, message.nbytes);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
-  return transfer.is_complete(message.nbytes) && !state_.aborted();
+  return transfer.is_complete(message.nbytes) && !group_.aborted();
 }
 
-bool ShmTransport::abandon(int peer) {
+bool ShmTransport::cancel_zero_copy(int peer) {
   ShmEndpoint& from = edge(peer);
-  return announced(*from.in, from.received + 1).transfer.cancel([&] { return peers_.dead(peer); });
+  return slot_of(*from.in, from.received + 1).transfer.cancel([&] { return peers_.dead(peer); });
 }
 
 }  // namespace unisono

@@ -13,7 +13,7 @@ namespace unisono {
 class ShmTransport final : public Transport {
  public:
   // Edges to the ranks of this host.
-  ShmTransport(GroupState& state, const PeerProcesses& peers, int rank);
+  ShmTransport(GroupState& group, const PeerProcesses& peers, int rank);
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }
@@ -26,8 +26,8 @@ class ShmTransport final : public Transport {
                       bool mapped) override;
   void progress_zero_copy() override;
   bool zero_copy_complete() override;
-  bool fetch(int peer, const MessageView& message, void* into) override;
-  bool abandon(int peer) override;
+  bool copy_zero_copy(int peer, const MessageView& message, void* into) override;
+  bool cancel_zero_copy(int peer) override;
   // The limit of one sender's messages together: half the ring, because a message must not wrap around.
   static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 
@@ -57,17 +57,17 @@ class ShmTransport final : public Transport {
     PayloadLocation location;
   };
 
-  FifoSlot& announced(Fifo& fifo, uint32_t number) { return fifo.slots[(number - 1) % kFifoSlots]; }
+  FifoSlot& slot_of(Fifo& fifo, uint32_t number) { return fifo.slots[(number - 1) % kFifoSlots]; }
   ShmEndpoint& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
   bool fifos_have_room(std::span<const int> peers);
   bool acked(int peer, uint32_t number);
   unsigned char* ring_room(size_t nbytes);
   bool reclaim();
-  void start_over();
+  void restart_ring();
   const void* read_in_place(int peer, const FifoSlot& slot);
   void forget_complete();
 
-  GroupState& state_;
+  GroupState& group_;
   const PeerProcesses& peers_;
   const int rank_;
   unsigned char* const ring_;

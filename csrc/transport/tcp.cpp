@@ -14,7 +14,7 @@
 namespace unisono {
 namespace {
 
-bool later_perhaps(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 timespec span_of(Nanoseconds slice) { return {slice / 1'000'000'000LL, slice % 1'000'000'000LL}; }
 
@@ -29,8 +29,8 @@ ssize_t send_all(int socket, iovec* pieces, size_t count) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(GroupState& state, ControlPlane& control, int rank, FileDescriptors sockets)
-    : state_(state), control_(control), rank_(rank), edges_(sockets.size()) {
+TcpTransport::TcpTransport(GroupState& group, ControlPlane& control, int rank, FileDescriptors sockets)
+    : group_(group), control_(control), rank_(rank), edges_(sockets.size()) {
   for (size_t peer = 0; peer < sockets.size(); ++peer) {
     if (sockets[peer] < 0) continue;
     avoid_pacing(sockets[peer]);
@@ -53,23 +53,23 @@ void TcpTransport::finish() {
 }
 
 FileDescriptors TcpTransport::take() {
-  drop();
+  discard_unsent();
   FileDescriptors taken(edges_.size());
   for (size_t peer = 0; peer < edges_.size(); ++peer) taken[peer] = std::move(edges_[peer].fd);
   return taken;
 }
 
-void TcpTransport::broke(int peer) {
-  forget(edge(peer));
+void TcpTransport::mark_broken(int peer) {
+  clear_unsent(edge(peer));
   edge(peer).broken = true;
-  control_.doubt(peer);
+  control_.suspect(peer);
 }
 
-void TcpTransport::drop() {
-  for (TcpEndpoint& edge : edges_) forget(edge);
+void TcpTransport::discard_unsent() {
+  for (TcpEndpoint& edge : edges_) clear_unsent(edge);
 }
 
-void TcpTransport::forget(TcpEndpoint& to) {
+void TcpTransport::clear_unsent(TcpEndpoint& to) {
   unsent_bytes_ -= to.unsent;
   to.unsent = 0;
   to.out.clear();
@@ -83,10 +83,10 @@ void* TcpTransport::reserve(std::span<const int> peers, size_t nbytes) {
     if (to.unsent > 0) flush(peer);
     if (!to.broken && (to.unsent == 0 || to.unsent + nbytes <= kMostUnsent)) continue;
     blocking_peer_ = peer;
-    wanted_ = -1;
+    awaited_peer_ = -1;
     return nullptr;
   }
-  keep(staging_.data(), staging_.size());
+  copy_unsent(staging_.data(), staging_.size());
   if (staging_.size() < nbytes + 1) staging_.resize(nbytes + 1);
   return staging_.data();
 }
@@ -103,16 +103,16 @@ void TcpTransport::send(int peer, const Header& header, const void* from) {
     iovec pieces[2] = {{const_cast<Header*>(&header), sizeof header},
                        {const_cast<unsigned char*>(payload), header.nbytes}};
     const ssize_t taken = send_all(to.fd, pieces, header.nbytes > 0 ? 2 : 1);
-    if (taken < 0 && !later_perhaps(errno)) return broke(peer);
+    if (taken < 0 && !would_block(errno)) return mark_broken(peer);
     if (taken > 0) sent = static_cast<size_t>(taken);
   }
   if (sent == sizeof header + header.nbytes) return;
   to.out.push_back({header, payload, sent, {}});
-  to.unsent += to.out.back().left();
-  unsent_bytes_ += to.out.back().left();
+  to.unsent += to.out.back().remaining();
+  unsent_bytes_ += to.out.back().remaining();
 }
 
-void TcpTransport::keep(const void* data, size_t nbytes) {
+void TcpTransport::copy_unsent(const void* data, size_t nbytes) {
   if (unsent_bytes_ == 0) return;
   const auto* const begin = static_cast<const unsigned char*>(data);
   for (TcpEndpoint& to : edges_)
@@ -136,25 +136,25 @@ void TcpTransport::flush(int peer) {
       auto* const payload = const_cast<unsigned char*>(one->payload);
       if (of_payload < one->header.nbytes)
         pieces[count++] = {payload + of_payload, one->header.nbytes - of_payload};
-      asked += one->left();
+      asked += one->remaining();
     }
     const ssize_t taken = send_all(to.fd, pieces, count);
-    if (taken < 0 && !later_perhaps(errno)) return broke(peer);
-    if (taken > 0) took(to, static_cast<size_t>(taken));
+    if (taken < 0 && !would_block(errno)) return mark_broken(peer);
+    if (taken > 0) mark_sent(to, static_cast<size_t>(taken));
     if (taken < static_cast<ssize_t>(asked)) return;
   }
 }
 
 // Called when the kernel has accepted `nbytes` of the queued bytes.
-void TcpTransport::took(TcpEndpoint& to, size_t nbytes) {
+void TcpTransport::mark_sent(TcpEndpoint& to, size_t nbytes) {
   to.unsent -= nbytes;
   unsent_bytes_ -= nbytes;
   while (nbytes > 0) {
     OutgoingFrame& first = to.out.front();
-    const size_t piece = std::min(nbytes, first.left());
+    const size_t piece = std::min(nbytes, first.remaining());
     first.sent += piece;
     nbytes -= piece;
-    if (first.left() == 0) to.out.pop_front();
+    if (first.remaining() == 0) to.out.pop_front();
   }
 }
 
@@ -192,48 +192,48 @@ bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count
 // it: the caller rejects it by its header.
 bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target) {
   TcpEndpoint& from = edge(peer);
-  wanted_ = peer;
+  awaited_peer_ = peer;
   constexpr size_t kHead = sizeof(Header);
   const size_t enough = kHead + first + count;
-  const auto misfits = [&] { return from.have >= kHead && from.header.nbytes != nbytes; };
-  while (!from.ended && from.have < enough && !misfits()) {
-    const size_t of_head = std::min(from.have, kHead), of_payload = from.have - of_head;
+  const auto misfits = [&] { return from.received_bytes >= kHead && from.header.nbytes != nbytes; };
+  while (!from.ended && from.received_bytes < enough && !misfits()) {
+    const size_t of_head = std::min(from.received_bytes, kHead), of_payload = from.received_bytes - of_head;
     iovec pieces[2] = {{reinterpret_cast<unsigned char*>(&from.header) + of_head, kHead - of_head},
                        {target + (of_payload - first), enough - kHead - of_payload}};
     msghdr message{};
     message.msg_iov = of_head == kHead ? pieces + 1 : pieces;
     message.msg_iovlen = (of_head < kHead ? 1 : 0) + (pieces[1].iov_len > 0 ? 1 : 0);
     const ssize_t got = recvmsg(from.fd, &message, MSG_DONTWAIT);
-    if (got < 0 && later_perhaps(errno)) {
+    if (got < 0 && would_block(errno)) {
       flush();  // this rank has to wait anyway
       return false;
     }
     if (got <= 0) {
       from.ended = true;
-      control_.doubt(peer);
+      control_.suspect(peer);
       return false;
     }
-    from.have += static_cast<size_t>(got);
+    from.received_bytes += static_cast<size_t>(got);
   }
-  if (from.have < enough && !misfits()) return false;
+  if (from.received_bytes < enough && !misfits()) return false;
   return true;
 }
 
 void TcpTransport::release(int peer) {
-  note(peer);
-  edge(peer).have = 0;
+  record_peer_progress(peer);
+  edge(peer).received_bytes = 0;
 }
 
 // A received message shows that its sender has begun this operation, with the same call as this rank.
-void TcpTransport::note(int peer) {
+void TcpTransport::record_peer_progress(int peer) {
   TcpEndpoint& from = edge(peer);
-  if (from.noted == seq_) return;
-  from.noted = seq_;
+  if (from.newest_seq == seq_) return;
+  from.newest_seq = seq_;
   RankStatus status{};
   status.started = seq_;
   status.finished = seq_ - 1;
-  status.history[0] = read_record(state_.cell(rank_), seq_);
-  state_.take_status(peer, status);
+  status.history[0] = read_record(group_.cell(rank_), seq_);
+  group_.take_status(peer, status);
 }
 
 // ---- sleeping --------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ void TcpTransport::sleep(int awaited, Nanoseconds slice, uint32_t) {
   std::vector<pollfd> polled;
   for (int peer = 0; peer < static_cast<int>(edges_.size()); ++peer) {
     const TcpEndpoint& one = edges_[static_cast<size_t>(peer)];
-    const bool reads = peer == awaited && wanted_ == peer && !one.ended;
+    const bool reads = peer == awaited && awaited_peer_ == peer && !one.ended;
     const bool writes = one.unsent > 0;
     if (one.fd < 0 || !(reads || writes)) continue;
     polled.push_back({one.fd, static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0)), 0});

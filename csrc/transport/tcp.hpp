@@ -18,14 +18,14 @@ namespace unisono {
 class TcpTransport final : public Transport, public SocketPoller {
  public:
   // sockets[rank]: connected, or -1 for a rank of this host. Takes them over.
-  TcpTransport(GroupState& state, ControlPlane& control, int rank, FileDescriptors sockets);
+  TcpTransport(GroupState& group, ControlPlane& control, int rank, FileDescriptors sockets);
 
   // Messages from now on belong to operation `seq`.
   void begin(uint64_t seq, uint64_t fingerprint);
   // A rank with bytes that the kernel has not accepted yet, or -1.
   int unsent() const;
   // Drops all unsent bytes: the operation has failed, and its memory belongs to the caller again.
-  void drop();
+  void discard_unsent();
   // Ends the sending side of all connections.
   void finish();
   // Whether the peer has ended its side in order.
@@ -37,7 +37,7 @@ class TcpTransport final : public Transport, public SocketPoller {
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
-  void keep(const void* data, size_t nbytes) override;
+  void copy_unsent(const void* data, size_t nbytes) override;
   bool peek(int peer, size_t nbytes, void* into, MessageView& message) override;
   bool peek_part(int peer, size_t nbytes, size_t first, size_t count, MessageView& message) override;
   void release(int peer) override;
@@ -61,37 +61,37 @@ class TcpTransport final : public Transport, public SocketPoller {
     const unsigned char* payload;
     size_t sent;                      // bytes of header and payload
     std::vector<unsigned char> copy;  // of the payload, if it had to be kept
-    size_t left() const { return sizeof header + header.nbytes - sent; }
+    size_t remaining() const { return sizeof header + header.nbytes - sent; }
   };
   struct TcpEndpoint {
     FileDescriptor fd;
     bool ended = false;   // nothing more will come
     bool broken = false;  // nothing more can be sent
-    // The arriving message: `have` bytes of header and payload.
+    // The arriving message: `received_bytes` bytes of header and payload.
     Header header{};
-    size_t have = 0;
+    size_t received_bytes = 0;
     std::vector<unsigned char> in;
-    uint64_t noted = 0;             // the newest operation that the peer is known to have begun
+    uint64_t newest_seq = 0;        // the newest operation that the peer is known to have begun
     std::deque<OutgoingFrame> out;  // messages that the kernel has not accepted in full
     size_t unsent = 0;              // bytes of it
   };
   TcpEndpoint& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
   void send(int peer, const Header& header, const void* from);
   void flush(int peer);
-  void took(TcpEndpoint& to, size_t nbytes);
-  void forget(TcpEndpoint& to);
+  void mark_sent(TcpEndpoint& to, size_t nbytes);
+  void clear_unsent(TcpEndpoint& to);
   bool fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target);
-  void note(int peer);
-  void broke(int peer);
+  void record_peer_progress(int peer);
+  void mark_broken(int peer);
 
-  GroupState& state_;
+  GroupState& group_;
   ControlPlane& control_;
   const int rank_;
   std::vector<TcpEndpoint> edges_;
   std::vector<unsigned char> staging_;
   size_t unsent_bytes_ = 0;
   int blocking_peer_ = -1;
-  int wanted_ = -1;  // the rank whose message is awaited
+  int awaited_peer_ = -1;  // the rank whose message is awaited
   uint64_t seq_ = 0, fingerprint_ = 0;
 };
 

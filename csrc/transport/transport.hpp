@@ -26,10 +26,10 @@ class Transport {
   virtual void* reserve(std::span<const int> peers, size_t nbytes) = 0;
   virtual int blocking_peer() const = 0;
   // Sends the bytes at `from`: the reserved room or, to other hosts, any of the caller's memory. That memory
-  // must not change before `keep` is called for it.
+  // must not change before `copy_unsent` is called for it.
   virtual void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) = 0;
   // Call before these bytes change: copies those that are not sent yet.
-  virtual void keep(const void* /*data*/, size_t /*nbytes*/) {}
+  virtual void copy_unsent(const void* /*data*/, size_t /*nbytes*/) {}
 
   // The next message of `peer`, if it has arrived; it should have `nbytes`. It is valid until it is released.
   // The transport may store it at `into` at once (nullptr: it chooses a place).
@@ -49,15 +49,15 @@ class Transport {
   virtual bool can_zero_copy(std::span<const int> /*peers*/) const { return false; }
   virtual bool can_map(const void* /*from*/, size_t /*nbytes*/) const { return false; }
   virtual bool send_zero_copy(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
-                              const void* /*from*/, bool /*open*/) {
+                              const void* /*from*/, bool /*mapped*/) {
     return false;
   }
   virtual void progress_zero_copy() {}
   virtual bool zero_copy_complete() { return true; }
   // Copies the zero-copy message that `peek` found to `into`; true when all of it is there. A receiver that
-  // stops before that calls `abandon`, which returns whether `into` can be used or freed again.
-  virtual bool fetch(int /*peer*/, const MessageView& /*message*/, void* /*into*/) { return false; }
-  virtual bool abandon(int /*peer*/) { return true; }
+  // stops before that calls `cancel_zero_copy`, which returns whether `into` can be used or freed again.
+  virtual bool copy_zero_copy(int /*peer*/, const MessageView& /*message*/, void* /*into*/) { return false; }
+  virtual bool cancel_zero_copy(int /*peer*/) { return true; }
 };
 
 }  // namespace unisono

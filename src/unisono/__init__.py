@@ -30,7 +30,7 @@ _HOMES = {
         "wait_all",
         "wait_any",
     ),
-    "unisono.engine.group.turns": ("elastic", "join"),
+    "unisono.engine.group.elastic_loop": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         wait_all,
         wait_any,
     )
-    from unisono.engine.group.turns import elastic, join
+    from unisono.engine.group.elastic_loop import elastic, join
     from unisono.engine.memory.arrays import empty
     from unisono.engine.operations.reduction import ReduceOp, premul_sum
     from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore

@@ -32,7 +32,7 @@ ROOT = 1
 
 def opened(group: un.Group) -> int:
     """Messages of others that this rank has read where they lay."""
-    count: int = inside.engine(group).opened
+    count: int = inside.engine(group).mapped_messages
     return count
 
 

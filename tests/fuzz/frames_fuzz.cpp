@@ -37,11 +37,11 @@ bool refused(const FrameError& found) {
 }
 
 void check_fault(const Fault& fault, int ranks) {
-  require(fault.by >= 0 && fault.by < ranks, "fault.by is a rank");
-  require(fault.about >= -1 && fault.about < ranks, "fault.about is a rank or none");
+  require(fault.found_by >= 0 && fault.found_by < ranks, "fault.found_by is a rank");
+  require(fault.rank >= -1 && fault.rank < ranks, "fault.rank is a rank or none");
   require(fault.kind <= FaultKind::kStopped, "fault.kind is known");
-  require(dtype_of_form(fault.misfit.wanted_form) < kDTypeCount, "wanted_form has a dtype");
-  require(dtype_of_form(fault.misfit.got_form) < kDTypeCount, "got_form has a dtype");
+  require(dtype_of_form(fault.size_mismatch.expected_form) < kDTypeCount, "expected_form has a dtype");
+  require(dtype_of_form(fault.size_mismatch.sent_form) < kDTypeCount, "sent_form has a dtype");
   require(!describe(fault.frame).empty(), "fault.frame has a text");
 }
 

@@ -171,7 +171,7 @@ def test_ranks_with_engines_of_different_versions_are_told_before_they_connect()
 def join_strange(size: int, rank: int, place: tuple[str, int], timeout_s: float) -> None:
     """Connect as one rank of many on as many hosts; all others are said to be reached at `place`."""
     info = local_peer_info(0, 1)
-    peers = [msgspec.structs.replace(info, rank=each, home=str(each)) for each in range(size)]
+    peers = [msgspec.structs.replace(info, rank=each, memory_domain=str(each)) for each in range(size)]
     store = HashStore(20.0)
     store.set("endpoint/1", msgspec.msgpack.encode([place]))
     store.set("endpoints", msgspec.msgpack.encode([[place]] * size))

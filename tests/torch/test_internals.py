@@ -92,19 +92,19 @@ def test_the_page_has_the_table_of_names() -> None:
     assert versions.with_tables(page, json.loads(versions.RESULTS.read_text()), os.environ) == page
 
 
-NOWHERE = PrivateName("torch:Tensor._nothing", purpose="test", without="nothing works")
+NO_PARENT = PrivateName("torch:Tensor._nothing", purpose="test", without="nothing works")
 
 
 def test_a_name_that_is_needed_says_what_cannot_run() -> None:
     with pytest.raises(
         MissingPrivateName, match=rf"PyTorch {torch.__version__[:4]}.*torch.Tensor._nothing: nothing works"
     ):
-        need(NOWHERE)
+        need(NO_PARENT)
 
 
 def test_a_name_that_is_optional_warns_once_that_something_is_off() -> None:
     with pytest.warns(RuntimeWarning, match="has no torch.Tensor._nothing: nothing works"):
-        assert optional(NOWHERE) is None
+        assert optional(NO_PARENT) is None
 
 
 @pytest.mark.timeout(900)

@@ -35,20 +35,25 @@ def difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | Non
     """(the path of a module, what is wrong there); None: nothing."""
     largest = max((float(grad.abs().max()) for grad in _gradients(alone)), default=0.0)
     wrong = {
-        name: far
+        name: deviation
         for name, parameter in alone.parameters.items()
-        if parameter.requires_grad and (far := _far_gradient(parameter, here.parameters[name], largest))
+        if parameter.requires_grad
+        and (deviation := _gradient_deviation(parameter, here.parameters[name], largest))
     }
-    loss = _far(alone.loss, here.loss)
-    stale = {name: far for name, b in alone.buffers.items() if (far := _far(b, here.buffers[name]))}
+    loss = _deviation(alone.loss, here.loss)
+    stale = {
+        name: deviation
+        for name, b in alone.buffers.items()
+        if (deviation := _deviation(b, here.buffers[name]))
+    }
     if not wrong and not loss and not stale:
         return None
     for (path, first), (place, second) in zip(alone.outputs, here.outputs, strict=False):
         if path != place:
             break  # they call different modules from here on
         for one, other in zip(first, second, strict=False):
-            if one.shape == other.shape and (far := _far(one, other)):
-                return path, f"its output differs by {far:.1e} of its largest value"
+            if one.shape == other.shape and (deviation := _deviation(one, other)):
+                return path, f"its output differs by {deviation:.1e} of its largest value"
     if wrong:
         order = {path: number for number, (path, _) in enumerate(alone.outputs)}
         name = max(wrong, key=lambda name: order.get(name.rpartition(".")[0], -1))
@@ -67,16 +72,16 @@ def _gradients(seen: ModelOutputs) -> list[Tensor]:
     return [p.grad for p in seen.parameters.values() if p.grad is not None and p.grad.numel()]
 
 
-def _far(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
+def _deviation(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
     """The largest difference, as a share of the largest value; 0.0 within the tolerance."""
     if not one.numel() or not (one.is_floating_point() or one.is_complex()):
         return 0.0
     most = max(float(one.abs().max()), floor, 1e-30)
-    far = float((one - other).abs().max()) / most
-    return 0.0 if far <= TOLERANCE else far  # NaN: both have it, or the model is none to train
+    deviation = float((one - other).abs().max()) / most
+    return 0.0 if deviation <= TOLERANCE else deviation  # NaN: both have it, or the model is none to train
 
 
-def _far_gradient(whole: nn.Parameter, cut: nn.Parameter, largest: float) -> float:
+def _gradient_deviation(whole: nn.Parameter, cut: nn.Parameter, largest: float) -> float:
     mine = gradient(cut)
     full = whole.grad if whole.grad is not None else torch.zeros_like(whole)
     if isinstance(cut, DTensor):
@@ -84,7 +89,7 @@ def _far_gradient(whole: nn.Parameter, cut: nn.Parameter, largest: float) -> flo
             if isinstance(placement, Shard):
                 mesh = cut.device_mesh
                 full = full.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
-    return _far(full, torch.zeros_like(full) if mine is None else mine, FLOOR * largest)
+    return _deviation(full, torch.zeros_like(full) if mine is None else mine, FLOOR * largest)
 
 
 def differing_gradients(parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> tuple[str, str] | None:
@@ -94,9 +99,9 @@ def differing_gradients(parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> 
             continue
         most = parameter.grad.clone()
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.group("tensor"))
-        far = torch.tensor(_far(most, parameter.grad), device=most.device)
-        dist.all_reduce(far, op=dist.ReduceOp.MAX, group=mesh.group("tensor"))
-        if far:
+        deviation = torch.tensor(_deviation(most, parameter.grad), device=most.device)
+        dist.all_reduce(deviation, op=dist.ReduceOp.MAX, group=mesh.group("tensor"))
+        if deviation:
             return name.rpartition(".")[0], (
                 f"with dropout, ranks give {name.rpartition('.')[2]} different gradients: they "
                 "draw different random numbers for what all of them hold"

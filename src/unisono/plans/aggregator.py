@@ -29,12 +29,12 @@ def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
         yield Send(Out(0), to=(here.leader,))
         yield Recv(Out(0), frm=here.leader)
         return
-    if here.near or under or not above:
+    if here.local_peers or under or not above:
         yield Reduce(Out(0), frm=(*here.ranks, *under))
     if above:
         yield Send(Out(0), to=above)
         yield Recv(Out(0), frm=above[0])
-    yield Send(Out(0), to=(*under, *here.near))
+    yield Send(Out(0), to=(*under, *here.local_peers))
 
 
 def _star(place: int, count: int) -> range:

@@ -36,11 +36,11 @@ Below = Callable[[int, int], Sequence[int]]
 class HostPosition:
     """The position of a rank among the hosts; places of hosts are counted from the root's host.
 
-    Example: hosts (0, 0, 1, 1, 1), rank 3, root 0: place 1, ranks (2, 3, 4), near (2, 4), leader 2.
+    Example: hosts (0, 0, 1, 1, 1), rank 3, root 0: place 1, ranks (2, 3, 4), local_peers (2, 4), leader 2.
 
     Attributes:
         hosts: the ranks of each host, the root's host first.  place: of this rank's host.
-        ranks: of this host.  near: the other ranks of this host, the next one first.
+        ranks: of this host.  local_peers: the other ranks of this host, the next one first.
         leader: communicates with other hosts: the root, or the first rank.
     """
 
@@ -52,7 +52,7 @@ class HostPosition:
         self.place = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
         self.ranks = self.hosts[self.place]
         after = self.ranks.index(rank) + 1
-        self.near = self.ranks[after:] + self.ranks[: after - 1]
+        self.local_peers = self.ranks[after:] + self.ranks[: after - 1]
         self.leader = self.leader_of(self.place)
 
     def leader_of(self, place: int) -> int:
@@ -99,7 +99,7 @@ def broadcast_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) 
         return
     above, under = here.tree(below)
     yield from (Recv(Out(0), frm=leader) for leader in above)
-    yield Send(Out(0), to=(*reversed(under), *here.near))
+    yield Send(Out(0), to=(*reversed(under), *here.local_peers))
 
 
 def reduce_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
@@ -110,7 +110,7 @@ def reduce_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> 
         return
     above, under = here.tree(below)
     result = Tmp(0) if above else Out(0)
-    if here.near or under or not above:
+    if here.local_peers or under or not above:
         yield Reduce(result, frm=(*here.ranks, *under), own=Out(0))
     else:
         result = Out(0)
@@ -144,11 +144,11 @@ def _through_leaders(rank: int, hosts: tuple[int, ...], between: StepFunction) -
         yield Send(Out(0), to=(here.leader,))
         yield Recv(Out(0), frm=here.leader)
         return
-    if here.near or len(hosts) == 1:
+    if here.local_peers or len(hosts) == 1:
         yield Reduce(Out(0), frm=here.ranks)
     if len(here.hosts) > 1:
         yield from on_ranks(here.leaders(), between, rank)
-    yield Send(Out(0), to=here.near)
+    yield Send(Out(0), to=here.local_peers)
 
 
 def leaders_all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
@@ -188,7 +188,7 @@ def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iter
         piece = _AllReduceShare(
             here, rank, range(number * width, (number + 1) * width if number < pieces else 0)
         )
-        if here.near:
+        if here.local_peers:
             yield from exchange(
                 rank,
                 piece.given(piece.away),
@@ -201,7 +201,7 @@ def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iter
         )
         yield from exchange(
             rank,
-            [Send(Out(chunk), to=here.near) for chunk in before.mine],
+            [Send(Out(chunk), to=here.local_peers) for chunk in before.mine],
             [Recv(Out(chunk), frm=peer) for peer, chunk in before.taken()],
         )
         before = piece
@@ -245,7 +245,7 @@ class _AllReduceShare:
         here = self._here
         return [
             Send(Out(chunk), to=(peer,))
-            for peer in here.near
+            for peer in here.local_peers
             for chunk in part
             if self._owner(here.place, chunk) == peer
         ]
@@ -261,7 +261,7 @@ class _AllReduceShare:
     def taken(self) -> list[tuple[int, int]]:
         """(owner on this host, chunk) of the results that this rank receives from it."""
         here = self._here
-        return [(p, c) for p in here.near for c in self._order if self._owner(here.place, c) == p]
+        return [(p, c) for p in here.local_peers for c in self._order if self._owner(here.place, c) == p]
 
 
 def carrier(ranks: tuple[int, ...], block: int, at_home: tuple[int, ...]) -> int:
@@ -291,7 +291,7 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
             for block in coming
             if carrier(here.ranks, block, coming) == rank
         ]
-        sends = [Send(Out(block), to=(*onward[block], *here.near)) for block in mine]
+        sends = [Send(Out(block), to=(*onward[block], *here.local_peers)) for block in mine]
         yield from exchange(rank, sends, takes)
 
 
@@ -310,7 +310,10 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
         mine = [block for block in blocks if at[block] == rank]
         before = {block: (carrier(behind, block, blocks),) if round_ else () for block in mine}
         sends = [
-            Send(In(block), to=(at[block],)) for peer in here.near for block in blocks if at[block] == peer
+            Send(In(block), to=(at[block],))
+            for peer in here.local_peers
+            for block in blocks
+            if at[block] == peer
         ]
         adds = [
             Reduce(Out(0) if block == rank else Tmp(block), frm=(*before[block], *here.ranks), own=In(block))
@@ -329,7 +332,7 @@ def gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     held = Out if rank == root else Tmp
     if rank == root:
         yield Copy(Out(root), In(0))
-    yield from (Recv(held(peer), frm=peer) for peer in here.near)
+    yield from (Recv(held(peer), frm=peer) for peer in here.local_peers)
     if rank != root:
         yield from (Send(In(0) if peer == rank else Tmp(peer), to=(root,)) for peer in here.ranks)
         return
@@ -343,10 +346,10 @@ def scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     if rank == root:
         for place in range(1, len(here.hosts)):
             yield from (Send(In(peer), to=(here.leader_of(place),)) for peer in here.hosts[place])
-        yield from (Send(In(peer), to=(peer,)) for peer in here.near)
+        yield from (Send(In(peer), to=(peer,)) for peer in here.local_peers)
         yield Copy(Out(0), In(root))
     elif rank != here.leader:
         yield Recv(Out(0), frm=here.leader)
     else:
         yield from (Recv(Out(0) if peer == rank else Tmp(peer), frm=root) for peer in here.ranks)
-        yield from (Send(Tmp(peer), to=(peer,)) for peer in here.near)
+        yield from (Send(Tmp(peer), to=(peer,)) for peer in here.local_peers)

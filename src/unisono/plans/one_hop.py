@@ -60,15 +60,15 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
     yield Copy(Out(rank), In(0))
     yield from exchange(
         rank,
-        [Send(Out(rank), to=tuple(at(ranks, rank) for ranks in away)), Send(Out(rank), to=here.near)],
+        [Send(Out(rank), to=tuple(at(ranks, rank) for ranks in away)), Send(Out(rank), to=here.local_peers)],
         [
-            *(Recv(Out(peer), frm=peer) for peer in here.near),
+            *(Recv(Out(peer), frm=peer) for peer in here.local_peers),
             *(Recv(Out(block), frm=block) for block in mine),
         ],
     )
     yield from exchange(
         rank,
-        [Send(Out(block), to=here.near) for block in mine],
+        [Send(Out(block), to=here.local_peers) for block in mine],
         [Recv(Out(block), frm=at(here.ranks, block)) for block in foreign if block not in mine],
     )
 
@@ -82,11 +82,11 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
     away = here.hosts[here.place + 1 :] + here.hosts[: here.place]
     at = {block: carrier(here.ranks, block, ranks) for ranks in away for block in ranks}
     mine = [block for block in at if at[block] == rank]
-    held = Tmp if here.near else In
-    if here.near:
+    held = Tmp if here.local_peers else In
+    if here.local_peers:
         yield from exchange(
             rank,
-            [Send(In(block), to=(peer,)) for peer in here.near for block in at if at[block] == peer],
+            [Send(In(block), to=(peer,)) for peer in here.local_peers for block in at if at[block] == peer],
             [Reduce(Tmp(block), frm=here.ranks, own=In(block)) for block in mine],
         )
     theirs = tuple(carrier(ranks, rank, here.ranks) for ranks in away)
@@ -94,7 +94,7 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
         rank,
         [
             *(Send(held(block), to=(block,)) for block in mine),
-            *(Send(In(peer), to=(peer,)) for peer in here.near),
+            *(Send(In(peer), to=(peer,)) for peer in here.local_peers),
         ],
         [Reduce(Out(0), frm=(*here.ranks, *theirs), own=In(rank))],
     )

@@ -167,7 +167,7 @@ class HookMethods:
     """The methods of a process group that register hooks."""
 
     _hooks: AbortHooks
-    _bridge: Any = None
+    _dispatcher_backend: Any = None
 
     supports_abort_hooks = True
 
@@ -198,7 +198,7 @@ class HookMethods:
         Raises:
             NotImplementedError: this PyTorch has no such hooks.
         """
-        if self._bridge is not None:
+        if self._dispatcher_backend is not None:
             return
         if not have_hooks():
             raise NotImplementedError(
@@ -208,17 +208,17 @@ class HookMethods:
                 )
             )
         group: Any = self
-        self._bridge = DispatcherBackend(group)
-        self._renew_bridge()
+        self._dispatcher_backend = DispatcherBackend(group)
+        self._renew_dispatcher_backend()
         group.__class__ = dispatcher_class(type(self))
 
-    def _renew_bridge(self) -> None:
+    def _renew_dispatcher_backend(self) -> None:
         """Give PyTorch's dispatcher a bridge with the group's present rank and size, where it has one."""
-        if self._bridge is not None:
+        if self._dispatcher_backend is not None:
             group: Any = self
-            self._bridge = DispatcherBackend(group)
+            self._dispatcher_backend = DispatcherBackend(group)
             kind: Any = ProcessGroup.BackendType.CUSTOM
-            set_backend(group, kind, self._bridge, group._device_types)
+            set_backend(group, kind, self._dispatcher_backend, group._device_types)
 
 
 def dispatcher_class(direct: Any) -> type:

@@ -34,7 +34,7 @@ from .nccl_substitute import current
 from .openmp import warn_if_crowded
 from .reconfiguration import Reconfigurable, Unconnected
 from .store import TorchStore
-from .subgroups import NOWHERE, GroupCounter, ParentRanks, Subgroups
+from .subgroups import NO_PARENT, GroupCounter, ParentRanks, Subgroups
 from .unsupported import UnsupportedMethods
 from .work import TransferWork, UnisonoWork, WorkFutures
 
@@ -58,14 +58,14 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     name = f"group {given.group_id}" if given.global_ranks_in_group else "world"
     place = (given.store, given.group_rank, given.group_size, given.timeout, name)
     ranks = given.global_ranks_in_group
-    within = ParentRanks(world(), ranks) if ranks else NOWHERE
+    parent_ranks = ParentRanks(world(), ranks) if ranks else NO_PARENT
     connects = not getattr(given, "enable_reconfigure", False)
     if stand_in := current():
         group: ProcessGroupUnisono = stand_in.group(
-            *place, devices=("cpu", "cuda"), backend="unisono", within=within, connects=connects
+            *place, devices=("cpu", "cuda"), backend="unisono", parent_ranks=parent_ranks, connects=connects
         )
         return group
-    return ProcessGroupUnisono(*place, within=within, connects=connects)
+    return ProcessGroupUnisono(*place, parent_ranks=parent_ranks, connects=connects)
 
 
 class ProcessGroupUnisono(  # type: ignore[misc]
@@ -82,7 +82,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         name: str,
         *,
         backend: str = "unisono",
-        within: ParentRanks = NOWHERE,
+        parent_ranks: ParentRanks = NO_PARENT,
         connects: bool = True,
     ) -> None:
         """Make the group; with `connects=False` it has no ranks before `reconfigure`."""
@@ -97,10 +97,10 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._batch = None
         self._recent = deque(maxlen=16)
         self._store = store
-        self._global_ranks = [*within.ranks] or list(range(size))
+        self._global_ranks = [*parent_ranks.ranks] or list(range(size))
         self._unconnected()
         if connects:
-            self._join(store, within)
+            self._join(store, parent_ranks)
 
     def _unconnected(self) -> None:
         """Leave the group without ranks: every call raises."""
@@ -110,7 +110,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._finalizer: Callable[[], Any] = nobody.close
 
     def _join(
-        self, store: c10d.Store, within: ParentRanks = NOWHERE, timeout: timedelta | None = None
+        self, store: c10d.Store, parent_ranks: ParentRanks = NO_PARENT, timeout: timedelta | None = None
     ) -> None:
         """Make the engine's group, of the ranks that meet in the store.
 
@@ -120,10 +120,10 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         rank, size, name = self._rank, self._size, self._group_name
         timeout_s = (timeout or self._timeout).total_seconds()
         self._futures = WorkFutures(f"unisono futures {name}")
-        parent = within.parent(f"making {name}", size)
-        self._begun = GroupCounter(store, rank, within.group)
-        keys = self._begun.keys()
-        with self._begun.attempt():
+        parent = parent_ranks.parent(f"making {name}", size)
+        self._group_counter = GroupCounter(store, rank, parent_ranks.group)
+        keys = self._group_counter.keys()
+        with self._group_counter.attempt():
             group = unisono.engine.group.connect(
                 TorchStore(keys, timeout_s=timeout_s),
                 rank,
@@ -133,7 +133,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
                 members=tuple(self._global_ranks) if len(self._global_ranks) == size else None,
                 parent=parent,
             )
-        if within is NOWHERE:
+        if parent_ranks is NO_PARENT:
             warn_if_crowded(group._hosts, rank)
         # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
@@ -294,10 +294,18 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """Do nothing: there are no hooks to wait for."""
 
     def _make(
-        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        parent_ranks: ParentRanks,
     ) -> ProcessGroupUnisono:
         """Make a group of this one's kind."""
-        return ProcessGroupUnisono(store, rank, size, timeout, name, backend=self._backend, within=within)
+        return ProcessGroupUnisono(
+            store, rank, size, timeout, name, backend=self._backend, parent_ranks=parent_ranks
+        )
 
     # ---- other ranks ----
 
@@ -315,7 +323,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._revoked = False
         self._hooks.renew()
         self._join(store, timeout=timeout)
-        self._renew_bridge()
+        self._renew_dispatcher_backend()
         c10d.renew_world(self, store, self._largest)
 
     def _largest(self, number: int) -> int:
@@ -362,7 +370,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         finally:
             self._recent.clear()
         if healthy:  # otherwise the store's server may not answer
-            self._begun.forget()
+            self._group_counter.forget()
 
 
 def world() -> ProcessGroupUnisono | None:

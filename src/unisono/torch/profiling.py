@@ -45,7 +45,7 @@ class ProfilerEvent:
         work = (UnisonoWork if ordered else TransferWork)(native, [], futures)
         completed: torch.futures.Future[None] = torch.futures.Future()
         ended: Any = profiler.end(self._record, completed)
-        futures.set_after(work, partial(completed.set_result, None))
+        futures.call_when_done(work, partial(completed.set_result, None))
 
         def finish() -> None:
             if after:

@@ -80,7 +80,7 @@ class GlooReplacement(type):
             NotImplementedError: PyTorch gives further arguments.
         """
         from .process_group import ProcessGroupUnisono, world
-        from .subgroups import NOWHERE, ParentRanks
+        from .subgroups import NO_PARENT, ParentRanks
 
         if new:
             raise NotImplementedError(
@@ -93,11 +93,11 @@ class GlooReplacement(type):
 
         # Every rank must pass the same name here. The group's own name and ranks are set only later.
         everybody = c10d.GroupMember.WORLD
-        within = NOWHERE if everybody is None else ParentRanks(world(), range(everybody.size()))
+        within = NO_PARENT if everybody is None else ParentRanks(world(), range(everybody.size()))
         name = "world" if everybody is None else "group"
         connects = not enable_reconfigure
         return ProcessGroupUnisono(
-            store, rank, size, timeout, name, backend="gloo", within=within, connects=connects
+            store, rank, size, timeout, name, backend="gloo", parent_ranks=within, connects=connects
         )
 
     def __instancecheck__(cls, instance: Any) -> bool:

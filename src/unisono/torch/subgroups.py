@@ -35,7 +35,7 @@ class ParentRanks(NamedTuple):
         )
 
 
-NOWHERE = ParentRanks(None, ())
+NO_PARENT = ParentRanks(None, ())
 
 
 class GroupCounter:
@@ -156,7 +156,7 @@ class Subgroups:
         timeout: timedelta | None,
         name: str,
         desc: str,
-        within: ParentRanks = NOWHERE,
+        within: ParentRanks = NO_PARENT,
     ) -> c10d.ProcessGroup:
         made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
         named: Any = made  # PyTorch's stubs lack both methods

@@ -276,7 +276,7 @@ class WorkFutures:
         self._items: deque[tuple[UnisonoWork, Callable[[], object]]] = deque()
         self._threads: list[threading.Thread] = []
         self._idle = 0
-        self._taken = False  # a thread waits for a work
+        self._has_waiter = False  # a thread waits for a work
         self._closing = False
 
     def of(self, work: UnisonoWork) -> torch.futures.Future[list[torch.Tensor]]:
@@ -294,15 +294,15 @@ class WorkFutures:
         if work.is_completed():
             complete()
         else:
-            self.set_after(work, complete)
+            self.call_when_done(work, complete)
         return future
 
-    def set_after(self, work: UnisonoWork, complete: Callable[[], object]) -> None:
+    def call_when_done(self, work: UnisonoWork, complete: Callable[[], object]) -> None:
         """Call `complete` once `work` is done, with or without an error; always in another thread."""
         if work.ordered:
             with self._changed:
                 self._items.append((work, complete))
-                self._call_somebody()
+                self._wake_or_start_thread()
         else:
             self._thread(_completion(work, complete)).start()
 
@@ -321,9 +321,9 @@ class WorkFutures:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _call_somebody(self) -> None:
+    def _wake_or_start_thread(self) -> None:
         """Make a thread take the next item. Called with the lock held."""
-        if self._taken or not self._items:
+        if self._has_waiter or not self._items:
             return
         if self._idle:
             self._changed.notify()
@@ -339,11 +339,11 @@ class WorkFutures:
         with self._changed:
             self._idle += 1
             try:
-                while self._taken or not self._items:
+                while self._has_waiter or not self._items:
                     if self._closing and not self._items:
                         return None
                     self._changed.wait()
-                self._taken = True
+                self._has_waiter = True
                 return self._items.popleft()
             finally:
                 self._idle -= 1
@@ -354,9 +354,9 @@ class WorkFutures:
             work, complete = item
             _wait_out(work)
             with self._changed:
-                self._taken = False
+                self._has_waiter = False
                 with suppress(RuntimeError, MemoryError):  # no new thread: this one continues
-                    self._call_somebody()
+                    self._wake_or_start_thread()
             yield complete
             del item, work, complete  # a work keeps its tensors alive
 

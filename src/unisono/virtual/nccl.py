@@ -23,7 +23,7 @@ from unisono.torch.collectives import Collectives, flat
 from unisono.torch.cuda import first_tensor
 from unisono.torch.nccl_substitute import NcclSubstitute, install
 from unisono.torch.process_group import ProcessGroupUnisono, world
-from unisono.torch.subgroups import NOWHERE, ParentRanks
+from unisono.torch.subgroups import NO_PARENT, ParentRanks
 from unisono.torch.work import UnisonoWork
 from unisono.torch_internals import hooks, nccl_slots
 from unisono.torch_internals.c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
@@ -94,16 +94,20 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         devices: tuple[str, ...] = ("cuda",),
         options: Any = None,
         backend: str = "nccl",
-        within: ParentRanks = NOWHERE,
+        parent_ranks: ParentRanks = NO_PARENT,
         connects: bool = True,
     ) -> None:
         self._takes = frozenset(devices)
         self._options = options
-        super().__init__(store, rank, size, timeout, name, backend=backend, within=within, connects=connects)
+        super().__init__(
+            store, rank, size, timeout, name, backend=backend, parent_ranks=parent_ranks, connects=connects
+        )
 
-    def _join(self, store: Any, within: ParentRanks = NOWHERE, timeout: timedelta | None = None) -> None:
+    def _join(
+        self, store: Any, parent_ranks: ParentRanks = NO_PARENT, timeout: timedelta | None = None
+    ) -> None:
         """Make the engine's group, of the ranks that meet in the store."""
-        super()._join(store, within, timeout)
+        super()._join(store, parent_ranks, timeout)
         keys = c10d.PrefixStore("devices/", self._begun.keys())
         self._owners = DeviceOwners(keys, self._rank, self._size)
 
@@ -136,11 +140,11 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
             raise RuntimeError(f"No backend type associated with device type {kind}")
 
     def _make(
-        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
+        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, parent_ranks: ParentRanks
     ) -> ProcessGroupVirtual:
         """Make a group of this one's kind."""
         kind = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
-        return ProcessGroupVirtual(store, rank, size, timeout, name, within=within, **kind)
+        return ProcessGroupVirtual(store, rank, size, timeout, name, parent_ranks=parent_ranks, **kind)
 
 
 class _UnevenCollectives:
@@ -267,10 +271,17 @@ class NcclReplacement(type):
         everybody = c10d.GroupMember.WORLD
         name = "world" if everybody is None else "group"
         ranks = given.global_ranks_in_group if isinstance(given, Options) else []
-        within = ParentRanks(world(), ranks) if everybody is not None and ranks else NOWHERE
+        parent_ranks = ParentRanks(world(), ranks) if everybody is not None and ranks else NO_PARENT
         request = current_request()
         group = ProcessGroupVirtual(
-            store, rank, size, timeout, name, devices=_devices(request), options=given, within=within
+            store,
+            rank,
+            size,
+            timeout,
+            name,
+            devices=_devices(request),
+            options=given,
+            parent_ranks=parent_ranks,
         )
         group.bound_device_id = device or (request and request.device_id)
         return group

@@ -9,7 +9,7 @@ import numpy as np
 import unisono as un
 from unisono.engine.diagnosis import fault_reader
 
-fault_reader.REMARK_PATIENCE_S = 20  # a rank may get no turn on a core for a while
+fault_reader.SOURCE_LINE_PATIENCE_S = 20  # a rank may get no turn on a core for a while
 group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
 rank = group.rank
 

@@ -40,7 +40,7 @@ def maps() -> None:
     arrays = Arrays()
     arrays.check()
     print_mapped("mapped")
-    assert inside.engine(group).opened >= 4
+    assert inside.engine(group).mapped_messages >= 4
     group.close()
     print_mapped("then")
 
@@ -81,7 +81,7 @@ def forks() -> None:
         y[:] = rank
         second.all_gather(all_y, y)
         assert (all_y.reshape(2, -1) == np.arange(2)[:, None]).all()
-        assert inside.engine(second).opened > 0
+        assert inside.engine(second).mapped_messages > 0
     os._exit(0)
 
 

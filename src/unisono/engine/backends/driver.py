@@ -27,7 +27,7 @@ class LibraryCall(NamedTuple):
     Attributes:
         kind: the collective whose plan the engine would run: "all_gather", also for all_gather_v.
         dtype: its name.  even: all blocks have one size, on every rank.
-        out: the output, or the buffer used in place; given: the input. Each is one flat array, or one for
+        out: the output, or the buffer used in place; sendbuf: the input. Each is one flat array, or one for
             each rank; empty where this rank has none.
     """
 
@@ -37,7 +37,7 @@ class LibraryCall(NamedTuple):
     root: int
     even: bool
     out: list[Any]
-    given: list[Any]
+    sendbuf: list[Any]
 
 
 class LibraryRequest(ABC):

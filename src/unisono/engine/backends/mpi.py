@@ -43,8 +43,8 @@ class MpiDriver(LibraryDriver):
         self._mpi: Any = import_module("mpi4py.MPI")
         _watch_exit()
         self.failures = (self._mpi.Exception,)
-        given = self._mpi.COMM_WORLD if comm is None else comm
-        self._comm, self._messages, self._objects = given.Dup(), given.Dup(), given.Dup()
+        parent = self._mpi.COMM_WORLD if comm is None else comm
+        self._comm, self._messages, self._objects = parent.Dup(), parent.Dup(), parent.Dup()
         for one in (self._comm, self._messages, self._objects):
             one.Set_errhandler(self._mpi.ERRORS_RETURN)
         if comm is not None:
@@ -110,7 +110,7 @@ class MpiDriver(LibraryDriver):
     def _reduce_scatter(self, call: LibraryCall, later: bool) -> LibraryRequest:
         way = _MpiReduction(self, call)
         out = call.out[0]
-        work = way.contribution(_joined(call.given))
+        work = way.contribution(_joined(call.sendbuf))
         result = np.empty(out.size, work.dtype)  # `out` may be a block of the input, which MPI forbids
         return self._run(
             "Reduce_scatter_block", later, work, result, way.op, finish=lambda: way.store(result, out)
@@ -127,20 +127,20 @@ class MpiDriver(LibraryDriver):
     def _all_gather(self, call: LibraryCall, later: bool) -> LibraryRequest:
         whole, finish = _room(call.out)
         sizes = _sizes(call.out, self.size)
-        mine = self._octets(call.given[0])
-        if len(call.out) == 1 and _address(call.given[0]) == _address(whole) + self.rank * sizes[0]:
+        mine = self._octets(call.sendbuf[0])
+        if len(call.out) == 1 and _address(call.sendbuf[0]) == _address(whole) + self.rank * sizes[0]:
             mine = self._mpi.IN_PLACE
         if call.even:
             return self._run("Allgather", later, mine, self._octets(whole), finish=finish)
         return self._run("Allgatherv", later, mine, self._blocks(whole, sizes), finish=finish)
 
     def _gather(self, call: LibraryCall, later: bool) -> LibraryRequest:
-        mine = self._octets(call.given[0])
+        mine = self._octets(call.sendbuf[0])
         if self.rank != call.root:
             return self._run("Gatherv", later, mine, None, call.root)
         whole, finish = _room(call.out)
         sizes = _sizes(call.out, self.size)
-        if len(call.out) == 1 and _address(call.given[0]) == _address(whole) + self.rank * sizes[0]:
+        if len(call.out) == 1 and _address(call.sendbuf[0]) == _address(whole) + self.rank * sizes[0]:
             mine = self._mpi.IN_PLACE
         return self._run("Gatherv", later, mine, self._blocks(whole, sizes), call.root, finish=finish)
 
@@ -148,14 +148,14 @@ class MpiDriver(LibraryDriver):
         out = self._octets(call.out[0])
         if self.rank != call.root:
             return self._run("Scatterv", later, None, out, call.root)
-        whole, sizes = _joined(call.given), _sizes(call.given, self.size)
-        if len(call.given) == 1 and _address(call.out[0]) == _address(whole) + self.rank * sizes[0]:
+        whole, sizes = _joined(call.sendbuf), _sizes(call.sendbuf, self.size)
+        if len(call.sendbuf) == 1 and _address(call.out[0]) == _address(whole) + self.rank * sizes[0]:
             out = self._mpi.IN_PLACE
         return self._run("Scatterv", later, self._blocks(whole, sizes), out, call.root)
 
     def _all_to_all(self, call: LibraryCall, later: bool) -> LibraryRequest:
         whole, finish = _room(call.out)
-        sent = self._blocks(_joined(call.given), _sizes(call.given, self.size))
+        sent = self._blocks(_joined(call.sendbuf), _sizes(call.sendbuf, self.size))
         got = self._blocks(whole, _sizes(call.out, self.size))
         return self._run("Alltoallv", later, sent, got, finish=finish)
 
@@ -339,10 +339,10 @@ def _folding_operation(name: str) -> Any:
 def _folding(fold: Callable[..., Any]) -> Callable[[Any, Any, Any], None]:
     """A function for MPI_Op_create that applies a NumPy operation to elements."""
 
-    def combine(given: Any, inout: Any, datatype: Any) -> None:
+    def combine(invec: Any, inout: Any, datatype: Any) -> None:
         dtype = np.float32 if datatype.Get_size() == 4 else np.float64
         into = np.frombuffer(inout, dtype)
-        fold(np.frombuffer(given, dtype), into, out=into)
+        fold(np.frombuffer(invec, dtype), into, out=into)
 
     return combine
 

@@ -93,7 +93,7 @@ class TorchDriver(LibraryDriver):
         return self._reduced(call, x, x if self.rank == call.root else None)
 
     def _reduce_scatter(self, call: LibraryCall) -> LibraryRequest:
-        return self._reduced(call, _joined(call.given), call.out[0])
+        return self._reduced(call, _joined(call.sendbuf), call.out[0])
 
     def _reduced(self, call: LibraryCall, x: Tensor, out: Tensor | None) -> LibraryRequest:
         """Reduce `x`, which does not change unless it is `out`."""
@@ -206,7 +206,7 @@ class TorchDriver(LibraryDriver):
     def _all_gather(self, call: LibraryCall) -> LibraryRequest:
         if not call.even:
             return self._all_gather_uneven(call)
-        x = _octets(call.given[0])
+        x = _octets(call.sendbuf[0])
         if not x.numel():
             return CompletedRequest()
         whole, finish = _room(call.out)
@@ -216,7 +216,7 @@ class TorchDriver(LibraryDriver):
 
     def _all_gather_uneven(self, call: LibraryCall) -> LibraryRequest:
         """Blocks are padded to the largest: all ranks know all sizes."""
-        outs, x = [_octets(block) for block in call.out], _octets(call.given[0])
+        outs, x = [_octets(block) for block in call.out], _octets(call.sendbuf[0])
         if len(outs) == 1:
             outs = list(outs[0].chunk(self.size)) if self.size > 1 else outs
         most = max(block.numel() for block in outs)
@@ -233,7 +233,7 @@ class TorchDriver(LibraryDriver):
         return self._started(self._group._allgather_base(whole, padded), (whole, padded), cut)
 
     def _gather(self, call: LibraryCall) -> LibraryRequest:
-        x = _octets(call.given[0])
+        x = _octets(call.sendbuf[0])
         sent = [x.numel() if rank == call.root else 0 for rank in range(self.size)]
         if self.rank != call.root:
             return self._exchange(None, x, [0] * self.size, sent)
@@ -247,16 +247,16 @@ class TorchDriver(LibraryDriver):
         got = [out.numel() if rank == call.root else 0 for rank in range(self.size)]
         if self.rank != call.root:
             return self._exchange(out, None, got, [0] * self.size)
-        whole = _octets(_joined(call.given))
+        whole = _octets(_joined(call.sendbuf))
         if _overlap(whole, out):
             whole = whole.clone()
-        return self._exchange(out, whole, got, _sizes(call.given, self.size))
+        return self._exchange(out, whole, got, _sizes(call.sendbuf, self.size))
 
     def _all_to_all(self, call: LibraryCall) -> LibraryRequest:
         whole, finish = _room(call.out)
-        given = _octets(_joined(call.given))
+        given = _octets(_joined(call.sendbuf))
         return self._exchange(
-            whole, given, _sizes(call.out, self.size), _sizes(call.given, self.size), finish
+            whole, given, _sizes(call.out, self.size), _sizes(call.sendbuf, self.size), finish
         )
 
     def _exchange(

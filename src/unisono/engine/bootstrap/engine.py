@@ -188,7 +188,7 @@ def connections_of(
 ) -> _native.Connections:
     """How `rank` is connected with the others, by the descriptors of its connections; it takes them over."""
     local_ranks = membership.local_ranks(rank)
-    homes = [info.home for info in membership.peers]
+    homes = [info.memory_domain for info in membership.peers]
     return _native.Connections(
         places=[
             local_ranks.index(info.rank) if info.rank in local_ranks else -1 for info in membership.peers

@@ -133,14 +133,14 @@ def _sort(
     A rank may not have passed on its ends, if it was lost since the decision.
     """
     held = [[-1] * len(kept) for _ in wires]
-    far = [rank for rank in range(len(kept)) if rank not in local_ranks]
-    passed = [rank for rank in far if former.state(kept[rank]) == Contact.NEXT]
+    remote_ranks = [rank for rank in range(len(kept)) if rank not in local_ranks]
+    passed = [rank for rank in remote_ranks if former.state(kept[rank]) == Contact.NEXT]
     for wire, found in zip(held, wires, strict=True):
         for rank in passed:
             wire[rank], found[kept[rank]] = found[kept[rank]], -1
     marker = hashlib.sha256(membership.nonce + b"marker").digest()
     _native.pass_markers([wire[rank] for wire in held[1:] for rank in passed], marker, timeout_s)
-    for rank in set(far) - set(passed):
+    for rank in set(remote_ranks) - set(passed):
         ended = former.state(kept[rank]) == Contact.ENDED
         for wire in held:
             wire[rank] = _lost(ended)

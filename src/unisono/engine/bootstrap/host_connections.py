@@ -122,9 +122,9 @@ class _HostConnector:
         self._relays = _relays(settings.token, peer_timeout_s) if settings.tls else None
         self._sockets = PeerSockets(self._size)
         local_ranks = membership.local_ranks(rank)
-        far = [info.rank for info in membership.peers if info.rank not in local_ranks]
-        self._lower = [peer for peer in far if peer < rank]
-        self._higher = [peer for peer in far if peer > rank]
+        remote_ranks = [info.rank for info in membership.peers if info.rank not in local_ranks]
+        self._lower = [peer for peer in remote_ranks if peer < rank]
+        self._higher = [peer for peer in remote_ranks if peer > rank]
         self._stopped = threading.Event()
         self._connector = ConnectorPool(self._stopped)
 

@@ -22,7 +22,7 @@ from unisono.errors import RendezvousError, StoreError, message
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
 IFF_UP = 1
 LINK_LOCAL_SCOPE, HOST_SCOPE = 0x20, 0x10
-NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # take the default route
+NO_PARENT = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # take the default route
 
 
 class NetworkInterface(NamedTuple):
@@ -127,7 +127,7 @@ def local_address(master: str | None, settings: Settings) -> str:
 
 def _resolved(master: str | None) -> tuple[int, str]:
     if master is None:
-        return socket.AF_INET, NOWHERE[socket.AF_INET]
+        return socket.AF_INET, NO_PARENT[socket.AF_INET]
     try:
         found = socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -142,7 +142,7 @@ def _towards(family: int, target: str) -> str:
         try:
             sock.connect((target, 9))
         except OSError as error:
-            if target == NOWHERE[socket.AF_INET]:  # no default route
+            if target == NO_PARENT[socket.AF_INET]:  # no default route
                 return _first_of_ours()
             raise RendezvousError(
                 message(

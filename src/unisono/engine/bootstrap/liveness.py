@@ -39,7 +39,7 @@ class LivenessMonitor:
     def _watch(self, info: PeerInfo) -> None:
         try:
             self._infos[os.pidfd_open(info.pid)] = info
-            if process_start_time(info.pid) == info.born:
+            if process_start_time(info.pid) == info.start_ticks:
                 return
         except (ProcessLookupError, FileNotFoundError):
             pass

@@ -44,18 +44,18 @@ class PeerInfo(PeerVersion, frozen=True, array_like=True):
     """What a rank publishes about itself. A field more or less needs another `kMeaning` (region_layout.hpp).
 
     Attributes:
-        born: start time of the process in clock ticks, so that a reused pid is recognised.
+        start_ticks: start time of the process in clock ticks, so that a reused pid is recognised.
         network: equal for ranks that reach each other over loopback.
-        home: equal for ranks that share memory.
+        memory_domain: equal for ranks that share memory.
         access_probe: the address that ranks of this host read to test access to its memory; 0: no test.
         cores: the cores on which it may run, as a hexadecimal bit mask.
     """
 
     pid: int
-    born: int
+    start_ticks: int
     kernel: str
     network: str
-    home: str
+    memory_domain: str
     access_probe: int
     cores: str
 
@@ -76,11 +76,11 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
 
     def local_ranks(self, rank: int) -> list[int]:
         """The ranks of the host of `rank`, itself included, in order."""
-        return [info.rank for info in self.peers if info.home == self.peers[rank].home]
+        return [info.rank for info in self.peers if info.memory_domain == self.peers[rank].memory_domain]
 
     def on_one_host(self) -> bool:
         """Whether all ranks share memory."""
-        return len({info.home for info in self.peers}) == 1
+        return len({info.memory_domain for info in self.peers}) == 1
 
     def in_one_network(self) -> bool:
         """Whether every rank reaches every other one over loopback."""
@@ -106,10 +106,10 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
         seen: dict[str, list[str]] = {}
         names = []
         for info in self.peers:
-            homes = seen.setdefault(info.name, [])
-            if info.home not in homes:
-                homes.append(info.home)
-            number = homes.index(info.home)
+            domains = seen.setdefault(info.name, [])
+            if info.memory_domain not in domains:
+                domains.append(info.memory_domain)
+            number = domains.index(info.memory_domain)
             names.append(info.name if number == 0 else f"{info.name}#{number + 1}")
         return tuple(names)
 
@@ -127,9 +127,9 @@ def local_peer_info(rank: int, ranks_per_host: int, zero_copy: bool = True) -> P
     """
     kernel = _kernel()
     network = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
-    home = f"{network} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
+    memory_domain = f"{network} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
     if ranks_per_host:
-        home += f" {rank // ranks_per_host}"
+        memory_domain += f" {rank // ranks_per_host}"
     access_probe = _native.access_probe() if zero_copy else 0
     cores = f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
     name, pid = os.uname().nodename, os.getpid()
@@ -141,7 +141,7 @@ def local_peer_info(rank: int, ranks_per_host: int, zero_copy: bool = True) -> P
         process_start_time(pid),
         kernel,
         network,
-        home,
+        memory_domain,
         access_probe,
         cores,
     )

@@ -60,16 +60,16 @@ class TlsRelay:
         Raises:
             OSError: the process does not start, has ended, or cannot take another one; the text says which.
         """
-        near, far = socket.socketpair()
-        near.setblocking(False)
+        own_end, relay_end = socket.socketpair()
+        own_end.setblocking(False)
         try:
-            with sock, far, self._lock:
+            with sock, relay_end, self._lock:
                 introduction = (SERVER if server else CLIENT) + channel.encode()
-                _check(self._hand_over(introduction, [sock.fileno(), far.fileno()]))
+                _check(self._hand_over(introduction, [sock.fileno(), relay_end.fileno()]))
         except BaseException:
-            near.close()
+            own_end.close()
             raise
-        return near
+        return own_end
 
     def _hand_over(self, introduction: bytes, descriptors: list[int]) -> bytes:
         """Pass a connection to the process, and return its answer. Called with the lock held."""

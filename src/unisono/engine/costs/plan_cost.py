@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.engine.costs.simulation import LinkCost, end, far, parts_of, sends_of
+from unisono.engine.costs.simulation import LinkCost, crosses_hosts, end, parts_of, sends_of
 from unisono.plans import CONTRACTS, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 
@@ -114,7 +114,7 @@ def busiest(plan: Plan, nbytes: float, *, inside: LinkCost, between: LinkCost, g
     for rank, steps in enumerate(plan.steps):
         for step, count in sends_of(steps):
             for receiver in step.to:
-                apart = far(plan, rank, receiver)
+                apart = crosses_hosts(plan, rank, receiver)
                 edge = between if apart else inside
                 for port in ("out", rank), ("in", receiver):
                     busy[port] += edge.b * chunk * count
@@ -131,7 +131,7 @@ def sending(plan: Plan, rank: int, nbytes: float, *, inside: LinkCost, between: 
     """Seconds for which `rank` is busy sending, by its own steps alone: the plan takes no less."""
     chunk = nbytes / parts_of(plan)
     edges = (
-        (between if far(plan, rank, receiver) else inside, count)
+        (between if crosses_hosts(plan, rank, receiver) else inside, count)
         for step, count in sends_of(plan.steps[rank])
         for receiver in step.to
     )
@@ -171,4 +171,6 @@ def _crossing(plan: Plan) -> Iterator[tuple[int, int, int]]:
     """(sender, receiver, chunks) of what goes from host to host."""
     for rank, steps in enumerate(plan.steps):
         for step, count in sends_of(steps):
-            yield from ((rank, receiver, count) for receiver in step.to if far(plan, rank, receiver))
+            yield from (
+                (rank, receiver, count) for receiver in step.to if crosses_hosts(plan, rank, receiver)
+            )

@@ -125,7 +125,7 @@ def parts_of(plan: Plan) -> int:
     return max(1, plan.chunks("out"), plan.chunks("in"))
 
 
-def far(plan: Plan, sender: int, receiver: int) -> bool:
+def crosses_hosts(plan: Plan, sender: int, receiver: int) -> bool:
     """Whether two ranks are on different hosts."""
     return bool(plan.hosts) and plan.hosts[sender] != plan.hosts[receiver]
 

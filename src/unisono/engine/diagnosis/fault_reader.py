@@ -24,7 +24,7 @@ from unisono.engine.membership.eviction import Eviction, eviction
 from unisono.engine.memory.buffers import ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 
-REMARK_PATIENCE_S = 0.5
+SOURCE_LINE_PATIENCE_S = 0.5
 """How long a rank that reports a mismatch waits for the others' source lines."""
 
 LEAVING_PATIENCE_S = 2.0
@@ -68,76 +68,76 @@ class FaultContext(NamedTuple):
     called_at: str = ""
 
 
-def read(scene: FaultContext, record: FaultRecord | None = None) -> FaultReport:
+def read(context: FaultContext, record: FaultRecord | None = None) -> FaultReport:
     """The report of the fault that aborted the group, or of the fault in `record`."""
-    evicted = eviction(scene.engine, scene.rank, scene.size) if record is None else None
+    evicted = eviction(context.engine, context.rank, context.size) if record is None else None
     if evicted is not None:
-        return read_eviction(scene, evicted)
-    fault = scene.engine.read_fault(refresh=True) if record is None else record
-    own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
+        return read_eviction(context, evicted)
+    fault = context.engine.read_fault(refresh=True) if record is None else record
+    own_end = fault.kind == FaultKind.PEER_LEFT and fault.rank == context.rank
     if own_end or fault.kind == FaultKind.NONE:
-        return _report(scene, "closed", fault, found_by=scene.rank)
+        return _report(context, "closed", fault, found_by=context.rank)
     if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED):
-        return _peer(scene, fault)
+        return _peer(context, fault)
     if fault.kind == FaultKind.MISMATCH:
-        return _mismatch(scene, fault) if fault.seq else _message_mismatch(scene, fault)
+        return _mismatch(context, fault) if fault.seq else _message_mismatch(context, fault)
     if fault.kind == FaultKind.TIMEOUT:
-        return _timeout(scene, fault) if fault.seq else _message_timeout(scene, fault)
+        return _timeout(context, fault) if fault.seq else _message_timeout(context, fault)
     if fault.kind == FaultKind.BAD_FRAME:
-        return _report(scene, "bad_frame", fault, rank=fault.about, detail=fault.frame)
+        return _report(context, "bad_frame", fault, rank=fault.rank, detail=fault.frame)
     if fault.kind == FaultKind.NO_MEMORY:
-        detail = limit_text(MemoryError()) if fault.by == scene.rank else ""
-        if fault.about != fault.by:
-            what = message_text(fault.misfit.got_form, fault.misfit.got_nbytes)
-            detail = f"rank {fault.about} sends {what}, {fault.misfit.got_nbytes} bytes" + (
+        detail = limit_text(MemoryError()) if fault.found_by == context.rank else ""
+        if fault.rank != fault.found_by:
+            what = message_text(fault.size_mismatch.sent_form, fault.size_mismatch.sent_nbytes)
+            detail = f"rank {fault.rank} sends {what}, {fault.size_mismatch.sent_nbytes} bytes" + (
                 f"; {detail}" if detail else ""
             )
-        return _report(scene, "no_memory", fault, rank=fault.by, detail=detail)
-    cause = _cause(fault.ranks[fault.by])
-    return _report(scene, _NAMES[fault.kind], fault, rank=fault.by, cause=cause)
+        return _report(context, "no_memory", fault, rank=fault.found_by, detail=detail)
+    cause = _cause(fault.ranks[fault.found_by])
+    return _report(context, _NAMES[fault.kind], fault, rank=fault.found_by, cause=cause)
 
 
-def read_eviction(scene: FaultContext, evicted: Eviction) -> FaultReport:
+def read_eviction(context: FaultContext, evicted: Eviction) -> FaultReport:
     """The report of a rank without which the others go on."""
-    record = scene.engine.read_fault(refresh=False)
-    return _report(scene, "evicted", record, found_by=evicted.by, rank=scene.rank, cause=evicted.why)
+    record = context.engine.read_fault(refresh=False)
+    return _report(context, "evicted", record, found_by=evicted.by, rank=context.rank, cause=evicted.why)
 
 
-def read_late(scene: FaultContext, waited_s: float) -> FaultReport:
+def read_late(context: FaultContext, waited_s: float) -> FaultReport:
     """The report of work that continues after `waited_s`: which ranks have not arrived."""
-    record = scene.engine.read_fault(refresh=True)
-    if scene.operation in KINDS:
-        seq = record.ranks[scene.rank].started
+    record = context.engine.read_fault(refresh=True)
+    if context.operation in KINDS:
+        seq = record.ranks[context.rank].started
         missing = _absent(record, seq)
         first = missing[0] if missing else None
         return _report(
-            scene,
+            context,
             "late",
             record,
-            found_by=scene.rank,
+            found_by=context.rank,
             rank=first,
             missing=missing,
             sequence=seq,
             timeout_s=waited_s,
         )
-    return _report_unexpected(scene, "late", record, waited_s)
+    return _report_unexpected(context, "late", record, waited_s)
 
 
-def read_empty_probe(scene: FaultContext) -> FaultReport:
+def read_empty_probe(context: FaultContext) -> FaultReport:
     """The report of a probe that found no message; the group continues."""
-    record = scene.engine.read_fault(refresh=False)
-    return _report_unexpected(scene, "nothing_came", record, scene.timeout_s)
+    record = context.engine.read_fault(refresh=False)
+    return _report_unexpected(context, "nothing_came", record, context.timeout_s)
 
 
 def _report_unexpected(
-    scene: FaultContext, kind: report.FaultKind, record: FaultRecord, waited_s: float
+    context: FaultContext, kind: report.FaultKind, record: FaultRecord, waited_s: float
 ) -> FaultReport:
-    found, more = _unexpected(scene)
+    found, more = _unexpected(context)
     return _report(
-        scene,
+        context,
         kind,
         record,
-        found_by=scene.rank,
+        found_by=context.rank,
         unexpected=found,
         more_unexpected=more,
         timeout_s=waited_s,
@@ -160,7 +160,7 @@ def last_operation(rank: RankRecord) -> str:
 
 
 def _report(
-    scene: FaultContext,
+    context: FaultContext,
     kind: report.FaultKind,
     record: FaultRecord,
     *,
@@ -171,15 +171,15 @@ def _report(
     **more: Any,
 ) -> FaultReport:
     """The report, with the status of every rank. rank: the rank that it is about."""
-    ranks = tuple(_state(scene, each, sequence) for each in record.ranks)
+    ranks = tuple(_snapshot(context, each, sequence) for each in record.ranks)
     return FaultReport(
         kind=kind,
-        group=scene.group,
-        size=scene.size,
-        reporter=scene.rank,
-        found_by=record.by if found_by is None else found_by,
-        operation=scene.operation,
-        timeout_s=scene.timeout_s if timeout_s is None else timeout_s,
+        group=context.group,
+        size=context.size,
+        reporter=context.rank,
+        found_by=record.found_by if found_by is None else found_by,
+        operation=context.operation,
+        timeout_s=context.timeout_s if timeout_s is None else timeout_s,
         sequence=sequence,
         rank=rank,
         host="" if rank is None else ranks[rank].host,
@@ -189,13 +189,13 @@ def _report(
     )
 
 
-def _state(scene: FaultContext, record: RankRecord, sequence: int) -> RankSnapshot:
+def _snapshot(context: FaultContext, record: RankRecord, sequence: int) -> RankSnapshot:
     cause = _cause(record)
     leaves = record.has_report and record.report_seq == LEAVING
     place = record.report if record.has_report and not leaves else ""
     return RankSnapshot(
         record.rank,
-        scene.hosts[record.rank],
+        context.hosts[record.rank],
         record.pid,
         record.started,
         record.finished,
@@ -220,42 +220,42 @@ def _absent(record: FaultRecord, sequence: int) -> tuple[int, ...]:
     return tuple(each.rank for each in record.ranks if each.started < sequence)
 
 
-def _peer(scene: FaultContext, fault: FaultRecord) -> FaultReport:
+def _peer(context: FaultContext, fault: FaultRecord) -> FaultReport:
     cause = ""
     if fault.kind == FaultKind.PEER_LEFT:
-        cause = _cause(fault.ranks[fault.about])
+        cause = _cause(fault.ranks[fault.rank])
         if cause:  # several processes may end: the launcher shows the first one's error
-            patience = min(LEAVING_PATIENCE_S, scene.timeout_s or LEAVING_PATIENCE_S)
-            scene.engine.await_end(fault.about, patience)
+            patience = min(LEAVING_PATIENCE_S, context.timeout_s or LEAVING_PATIENCE_S)
+            context.engine.await_end(fault.rank, patience)
     return _report(
-        scene,
+        context,
         _NAMES[fault.kind],
         fault,
-        rank=fault.about,
+        rank=fault.rank,
         cause=cause,
         signal=fault.signal or None,
         exit_code=fault.exit_code if fault.exit_code >= 0 else None,
     )
 
 
-def _timeout(scene: FaultContext, fault: FaultRecord) -> FaultReport:
+def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
     missing = _absent(fault, fault.seq)
-    silent = fault.about if fault.about >= 0 else fault.by
+    silent = fault.rank if fault.rank >= 0 else fault.found_by
     rank = missing[0] if missing else silent
-    return _report(scene, "timeout", fault, rank=rank, missing=missing, sequence=fault.seq)
+    return _report(context, "timeout", fault, rank=rank, missing=missing, sequence=fault.seq)
 
 
-def _message_timeout(scene: FaultContext, fault: FaultRecord) -> FaultReport:
-    found, more = _unexpected(scene) if fault.by == scene.rank else ((), 0)
-    rank = fault.about if fault.about >= 0 else None
-    return _report(scene, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
+def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
+    found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
+    rank = fault.rank if fault.rank >= 0 else None
+    return _report(context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
 
 
-def _unexpected(scene: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:
+def _unexpected(context: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:
     """The unexpected messages, with other tags or sources than the receives; and how many more there are."""
-    if scene.operation.partition("(")[0] in ("send", "isend", "send_object"):
+    if context.operation.partition("(")[0] in ("send", "isend", "send_object"):
         return (), 0
-    found = scene.engine.unexpected()
+    found = context.engine.unexpected()
     listed = found[:MOST_MESSAGES]
     waiting = (
         UnexpectedMessage(source, tag, message_text(form, nbytes), nbytes)
@@ -264,32 +264,32 @@ def _unexpected(scene: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int
     return tuple(waiting), len(found) - len(listed)
 
 
-def _mismatch(scene: FaultContext, fault: FaultRecord) -> FaultReport:
-    mine = fault.ranks[scene.rank]
+def _mismatch(context: FaultContext, fault: FaultRecord) -> FaultReport:
+    mine = fault.ranks[context.rank]
     # A call of a group that was aborted before has not begun.
     seq = mine.started if mine.started > mine.finished else mine.started + 1
-    scene.engine.report(seq, scene.called_at or call_site())
+    context.engine.report(seq, context.called_at or call_site())
     first = _first_difference(fault)
     there = [each.rank for each in fault.ranks if each.call(first) is not None]
-    reported = _after_remarks(scene, there)
+    reported = _after_source_lines(context, there)
     calls = {_describe_call(reported.ranks[rank].call(first)) for rank in there}
-    misfit = fault.misfit
-    sizes = _sizes(fault) if len(calls) == 1 and misfit.seq == first else None
-    return _report(scene, "mismatch", reported, sequence=first, sizes=sizes)
+    size_mismatch = fault.size_mismatch
+    sizes = _sizes(fault) if len(calls) == 1 and size_mismatch.seq == first else None
+    return _report(context, "mismatch", reported, sequence=first, sizes=sizes)
 
 
 def _sizes(fault: FaultRecord) -> SizeFault:
-    misfit = fault.misfit
-    if not misfit.wanted_nbytes and not misfit.got_nbytes:
-        return SizeFault(fault.about, fault.by, None, None)
-    item = ITEMSIZES[misfit.wanted_form]
+    size_mismatch = fault.size_mismatch
+    if not size_mismatch.expected_nbytes and not size_mismatch.sent_nbytes:
+        return SizeFault(fault.rank, fault.found_by, None, None)
+    item = ITEMSIZES[size_mismatch.expected_form]
     block, origin, destination = _forwarded_block(fault)
     return SizeFault(
-        fault.about,
-        fault.by,
-        misfit.got_nbytes // item,
-        misfit.wanted_nbytes // item,
-        misfit.more,
+        fault.rank,
+        fault.found_by,
+        size_mismatch.sent_nbytes // item,
+        size_mismatch.expected_nbytes // item,
+        size_mismatch.more,
         block,
         origin,
         destination,
@@ -302,51 +302,51 @@ def _forwarded_block(fault: FaultRecord) -> tuple[int | None, int | None, int | 
 
     The number of a chunk is the rank of its block, except that it is 0 at the end of a scatter.
     """
-    misfit = fault.misfit
-    call = fault.ranks[fault.by].call(misfit.seq)
+    size_mismatch = fault.size_mismatch
+    call = fault.ranks[fault.found_by].call(size_mismatch.seq)
     if call is None:
         return None, None, None
     plan = kind_of(KINDS[call.kind]).plan if call.kind < len(KINDS) else ""
-    if plan == "all_gather" and misfit.tag != fault.about:
-        return misfit.tag, None, None
-    if plan == "gather" and (fault.about, fault.by) != (misfit.tag, call.root):
-        return misfit.tag, None, call.root
-    if plan == "scatter" and (misfit.scratch or fault.about != call.root):
-        return misfit.tag if misfit.scratch else fault.by, call.root, None
+    if plan == "all_gather" and size_mismatch.tag != fault.rank:
+        return size_mismatch.tag, None, None
+    if plan == "gather" and (fault.rank, fault.found_by) != (size_mismatch.tag, call.root):
+        return size_mismatch.tag, None, call.root
+    if plan == "scatter" and (size_mismatch.scratch or fault.rank != call.root):
+        return size_mismatch.tag if size_mismatch.scratch else fault.found_by, call.root, None
     return None, None, None
 
 
-def _after_remarks(scene: FaultContext, ranks: Iterable[int]) -> FaultRecord:
+def _after_source_lines(context: FaultContext, ranks: Iterable[int]) -> FaultRecord:
     """The record after these ranks have reported their source lines; each of them is in its call."""
-    end = time.monotonic() + REMARK_PATIENCE_S
+    end = time.monotonic() + SOURCE_LINE_PATIENCE_S
     for rank in ranks:
-        while not scene.engine.record_of(rank).has_report and time.monotonic() < end:
+        while not context.engine.record_of(rank).has_report and time.monotonic() < end:
             time.sleep(0.001)
-    return scene.engine.read_fault(refresh=False)
+    return context.engine.read_fault(refresh=False)
 
 
-def _message_mismatch(scene: FaultContext, fault: FaultRecord) -> FaultReport:
-    if scene.rank == fault.by:
-        operation = scene.operation.partition("(")[0]
+def _message_mismatch(context: FaultContext, fault: FaultRecord) -> FaultReport:
+    if context.rank == fault.found_by:
+        operation = context.operation.partition("(")[0]
         receiving = operation in ("recv", "irecv", "sendrecv", "batch", "recv_object")
-        scene.engine.report(0, f"{operation} at {scene.called_at or call_site()}" if receiving else "")
-    reported = _after_remarks(scene, (fault.by,))
-    receiver, misfit = reported.ranks[fault.by], fault.misfit
+        context.engine.report(0, f"{operation} at {context.called_at or call_site()}" if receiving else "")
+    reported = _after_source_lines(context, (fault.found_by,))
+    receiver, size_mismatch = reported.ranks[fault.found_by], fault.size_mismatch
     message = MessageFault(
-        fault.about,
-        fault.by,
-        misfit.tag,
-        message_text(misfit.got_form, misfit.got_nbytes),
-        message_text(misfit.wanted_form, misfit.wanted_nbytes),
-        (misfit.got_form ^ misfit.wanted_form) >> KIND_SHIFT & 1 == 1,
+        fault.rank,
+        fault.found_by,
+        size_mismatch.tag,
+        message_text(size_mismatch.sent_form, size_mismatch.sent_nbytes),
+        message_text(size_mismatch.expected_form, size_mismatch.expected_nbytes),
+        (size_mismatch.sent_form ^ size_mismatch.expected_form) >> KIND_SHIFT & 1 == 1,
         receiver.report if receiver.has_report and receiver.report_seq == 0 else "",
     )
-    return _report(scene, "mismatch", reported, message=message)
+    return _report(context, "mismatch", reported, message=message)
 
 
 def _first_difference(fault: FaultRecord) -> int:
     """The first collective in which ranks differed: a rank that could finish it alone may be further."""
-    found_at = fault.misfit.seq or fault.seq
+    found_at = fault.size_mismatch.seq or fault.seq
     for seq in range(max(1, found_at - _native.HISTORY + 2), found_at):
         if len({_numbers(each.call(seq)) for each in fault.ranks} - {None}) > 1:
             return seq

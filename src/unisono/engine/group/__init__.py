@@ -31,7 +31,7 @@ admission.py            newcomers, seen by the members
 joining.py              newcomers, seen by themselves
 listening.py            where newcomers come to
 succession.py           from a group to the next one
-turns.py                a program whose group changes
+elastic_loop.py         a program whose group changes
 
 Groups over another library:
 external.py             ExternalGroup

@@ -21,13 +21,13 @@ from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import ParentGroup
 from unisono.engine.group.shrink import CallMismatch, agree, refuse
-from unisono.engine.group.succession import begun, succeed
+from unisono.engine.group.succession import await_first_barrier, hand_over_group
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.engine.store.address import address_text
 from unisono.engine.store.liveness_store import LivenessStore
 from unisono.errors import GroupError, RendezvousError, StoreError, UnisonoError
 
-__all__ = ["addresses_of", "admitted", "listen_again", "look_for_newcomers", "meeting"]
+__all__ = ["addresses_of", "admission_store", "admitted", "listen_again", "look_for_newcomers"]
 
 MEET_S = 5.0
 """For the members and the newcomers to meet; a newcomer that is stopped meanwhile delays them no longer."""
@@ -138,7 +138,7 @@ def admit(
     with contextlib.ExitStack() as stack:
         until = min(deadline, time.monotonic() + MEET_S + MEET_EACH_S * offer.size)
         try:
-            base, keys = meeting(offer, settings, until)
+            base, keys = admission_store(offer, settings, until)
             stack.callback(base.close)
             opened = _opened(group, newcomers, offer, keys, settings, until)
             stack.callback(opened.engine.leave)
@@ -225,7 +225,9 @@ def _opened(
         raise
 
 
-def meeting(offer: Invitation, settings: EngineSettings, deadline: float) -> tuple[TCPStore, PrefixStore]:
+def admission_store(
+    offer: Invitation, settings: EngineSettings, deadline: float
+) -> tuple[TCPStore, PrefixStore]:
     """The store in which the ranks of the next group meet, and its part for that group."""
     network = settings.network
     left_s = max(0.1, deadline - time.monotonic())
@@ -246,6 +248,6 @@ def admitted(group: MembershipGroup, newcomers: Newcomers, deadline: float) -> M
         identity,
         Former((), (*range(group.size), *(None for _ in newcomers.taken))),
     )
-    following._planner.meeting = base
-    succeed(group, following)
-    return begun(following, deadline)
+    following._planner.admission_store = base
+    hand_over_group(group, following)
+    return await_first_barrier(following, deadline)

@@ -23,15 +23,15 @@ class CollectiveBuffers(NamedTuple):
     """The two sides of a collective.
 
     Attributes:
-        out, given: the names of its arguments.  out_blocks, given_blocks: whether that side has p blocks.
+        out, sendbuf: the names of its arguments.  out_blocks, sendbuf_blocks: whether that side has p blocks.
         equal: all blocks have one size; otherwise only this rank's own block has to fit.
         root: the argument that names the only rank with p blocks; "" where every rank has both sides.
     """
 
     out: str
-    given: str
+    sendbuf: str
     out_blocks: bool
-    given_blocks: bool
+    sendbuf_blocks: bool
     equal: bool
     root: str = ""
 
@@ -68,7 +68,7 @@ class BufferLayout(NamedTuple):
     writes: bool = True
 
 
-def check_layout(collective: str, out: Any, given: Any, size: int, rank: int, root: int) -> BufferLayout:
+def check_layout(collective: str, out: Any, sendbuf: Any, size: int, rank: int, root: int) -> BufferLayout:
     """Check the buffers of a collective. One that works in place has `out` only, a barrier none.
 
     Raises:
@@ -76,7 +76,7 @@ def check_layout(collective: str, out: Any, given: Any, size: int, rank: int, ro
     """
     sides = SIDES.get(collective)
     if sides is not None:
-        dtype, target, source = both_buffers(sides, out, given, size, rank, root)
+        dtype, target, source = both_buffers(sides, out, sendbuf, size, rank, root)
         several, single = (target, source) if sides.out_blocks else (source, target)
         numel = single[0][1] if sides.equal else 0
         typical = numel
@@ -91,7 +91,7 @@ def check_layout(collective: str, out: Any, given: Any, size: int, rank: int, ro
 
 
 def both_buffers(
-    sides: CollectiveBuffers, out: Any, given: Any, size: int, rank: int, root: int
+    sides: CollectiveBuffers, out: Any, sendbuf: Any, size: int, rank: int, root: int
 ) -> tuple[int, Extents, Extents]:
     """(dtype, output, input) of a call that has both, all checked.
 
@@ -99,25 +99,27 @@ def both_buffers(
         ValueError, TypeError: an array, its size, dtype or place in memory is wrong.
     """
     if sides.root and rank != root:
-        return _away_from_root(sides, out, given, rank, root)
+        return _away_from_root(sides, out, sendbuf, rank, root)
     if sides.out_blocks:
         dtype, target = blocks(_present(sides, out, sides.out, rank), size, True, sides.out)
     else:
         address, numel, dtype = view(out, True, sides.out)
         target = [(address, numel)]
-    if sides.given_blocks:
-        other, source = blocks(_present(sides, given, sides.given, rank), size, False, sides.given)
+    if sides.sendbuf_blocks:
+        other, source = blocks(_present(sides, sendbuf, sides.sendbuf, rank), size, False, sides.sendbuf)
     else:
-        address, numel, other = view(given, False, sides.given)
+        address, numel, other = view(sendbuf, False, sides.sendbuf)
         source = [(address, numel)]
     if dtype != other:
-        raise ValueError(f"{sides.out} is {DTYPES[dtype]}, {sides.given} is {DTYPES[other]}; they must agree")
-    if sides.out_blocks and sides.given_blocks:
+        raise ValueError(
+            f"{sides.out} is {DTYPES[dtype]}, {sides.sendbuf} is {DTYPES[other]}; they must agree"
+        )
+    if sides.out_blocks and sides.sendbuf_blocks:
         _check_exchange(sides, target, source, dtype, size, rank)
     elif sides.out_blocks:
-        _check_blocks(target, source[0], dtype, size, rank, sides.equal, (sides.out, sides.given))
+        _check_blocks(target, source[0], dtype, size, rank, sides.equal, (sides.out, sides.sendbuf))
     else:
-        _check_blocks(source, target[0], dtype, size, rank, sides.equal, (sides.given, sides.out))
+        _check_blocks(source, target[0], dtype, size, rank, sides.equal, (sides.sendbuf, sides.out))
     return dtype, target, source
 
 
@@ -146,7 +148,7 @@ def check_alike(collective: str, blocks: Extents) -> None:
         )
 
 
-def in_parts(laid: BufferLayout, kind: str, size: int, parts: int) -> BufferLayout:
+def in_parts(layout: BufferLayout, kind: str, size: int, parts: int) -> BufferLayout:
     """The buffers of a call whose plan cuts each of the `size` blocks into `parts` chunks.
 
     Raises:
@@ -165,10 +167,10 @@ def in_parts(laid: BufferLayout, kind: str, size: int, parts: int) -> BufferLayo
                 )
         if len(extents) <= 1:
             return extents
-        return [each for extent in extents for each in spread([extent], parts, ITEMSIZES[laid.dtype])]
+        return [each for extent in extents for each in spread([extent], parts, ITEMSIZES[layout.dtype])]
 
-    return laid._replace(
-        target=cut(laid.target, contract.out_blocks), source=cut(laid.source, contract.in_blocks)
+    return layout._replace(
+        target=cut(layout.target, contract.out_blocks), source=cut(layout.source, contract.in_blocks)
     )
 
 
@@ -186,14 +188,14 @@ def with_call_name(collective: str, error: Exception) -> Exception:
 
 
 def _away_from_root(
-    sides: CollectiveBuffers, out: Any, given: Any, rank: int, root: int
+    sides: CollectiveBuffers, out: Any, sendbuf: Any, rank: int, root: int
 ) -> tuple[int, Extents, Extents]:
     """The sides of a rank that is not the root: only the root has the side of p blocks."""
-    name, surplus = (sides.out, out) if sides.out_blocks else (sides.given, given)
+    name, surplus = (sides.out, out) if sides.out_blocks else (sides.sendbuf, sendbuf)
     if surplus is not None:
         raise ValueError(f"{name}= is given on rank {rank}, which is not {sides.root}={root}")
     if sides.out_blocks:
-        address, numel, dtype = view(given, False, sides.given)
+        address, numel, dtype = view(sendbuf, False, sides.sendbuf)
         return dtype, [], [(address, numel)]
     address, numel, dtype = view(out, True, sides.out)
     return dtype, [(address, numel)], []
@@ -232,17 +234,17 @@ def _check_blocks(
 
 
 def _check_exchange(
-    sides: CollectiveBuffers, out: Extents, given: Extents, dtype: int, size: int, rank: int
+    sides: CollectiveBuffers, out: Extents, sendbuf: Extents, dtype: int, size: int, rank: int
 ) -> None:
     """Check that a rank's block for itself fits, and that the two sides share no memory."""
     item = ITEMSIZES[dtype]
-    got, gave = _block(out, size, rank, item)[1], _block(given, size, rank, item)[1]
+    got, gave = _block(out, size, rank, item)[1], _block(sendbuf, size, rank, item)[1]
     if got != gave:
-        raise ValueError(_misfit((sides.out, sides.given), got, rank, gave))
+        raise ValueError(_misfit((sides.out, sides.sendbuf), got, rank, gave))
     for start, count in out:
-        for other, length in given:
+        for other, length in sendbuf:
             if start < other + length * item and other < start + count * item and count and length:
-                raise ValueError(f"{sides.out} and {sides.given} overlap in memory")
+                raise ValueError(f"{sides.out} and {sides.sendbuf} overlap in memory")
 
 
 def _misfit(names: tuple[str, str], found: int, rank: int, numel: int) -> str:

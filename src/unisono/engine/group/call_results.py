@@ -33,28 +33,30 @@ class CallResult(NamedTuple):
 NOTHING = CallResult(None, ResultKind.NOTHING)
 
 
-def allocate(kind: str, out: Any, given: Any, size: int, rank: int, root: int) -> tuple[Any, Any, CallResult]:
+def allocate(
+    kind: str, out: Any, sendbuf: Any, size: int, rank: int, root: int
+) -> tuple[Any, Any, CallResult]:
     """(output, input, result) of a call; NOTHING: the caller gave the output.
 
     Example: ("all_gather", x, None) with x of shape [3] and 2 ranks -> an array of shape [2, 3], x
     """
     if kind in _IN_PLACE:
         if not isinstance(out, _NUMBERS):
-            return out, given, NOTHING
+            return out, sendbuf, NOTHING
         import numpy as np
 
         number = np.array([out])
         return number, None, CallResult(number, ResultKind.NUMBER)
     if kind == "all_gather_v" and not isinstance(out, (list, tuple)):
-        return listed(out, "out", size), given, NOTHING
-    if kind not in _SHAPES or (out is not None and given is not None):
-        return out, given, NOTHING
-    if kind == "gather" and (out is not None or given is None or rank != root):
-        return out, given, NOTHING
-    given = out if given is None else given
-    _check(given, _SHAPES[kind], size)
-    made = _native.allocated(given, _SHAPES[kind], size)
-    return made, given, CallResult(made, _SHAPES[kind])
+        return listed(out, "out", size), sendbuf, NOTHING
+    if kind not in _SHAPES or (out is not None and sendbuf is not None):
+        return out, sendbuf, NOTHING
+    if kind == "gather" and (out is not None or sendbuf is None or rank != root):
+        return out, sendbuf, NOTHING
+    sendbuf = out if sendbuf is None else sendbuf
+    _check(sendbuf, _SHAPES[kind], size)
+    result = _native.allocated(sendbuf, _SHAPES[kind], size)
+    return result, sendbuf, CallResult(result, _SHAPES[kind])
 
 
 def _check(x: Any, shape: ResultKind, size: int) -> None:

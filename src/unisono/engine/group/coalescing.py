@@ -38,7 +38,7 @@ class CoalescedBuffer(NamedTuple):
     dtype: int
     numel: int
     out: Extents
-    given: Extents
+    sendbuf: Extents
 
     @property
     def nbytes(self) -> int:
@@ -57,27 +57,27 @@ class CoalescedBuffers(NamedTuple):
 def check_buffers(
     kind: str,
     outs: Any,
-    givens: Any,
+    sendbufs: Any,
     size: int,
     rank: int,
     root: int,
     codec: Any,
-    seen: Callable[[str, Any], Any],
+    as_readable: Callable[[str, Any], Any],
 ) -> CoalescedBuffers:
     """The buffers of a coalesced call, all checked.
 
     Args:
-        outs, givens: its lists of buffers.  seen: see `Planner.seen`.
+        outs, sendbufs: its lists of buffers.  as_readable: see `Planner.as_readable`.
     Raises:
         ValueError, TypeError: a buffer is wrong, or two share memory.
     """
     collective = kind_of(kind).plan
     if collective in SIDES:
-        pieces, keep = _between(kind, outs, givens, size, rank, seen)
+        pieces, keep = _between(kind, outs, sendbufs, size, rank, as_readable)
         _check_apart(kind, pieces, block_counts(collective, size))
         return CoalescedBuffers(pieces, keep, True)
     writes = collective != "broadcast" or rank != root or codec is not None
-    pieces, keep = _in_place(kind, outs, writes, seen)
+    pieces, keep = _in_place(kind, outs, writes, as_readable)
     if writes:
         _check_apart(kind, pieces, (1, 0))
     return CoalescedBuffers(pieces, keep, writes)
@@ -89,10 +89,10 @@ def no_calls(later: bool, timeout: Any) -> CompletedWork | None:  # noqa: ARG001
 
 
 def _in_place(
-    kind: str, xs: Any, writable: bool, seen: Callable[[str, Any], Any]
+    kind: str, xs: Any, writable: bool, as_readable: Callable[[str, Any], Any]
 ) -> tuple[list[CoalescedBuffer], Any]:
     pieces = []
-    xs = [seen(kind, x) for x in listed(xs, f"{kind}: xs")]
+    xs = [as_readable(kind, x) for x in listed(xs, f"{kind}: xs")]
     keep = pinned(xs)
     for place, x in enumerate(xs):
         with _naming(kind):
@@ -102,18 +102,18 @@ def _in_place(
 
 
 def _between(
-    kind: str, outs: Any, givens: Any, size: int, rank: int, seen: Callable[[str, Any], Any]
+    kind: str, outs: Any, sendbufs: Any, size: int, rank: int, as_readable: Callable[[str, Any], Any]
 ) -> tuple[list[CoalescedBuffer], Any]:
     sides = SIDES[kind_of(kind).plan]
-    outs, givens = listed(outs, f"{kind}: outs"), listed(givens, f"{kind}: inputs")
-    outs, givens = ([seen(kind, x) for x in side] for side in (outs, givens))
-    if len(outs) != len(givens):
-        raise ValueError(f"{kind}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
-    keep = [pinned(each) for each in (*outs, *givens)]
+    outs, sendbufs = listed(outs, f"{kind}: outs"), listed(sendbufs, f"{kind}: inputs")
+    outs, sendbufs = ([as_readable(kind, x) for x in side] for side in (outs, sendbufs))
+    if len(outs) != len(sendbufs):
+        raise ValueError(f"{kind}: {len(outs)} outputs and {len(sendbufs)} inputs, expected as many")
+    keep = [pinned(each) for each in (*outs, *sendbufs)]
     pieces = []
-    for place, (out, given) in enumerate(zip(outs, givens, strict=True)):
+    for place, (out, sendbuf) in enumerate(zip(outs, sendbufs, strict=True)):
         with _naming(f"{kind}: buffers {place}"):
-            dtype, target, source = both_buffers(sides, out, given, size, rank, 0)
+            dtype, target, source = both_buffers(sides, out, sendbuf, size, rank, 0)
         numel = (source if sides.out_blocks else target)[0][1]
         pieces.append(CoalescedBuffer(place, dtype, numel, target, source))
     return pieces, keep
@@ -149,7 +149,7 @@ def block_counts(collective: str, size: int) -> tuple[int, int]:
     sides = SIDES.get(collective)
     if sides is None:
         return 1, 0
-    return (size if sides.out_blocks else 1), (size if sides.given_blocks else 1)
+    return (size if sides.out_blocks else 1), (size if sides.sendbuf_blocks else 1)
 
 
 def extents_of(sides: list[Extents], blocks: int, item: int) -> Extents:
@@ -176,7 +176,7 @@ def _check_apart(call: str, pieces: list[CoalescedBuffer], counts: tuple[int, in
     reaches: list[tuple[int, int, bool]] = []  # (start, end, written)
     for piece in pieces:
         item = ITEMSIZES[piece.dtype]
-        written, read = _cut(piece.out, counts[0], item), _cut(piece.given, counts[1], item)
+        written, read = _cut(piece.out, counts[0], item), _cut(piece.sendbuf, counts[1], item)
         reaches += [(start, start + numel * item, True) for start, numel in written if numel]
         reaches += [(block[0], block[0] + block[1] * item, False) for block in read if block not in written]
     written_to = read_to = 0

@@ -152,7 +152,7 @@ def edge_coding(
     return EdgeCoding(codec, BETWEEN if only_between else ALL, feedback)
 
 
-def feedback_of(collective: str, buffer: Any, laid: BufferLayout) -> FeedbackBuffer:
+def feedback_of(collective: str, buffer: Any, layout: BufferLayout) -> FeedbackBuffer:
     """Check the buffer in which a call keeps the encoding error.
 
     Raises:
@@ -165,7 +165,7 @@ def feedback_of(collective: str, buffer: Any, laid: BufferLayout) -> FeedbackBuf
         address, numel, dtype = view(buffer, True, "feedback")
     except (TypeError, ValueError) as error:
         raise with_call_name(collective, error) from None
-    sent = laid.source or laid.target
+    sent = layout.source or layout.target
     if dtype != _F32:
         raise TypeError(f"{collective}: feedback is {DTYPES[dtype]}, expected float32")
     if len(sent) != 1:
@@ -175,7 +175,7 @@ def feedback_of(collective: str, buffer: Any, laid: BufferLayout) -> FeedbackBuf
             f"{collective}: feedback has {numel} elements, expected {sent[0][1]}, as what is sent"
         )
     item = ITEMSIZES[_F32]
-    for start, count in (*laid.target, *laid.source):
+    for start, count in (*layout.target, *layout.source):
         if numel and count and start < address + numel * item and address < start + count * item:
             raise ValueError(f"{collective}: feedback and another buffer of the call overlap in memory")
     return FeedbackBuffer(address, numel, keep)

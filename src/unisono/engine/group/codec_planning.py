@@ -37,45 +37,45 @@ _F32 = DTYPES.index("float32")
 
 
 class CodecPlanner:
-    """The codecs of one rank, in a group of `size` ranks on these hosts; `chooser` has the cost model."""
+    """The codecs of one rank, in a group of `size` ranks on these hosts; `tuner` has the cost model."""
 
-    def __init__(self, rank: int, size: int, hosts: tuple[int, ...], chooser: Tuner) -> None:
+    def __init__(self, rank: int, size: int, hosts: tuple[int, ...], tuner: Tuner) -> None:
         self._rank = rank
         self._size = size
         self._hosts = hosts
         self._several_hosts = len(set(hosts)) > 1
-        self._chooser = chooser
+        self._tuner = tuner
         self._proofs: dict[tuple[object, ...], Proof] = {}
         self._chosen: dict[tuple[object, ...], Codec | None] = {}
 
     # ---- one call --------------------------------------------------------------------------------------
 
     def of_call(
-        self, call: CallArguments, out: Any, laid: BufferLayout
+        self, call: CallArguments, out: Any, layout: BufferLayout
     ) -> tuple[EdgeCoding | None, FeedbackBuffer | None, BufferLayout]:
         """The encoding of a call's edges (None: values), its feedback buffer, and its buffers.
 
         Args:
-            out: the buffer of `laid.target`.
+            out: the buffer of `layout.target`.
         Raises:
             ValueError, TypeError: it cannot have this codec, or the codec cannot encode its values.
         """
         coding = call.coding
         if coding is not None and isinstance(coding.codec, str) and coding.codec == AUTO:
             requested_codec(call, coding)
-            codec = self._choose(call, coding, laid)
+            codec = self._choose(call, coding, layout)
             if codec is None:
-                return None, None, laid
+                return None, None, layout
             coding = coding._replace(codec=codec, max_error=None)
             call = call._replace(coding=coding)
-        coded = self.coded(call, laid.dtype, (laid.target, laid.source))
+        coded = self.coded(call, layout.dtype, (layout.target, layout.source))
         if coded is None or coding is None:
-            return None, None, laid
-        if call.plan == "broadcast" and not laid.writes:  # the root stores decoded values, too
+            return None, None, layout
+        if call.plan == "broadcast" and not layout.writes:  # the root stores decoded values, too
             view(out, True, f"{call.kind}: x")
-            laid = laid._replace(writes=True)
-        kept = None if coding.feedback is None else feedback_of(call.kind, coding.feedback, laid)
-        return coded, kept, laid
+            layout = layout._replace(writes=True)
+        kept = None if coding.feedback is None else feedback_of(call.kind, coding.feedback, layout)
+        return coded, kept, layout
 
     def coded(self, call: CallArguments, dtype: int, sides: tuple[Extents, Extents]) -> EdgeCoding | None:
         """The encoding of the edges of a call with the buffers `sides`; None: values.
@@ -190,13 +190,13 @@ class CodecPlanner:
     def _explained(
         self, collective: str, nbytes: int, op: Op, between_hosts: Any, most: float
     ) -> tuple[CodecChoice, ...]:
-        uncoded = self._chooser.explain(collective, nbytes).seconds
+        uncoded = self._tuner.explain(collective, nbytes).seconds
         found = [CodecChoice(None, uncoded, 0.0, 1.0)]
         for codec in AUTO_CODECS:
             coded = self._asked(collective, codec, op, between_hosts)
             name, _ = coded_algorithm(collective, None, coded.edges, nbytes)
             per_value = codec.nbytes(BLOCK_OF_ALL) / BLOCK_OF_ALL
-            seconds = self._chooser.predict_coded(collective, name, nbytes, per_value, coded.edges)
+            seconds = self._tuner.predict_coded(collective, name, nbytes, per_value, coded.edges)
             lost = self._loss(collective, 1.0, coded, op)
             relative = lost.error / lost.magnitude if lost.magnitude else 0.0
             found.append(CodecChoice(codec, seconds, relative, uncoded / seconds if seconds else 1.0))
@@ -204,13 +204,13 @@ class CodecPlanner:
         best = min(fit, key=lambda each: each.seconds)
         return tuple(each._replace(chosen=each is best) for each in found)
 
-    def _choose(self, call: CallArguments, coding: CodecArguments, laid: BufferLayout) -> Codec | None:
+    def _choose(self, call: CallArguments, coding: CodecArguments, layout: BufferLayout) -> Codec | None:
         """The codec of codec="auto"; all ranks choose the same one."""
         most = positive(coding.max_error, f"{call.kind}: max_error")
-        if laid.dtype != _F32 or not self._several_hosts or call.reproducible:
+        if layout.dtype != _F32 or not self._several_hosts or call.reproducible:
             return None
         collective, op = call.plan, call.op
-        nbytes = laid.typical * ITEMSIZES[_F32]
+        nbytes = layout.typical * ITEMSIZES[_F32]
         nbytes *= self._size if collective in ("all_gather", "reduce_scatter") else 1
         op = PremulSum(1.0) if type(op) is PremulSum else op  # each rank has a factor of its own
         key = (collective, nbytes, op, coding.between_hosts, most)

@@ -37,11 +37,11 @@ class ExternalGroup(Group):
         name: str,
         timeout_s: float,
         members: tuple[int, ...] | None = None,
-        meeting: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         host = os.uname().nodename
         hosts = (host,) * driver.size
-        super().__init__(ExternalPlanner(driver, name, timeout_s, hosts), None, hosts, members, meeting)
+        super().__init__(ExternalPlanner(driver, name, timeout_s, hosts), None, hosts, members, rendezvous)
         self._in_order: dict[tuple[bool, int, int], Lock] = {}
         self._hosts = tuple(self.all_gather_object(host))
         driver.issued = 0

@@ -52,13 +52,15 @@ def external_group(
         return ExternalGroup(driver, group_name, float("inf"))
     timeout_s = seconds(timeout, settings.timeout_s)
     make = _torch(backend)
-    meeting = rendezvous(
+    own_rendezvous = rendezvous(
         init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
     )
     try:
-        return ExternalGroup(_open_driver(make, meeting, timeout_s), group_name, timeout_s, meeting=meeting)
+        return ExternalGroup(
+            _open_driver(make, own_rendezvous, timeout_s), group_name, timeout_s, rendezvous=own_rendezvous
+        )
     except BaseException:
-        meeting.close()
+        own_rendezvous.close()
         raise
 
 
@@ -91,9 +93,9 @@ def _torch(backend: str) -> type[LibraryDriver]:
     return found
 
 
-def _open_driver(make: type[LibraryDriver], meeting: Rendezvous, timeout_s: float) -> LibraryDriver:
+def _open_driver(make: type[LibraryDriver], own_rendezvous: Rendezvous, timeout_s: float) -> LibraryDriver:
     try:
-        return make(meeting.store, meeting.rank, meeting.world_size, timeout_s)  # type: ignore[call-arg]
+        return make(own_rendezvous.store, own_rendezvous.rank, own_rendezvous.world_size, timeout_s)  # type: ignore[call-arg]
     except RuntimeError as error:
         what = f"the ranks have met, and {make.name} cannot connect them"
         raise RendezvousError(message(what, observed=str(error).partition("\n")[0])) from error

@@ -66,13 +66,13 @@ class ExternalPlanner(Planner[LibraryDriver]):
         """See `Planner.leave`. Waits up to CLOSING_S for operations under way."""
         if self._runner is None:
             return
-        works = self.kept.works()
+        works = self.outstanding_messages.works()
         if not self._all_end(works):
             keep_for_ever(self._runner, works)
         driver = self.drop()
         if driver is not None:
             driver.leave()
-            self.kept.close()
+            self.outstanding_messages.close()
 
     def _all_end(self, works: list[Any]) -> bool:
         """Whether all of them end within CLOSING_S; receives are cancelled where the library can."""
@@ -88,31 +88,31 @@ class ExternalPlanner(Planner[LibraryDriver]):
 
     # ---- collectives -----------------------------------------------------------------------------------
 
-    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[BufferLayout, Any, CallResult]:
+    def lay_out(self, kind: str, out: Any, sendbuf: Any, root: int) -> tuple[BufferLayout, Any, CallResult]:
         """See `Planner.lay_out`."""
         if self.driver.device == "cpu" or not isinstance(out, _NUMBERS):
-            return super().lay_out(kind, self.seen(kind, out), self.seen(kind, given), root)
+            return super().lay_out(kind, self.as_readable(kind, out), self.as_readable(kind, sendbuf), root)
         import numpy as np
 
         number = np.array([out])
         staged = DeviceArray(self.driver.stage(number), host=number)
-        laid, keep, _ = super().lay_out(kind, staged, given, root)
-        return laid, keep, CallResult(number, ResultKind.NUMBER)
+        layout, pins, _ = super().lay_out(kind, staged, sendbuf, root)
+        return layout, pins, CallResult(number, ResultKind.NUMBER)
 
-    def bind(self, call: CallArguments, laid: BufferLayout, keep: Any, made: CallResult) -> ExternalCall:
+    def bind(self, call: CallArguments, layout: BufferLayout, pins: Any, result: CallResult) -> ExternalCall:
         """See `Planner.bind`."""
         check_op(call.kind, call.op)
-        self._check(call, laid.dtype)
+        self._check(call, layout.dtype)
         even = kind_of(call.kind).layout != "all_gather_v"
-        started = self._call(call, laid.dtype, even, (laid.target, laid.source), keep)
-        return ExternalCall(self, call.kind, [started], keep, made)
+        started = self._call(call, layout.dtype, even, (layout.target, layout.source), pins)
+        return ExternalCall(self, call.kind, [started], pins, result)
 
     def bind_list(self, call: CallArguments, pieces: CoalescedBuffers) -> Any:
         """See `Planner.bind_list`: one call after another."""
         calls = []
         for piece in pieces.each:
             self._check(call, piece.dtype)
-            calls.append(self._call(call, piece.dtype, True, (piece.out, piece.given), pieces.keep))
+            calls.append(self._call(call, piece.dtype, True, (piece.out, piece.sendbuf), pieces.keep))
         return ExternalCall(self, call.kind, calls, pieces.keep, NOTHING) if calls else no_calls
 
     def _check(self, call: CallArguments, dtype: int) -> None:
@@ -122,14 +122,14 @@ class ExternalPlanner(Planner[LibraryDriver]):
         self.refuse_choice(call.kind, call.algorithm, call.reproducible)
 
     def _call(
-        self, call: CallArguments, dtype: int, even: bool, sides: tuple[Extents, Extents], keep: Any
+        self, call: CallArguments, dtype: int, even: bool, sides: tuple[Extents, Extents], pins: Any
     ) -> LibraryCall:
         name = DTYPES[dtype]
-        arrays = (self._flat(side, name, keep) for side in sides)
+        arrays = (self._flat(side, name, pins) for side in sides)
         return LibraryCall(call.plan, name, call.op, call.root, even, *arrays)
 
-    def seen(self, kind: str, array: Any) -> Any:
-        """See `Planner.seen`.
+    def as_readable(self, kind: str, array: Any) -> Any:
+        """See `Planner.as_readable`.
 
         Raises:
             ValueError: it is in memory that the backend does not move.
@@ -138,7 +138,7 @@ class ExternalPlanner(Planner[LibraryDriver]):
         if array is None or device == "cpu":
             return array
         if isinstance(array, (list, tuple)):
-            return [self.seen(kind, one) for one in array]
+            return [self.as_readable(kind, one) for one in array]
         if is_tensor(array):
             if array.device.type != device:
                 raise ValueError(
@@ -153,12 +153,12 @@ class ExternalPlanner(Planner[LibraryDriver]):
             f"{device.upper()} memory, as torch tensors"
         )
 
-    def _flat(self, extents: Extents, dtype: str, keep: Any) -> list[Any]:
+    def _flat(self, extents: Extents, dtype: str, pins: Any) -> list[Any]:
         """Buffers as the driver's arrays."""
         driver = self.driver
         if driver.device == "cpu":
             return [driver.flat(address, numel, dtype) for address, numel in extents]
-        places = {one.extent[:2]: one.tensor for one in device_arrays(keep)}
+        places = {one.extent[:2]: one.tensor for one in device_arrays(pins)}
         return [places[extent].detach().reshape(-1) for extent in extents]
 
     def refuse_choice(self, kind: str, algorithm: str | StepFunction | None, reproducible: bool) -> None:

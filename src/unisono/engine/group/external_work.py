@@ -47,9 +47,9 @@ class ExternalCall:
             if not later:
                 return work.outcome()
         except BaseException:
-            planner.kept.keep(work)  # the library continues, and writes to its buffers
+            planner.outstanding_messages.keep(work)  # the library continues, and writes to its buffers
             raise
-        planner.kept.keep(work)
+        planner.outstanding_messages.keep(work)
         return work
 
 
@@ -172,7 +172,7 @@ class ExternalMessageWork(ExternalWork, MessageWork):
             self._moving = move(array, transfer.rank, transfer.tag, self._kind.endswith("_object"))
         self._pending = [self._moving]
         self._begun = True
-        self._planner.kept.keep(self)
+        self._planner.outstanding_messages.keep(self)
 
     def _what(self) -> str:
         rank = self._transfer.rank

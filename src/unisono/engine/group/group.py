@@ -94,16 +94,17 @@ class Group(_native.GroupBase):
         engine: _native.Engine | None,
         hosts: tuple[str, ...],
         members: tuple[int, ...] | None,
-        meeting: Rendezvous | None,
+        rendezvous: Rendezvous | None,
     ) -> None:
-        """engine: which repeats calls; None: none does.  hosts: the name of each rank's.  meeting: to end."""
+        """engine: which repeats calls; None: none does.  hosts: the name of each rank's.  rendezvous: to
+        end."""
         super().__init__(planner, engine, planner.timeout_s)
         self._planner = planner
         self._hosts = hosts
         self._members = tuple(range(planner.size)) if members is None else members
         self._subgroups = 0
         # Also at exit: the other ranks must learn that this rank has left, and no thread may remain.
-        self._finalizer = weakref.finalize(self, _end, planner, meeting, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, planner, rendezvous, os.getpid())
         reason_at_failure(self, self._finalizer)
 
     @property
@@ -392,7 +393,7 @@ class Group(_native.GroupBase):
     ) -> Work | None:
         """Wait until every rank has called it."""
 
-    @collective(out="out", given="x")
+    @collective(out="out", sendbuf="x")
     def all_gather(
         self,
         out: Any = None,
@@ -412,7 +413,7 @@ class Group(_native.GroupBase):
         Example (p=2): [1], [2] -> [[1], [2]] on both.
         """
 
-    @collective(out="out", given="x")
+    @collective(out="out", sendbuf="x")
     def all_gather_v(
         self,
         out: Sequence[Any],
@@ -427,7 +428,7 @@ class Group(_native.GroupBase):
         Every rank passes the same list of sizes.
         """
 
-    @collective(out="out", given="x")
+    @collective(out="out", sendbuf="x")
     def gather(
         self,
         x: Any,
@@ -444,7 +445,7 @@ class Group(_native.GroupBase):
         may differ from rank to rank, with algorithm="direct" or None.
         """
 
-    @collective(out="out", given="inputs")
+    @collective(out="out", sendbuf="inputs")
     def scatter(
         self,
         out: Any,
@@ -461,7 +462,7 @@ class Group(_native.GroupBase):
         list may differ from rank to rank, with algorithm="direct" or None.
         """
 
-    @collective(out="out", given="inputs")
+    @collective(out="out", sendbuf="inputs")
     def reduce_scatter(
         self,
         out: Any = None,
@@ -485,7 +486,7 @@ class Group(_native.GroupBase):
         Example (p=2): [[1], [2]] and [[3], [4]] -> [4] and [6].
         """
 
-    @collective(out="out", given="inputs")
+    @collective(out="out", sendbuf="inputs")
     def all_to_all(
         self,
         out: Any = None,
@@ -536,7 +537,7 @@ class Group(_native.GroupBase):
     ) -> Work | None:
         """`broadcast` of each of `xs`."""
 
-    @collective(out="outs", given="xs", coalesced=True)
+    @collective(out="outs", sendbuf="xs", coalesced=True)
     def all_gather_coalesced(
         self,
         outs: Sequence[Any],
@@ -549,7 +550,7 @@ class Group(_native.GroupBase):
     ) -> Work | None:
         """`all_gather` of xs[i] into outs[i], for every i."""
 
-    @collective(out="outs", given="inputs", coalesced=True)
+    @collective(out="outs", sendbuf="inputs", coalesced=True)
     def reduce_scatter_coalesced(
         self,
         outs: Sequence[Any],
@@ -771,9 +772,9 @@ class Group(_native.GroupBase):
         self._move(kind, parts, encoded, 0, timeout)
         return [objects.decode_object(part, pickle=pickle) for part in parts]
 
-    def _move(self, kind: str, out: Any, given: Any, root: int, timeout: Seconds) -> None:
+    def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds) -> None:
         """One of the two operations of an object call: lengths, then bytes."""
-        self._call(kind, out, given, SUM, root, None, False, False, timeout)
+        self._call(kind, out, sendbuf, SUM, root, None, False, False, timeout)
 
     # ---- groups of some of the ranks ----------------------------------------------------------------
 
@@ -933,9 +934,9 @@ class Group(_native.GroupBase):
         if alive is None:
             return
         self._close()
-        _, _, (planner, meeting, pid), _ = alive
+        _, _, (planner, rendezvous, pid), _ = alive
         try:
-            _close(planner, meeting, pid, error)
+            _close(planner, rendezvous, pid, error)
         finally:
             self._release()
 
@@ -975,17 +976,19 @@ def _codec_messages() -> ModuleType:
     return codec_messages
 
 
-def _end(planner: Planner[Any], meeting: Rendezvous | None, pid: int) -> None:
+def _end(planner: Planner[Any], rendezvous: Rendezvous | None, pid: int) -> None:
     """Close a group that the program did not close: it is garbage, or the program ends."""
-    _close(planner, meeting, pid, error_reason())
+    _close(planner, rendezvous, pid, error_reason())
 
 
-def _close(planner: Planner[Any], meeting: Rendezvous | None, pid: int, error: BaseException | None) -> None:
+def _close(
+    planner: Planner[Any], rendezvous: Rendezvous | None, pid: int, error: BaseException | None
+) -> None:
     if os.getpid() != pid:  # a forked child's copy: only the parent may leave the group
         planner.abandon()
         return
     try:
         planner.leave(close_reason(error))
     finally:  # also after Ctrl-C
-        if meeting is not None:
-            meeting.close()
+        if rendezvous is not None:
+            rendezvous.close()

@@ -87,12 +87,12 @@ def _native_group(
 ) -> Group:
     """A group over the engine. over_mpi: where `mpiexec` has started the ranks, MPI tells where to meet."""
     settings = env.read(strict=False)
-    with contextlib.ExitStack() as meeting:
+    with contextlib.ExitStack() as stack:
         if over_mpi:
             from unisono.engine.group.external_init import mpi_rendezvous, started_by_mpi
 
             if started_by_mpi():
-                init_method, token = meeting.enter_context(mpi_rendezvous())
+                init_method, token = stack.enter_context(mpi_rendezvous())
                 settings = settings._replace(token=token)
         except_hook.install(settings)
         _warn_of_unknown(settings)
@@ -130,29 +130,29 @@ def form(
         where: an init_method, or a parsed one.
     """
     with making(world_size):
-        meeting = rendezvous(
+        own_rendezvous = rendezvous(
             where, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
         )
         try:
-            engine_settings = EngineSettings.of(settings, meeting.master)
+            engine_settings = EngineSettings.of(settings, own_rendezvous.master)
             opened = open_engine(
-                meeting.store,
-                meeting.rank,
-                meeting.world_size,
+                own_rendezvous.store,
+                own_rendezvous.rank,
+                own_rendezvous.world_size,
                 timeout_s=timeout_s,
                 settings=engine_settings,
             )
         except BaseException:
-            meeting.close()
+            own_rendezvous.close()
             raise
     group = NativeGroup(
         opened.engine,
-        meeting.rank,
-        meeting.world_size,
+        own_rendezvous.rank,
+        own_rendezvous.world_size,
         group_name,
         timeout_s,
-        meeting.store,
-        meeting,
+        own_rendezvous.store,
+        own_rendezvous,
         reproducible=reproducible,
         hosts=opened.hosts,
         machine=opened.machine,

@@ -16,7 +16,7 @@ from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.peer_info import local_peer_info
 from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
-from unisono.engine.group.admission import MEET_EACH_S, MEET_S, meeting
+from unisono.engine.group.admission import MEET_EACH_S, MEET_S, admission_store
 from unisono.engine.group.listening import STORE_S, Invitation
 from unisono.engine.group.membership import Former
 from unisono.engine.group.native import NativeGroup
@@ -73,7 +73,7 @@ def _member(invitation: Invitation, settings: env.Settings, deadline: float) -> 
     until = min(deadline, time.monotonic() + MEET_S + MEET_EACH_S * invitation.size)
     with contextlib.ExitStack() as stack:
         with making(invitation.size):
-            base, keys = meeting(invitation, engine_settings, until)
+            base, keys = admission_store(invitation, engine_settings, until)
             stack.callback(base.close)
             left_s = max(0.1, until - time.monotonic())
             opened = open_engine(
@@ -96,7 +96,7 @@ def _member(invitation: Invitation, settings: env.Settings, deadline: float) -> 
             Former((), (None,) * invitation.size),
         )
         stack.pop_all()
-    group._planner.meeting = base
+    group._planner.admission_store = base
     group._planner.listening = settings.listen
     group.elastic = invitation.elastic
     try:

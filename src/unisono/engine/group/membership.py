@@ -62,5 +62,5 @@ class MembershipGroup(Group):
         """A group that follows this one."""
 
     @abstractmethod
-    def _succeed(self) -> Rendezvous | None:
+    def _hand_over(self) -> Rendezvous | None:
         """End this group, whose next one is made; returns its rendezvous, which the next one keeps."""

@@ -54,7 +54,7 @@ def checked(
     form: int | None = None,
 ) -> MessageWork:
     """Check the arguments of one message, see `MessageArguments`; returns its work, not yet posted."""
-    x = planner.seen(name, x)
+    x = planner.as_readable(name, x)
     keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
@@ -93,7 +93,7 @@ def run(planner: Planner[Any], timeout: Seconds, *works: MessageWork) -> None:
                 raise work.failure()
     except BaseException:  # a fault, or Ctrl-C at any point: the engine may still move their bytes
         for work in works:
-            planner.kept.keep(work)
+            planner.outstanding_messages.keep(work)
         raise
 
 
@@ -102,9 +102,9 @@ def begin(planner: Planner[Any], work: MessageWork) -> MessageWork:
     try:
         work.start()
         if not work.done():
-            planner.kept.keep(work)
+            planner.outstanding_messages.keep(work)
             work.detach()
     except BaseException:  # as by Ctrl-C, perhaps right after it was posted
-        planner.kept.keep(work)
+        planner.outstanding_messages.keep(work)
         raise
     return work

@@ -32,7 +32,7 @@ from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.shrink import excluded_ranks
-from unisono.engine.group.succession import shrunk
+from unisono.engine.group.succession import shrink_group
 from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
@@ -52,7 +52,7 @@ class NativeGroup(MembershipGroup):
         name: str,
         timeout_s: float,
         store: Store | None = None,
-        meeting: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
         members: tuple[int, ...] | None = None,
         reproducible: bool = False,
         hosts: tuple[str, ...] = (),
@@ -76,7 +76,7 @@ class NativeGroup(MembershipGroup):
         self._changing = threading.Lock()
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
-        super().__init__(planner, engine, hosts, members, meeting)
+        super().__init__(planner, engine, hosts, members, rendezvous)
         if settings is not None and settings.record:
             from unisono.engine.group.recording import record
 
@@ -149,7 +149,7 @@ class NativeGroup(MembershipGroup):
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:
         excluded = excluded_ranks(self, exclude)
         with self._change("shrink"):
-            return self._followed_by(shrunk(self, excluded, time.monotonic() + timeout_s))
+            return self._followed_by(shrink_group(self, excluded, time.monotonic() + timeout_s))
 
     def _followed_by(self, following: MembershipGroup) -> MembershipGroup:
         """The next group, which listens for newcomers as this one did; its launcher learns of it."""
@@ -196,13 +196,13 @@ class NativeGroup(MembershipGroup):
             former,
         )
 
-    def _succeed(self) -> Rendezvous | None:
+    def _hand_over(self) -> Rendezvous | None:
         alive = self._finalizer.detach()
         self._close()
         self._planner.leave("")
         self._release()
-        meeting: Rendezvous | None = None if alive is None else alive[2][1]
-        return meeting
+        rendezvous: Rendezvous | None = None if alive is None else alive[2][1]
+        return rendezvous
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine
@@ -210,7 +210,7 @@ class NativeGroup(MembershipGroup):
         if status is not None:
             return status
         if fault == FaultKind.TIMEOUT and not engine.faulted:
-            raise error(read_empty_probe(planner.scene(engine, "probe", timeout_s)))
+            raise error(read_empty_probe(planner.fault_context(engine, "probe", timeout_s)))
         raise planner.failure("probe", timeout_s, engine)
 
     def _iprobe(self, rank: int, tag: int) -> Status | None:
@@ -309,8 +309,8 @@ def connect(
     timeout_s = seconds(timeout_s, settings.timeout_s)
     engine_settings = EngineSettings.of(settings)
     keys = PrefixStore(name, store)
-    with making(size), watching(parent, keys) as meeting:
-        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=engine_settings)
+    with making(size), watching(parent, keys) as rendezvous:
+        opened = open_engine(rendezvous, rank, size, timeout_s=timeout_s, settings=engine_settings)
     return NativeGroup(
         opened.engine,
         rank,

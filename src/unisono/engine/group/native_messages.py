@@ -24,7 +24,7 @@ class NativeMessageWork(MessageWork):
         engine: _native.Engine,
         post: Callable[[], _native.Request],
         keep: Any,
-        scene: FaultContext,
+        context: FaultContext,
         receiving: bool,
     ) -> None:
         """`post`: passes it to the engine; `keep`: its buffer."""
@@ -33,7 +33,7 @@ class NativeMessageWork(MessageWork):
         self._engine = engine
         self._post = post
         self._keep = keep
-        self._scene = scene
+        self._context = context
 
     def start(self) -> None:
         """See `MessageWork.start`."""
@@ -47,7 +47,7 @@ class NativeMessageWork(MessageWork):
     def _what(self) -> str:
         peer = self._request.peer
         other = f"rank {peer}" if peer >= 0 else "any rank"
-        return f"{self._scene.operation}, {other} of group {self._scene.group!r}"
+        return f"{self._context.operation}, {other} of group {self._context.group!r}"
 
     def done(self) -> bool:
         """See `Work.done`."""
@@ -62,10 +62,10 @@ class NativeMessageWork(MessageWork):
         if kind == FaultKind.TIMEOUT and self.done():
             kind = self._engine.wait_request(self._request, 1.0, False)
         if kind == FaultKind.TIMEOUT and not self._engine.faulted:
-            raise error(read_late(self._scene, seconds(timeout, 0.0)))
+            raise error(read_late(self._context, seconds(timeout, 0.0)))
         if kind:
             self.retain_buffers()
-            raise error(read(self._scene))
+            raise error(read(self._context))
         self._keep = None  # the engine no longer uses the buffer
 
     def retain_buffers(self) -> None:
@@ -76,7 +76,7 @@ class NativeMessageWork(MessageWork):
     def failure(self) -> BaseException:
         """See `MessageWork.failure`."""
         self.retain_buffers()
-        return error(read(self._scene))
+        return error(read(self._context))
 
     def wait_or_abort(self, timeout_s: float) -> int:
         """See `MessageWork.wait_or_abort`."""

@@ -70,12 +70,12 @@ class NativePlanner(Planner[_native.Engine]):
 
     Attributes:
         reported: whether a call has raised what aborted the group.
-        rest: connections to ranks that were in former groups; they end with this one.
+        former_connections: connections to ranks that were in former groups; they end with this one.
         listening: where newcomers may come on this rank's host, (address or "", port or 0); None: nowhere.
         listener: their store, if this rank serves it.
         addresses: of all such stores, when the ranks last asked each other.
-        meeting: the store in which this group was admitted, if it was; the next admission replaces it.
-        ends: what else ends with the group.
+        admission_store: where this group was admitted, if it was; the next admission replaces it.
+        leave_callbacks: what else ends with the group.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class NativePlanner(Planner[_native.Engine]):
     ) -> None:
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
-        self.rest = OpenConnections()
+        self.former_connections = OpenConnections()
         self.listener: Listener | None = None
         self.listening: tuple[str, int] | None = None
         self.addresses: tuple[str, ...] = ()
-        self.meeting: TCPStore | None = None
-        self.ends: list[Callable[[], None]] = []
+        self.admission_store: TCPStore | None = None
+        self.leave_callbacks: list[Callable[[], None]] = []
         self._host_names = host_names
 
     def place(self, hosts: tuple[int, ...]) -> None:
         """See `Planner.place`."""
         super().place(hosts)
-        self._chooser = Tuner(self.size, self.hosts, self.machine)
+        self._tuner = Tuner(self.size, self.hosts, self.machine)
         self._reproducible = ReproducibleAlgorithms(self.size, self.hosts)
         self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
         self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
@@ -120,7 +120,7 @@ class NativePlanner(Planner[_native.Engine]):
         """The codecs of calls; most programs need none."""
         from unisono.engine.group.codec_planning import CodecPlanner
 
-        return CodecPlanner(self.rank, self.size, self.hosts, self._chooser)
+        return CodecPlanner(self.rank, self.size, self.hosts, self._tuner)
 
     # ---- the end ---------------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class NativePlanner(Planner[_native.Engine]):
                 publish_close_reason(engine, cause)
         finally:
             engine.leave()
-            self.rest.close()
-            for each in (self.listener, self.meeting):
+            self.former_connections.close()
+            for each in (self.listener, self.admission_store):
                 if each is not None:
                     each.close()
-            for end in self.ends:
+            for end in self.leave_callbacks:
                 end()
-            self.kept.close()  # not earlier: a thread may still move bytes of these buffers
+            self.outstanding_messages.close()  # not earlier: a thread may still move bytes of these buffers
 
     def drop(self) -> _native.Engine | None:
         """See `Planner.drop`."""
@@ -152,36 +152,38 @@ class NativePlanner(Planner[_native.Engine]):
         """In a forked child: close its copies of connections, which would hide the parent's death."""
         if self._runner is not None:
             self._runner.close_copies()
-            self.rest.close()
+            self.former_connections.close()
 
     # ---- plans -----------------------------------------------------------------------------------------
 
-    def bind(self, call: CallArguments, laid: BufferLayout, keep: Any, made: CallResult) -> _native.BoundCall:
+    def bind(
+        self, call: CallArguments, layout: BufferLayout, pins: Any, result: CallResult
+    ) -> _native.BoundCall:
         """See `Planner.bind`: choose a plan, lower it, bind it."""
-        if laid.blocks and call.algorithm not in (None, "direct"):
-            check_alike(call.kind, laid.blocks)
-        coded, fed = None, None
+        if layout.blocks and call.algorithm not in (None, "direct"):
+            check_alike(call.kind, layout.blocks)
+        coded, feedback = None, None
         if call.coding is not None:
-            coded, fed, laid = self.codings.of_call(call, keep[0], laid)
-        operation, name, root, note, parts = self.prepare(call, laid.dtype, laid.typical, coded)
+            coded, feedback, layout = self.codings.of_call(call, pins[0], layout)
+        operation, name, root, note, parts = self.prepare(call, layout.dtype, layout.typical, coded)
         if parts > 1:
-            laid = in_parts(laid, call.kind, self.size, parts)
+            layout = in_parts(layout, call.kind, self.size, parts)
         factor = call.op.factor if type(call.op) is PremulSum else 1.0
         return _native.BoundCall(
             name,
             operation,
             root,
-            laid.numel,
+            layout.numel,
             factor,
-            laid.target,
-            laid.source,
-            (*keep, fed),
-            laid.writes,
-            made=made.array,
-            returned=made.kind,
+            layout.target,
+            layout.source,
+            (*pins, feedback),
+            layout.writes,
+            made=result.array,
+            returned=result.kind,
             note=note,
-            feedback=0 if fed is None else fed.address,
-            feedback_numel=0 if fed is None else fed.numel,
+            feedback=0 if feedback is None else feedback.address,
+            feedback_numel=0 if feedback is None else feedback.numel,
         )
 
     def bind_list(self, call: CallArguments, pieces: CoalescedBuffers) -> Any:
@@ -189,7 +191,7 @@ class NativePlanner(Planner[_native.Engine]):
         collective, coded = call.plan, None
         if call.coding is not None:
             for piece in pieces.each:  # the same for all; the values of each are checked
-                coded = self.codings.coded(call, piece.dtype, (piece.out, piece.given))
+                coded = self.codings.coded(call, piece.dtype, (piece.out, piece.sendbuf))
         number = number_of_list([(piece.dtype, piece.numel) for piece in pieces.each])
         blocks = block_counts(collective, self.size)
         factor = call.op.factor if isinstance(call.op, PremulSum) else 1.0
@@ -209,7 +211,7 @@ class NativePlanner(Planner[_native.Engine]):
                     number,
                     factor,
                     extents_of([piece.out for piece in batch], blocks[0], item),
-                    extents_of([piece.given for piece in batch], blocks[1], item),
+                    extents_of([piece.sendbuf for piece in batch], blocks[1], item),
                     pieces.keep,
                     writes=pieces.writes,
                     pieces=[piece.place for piece in batch],
@@ -237,12 +239,12 @@ class NativePlanner(Planner[_native.Engine]):
             is_object = name.endswith("_object")
             post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
         return NativeMessageWork(
-            engine, post, keep, self.scene(engine, operation, timeout_s, where), receiving
+            engine, post, keep, self.fault_context(engine, operation, timeout_s, where), receiving
         )
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""
-        return self._chooser.explain(collective, nbytes, algorithm)
+        return self._tuner.explain(collective, nbytes, algorithm)
 
     def prepare(
         self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding | None = None
@@ -264,7 +266,7 @@ class NativePlanner(Planner[_native.Engine]):
             return self._prepare_custom(call, algorithm, dtype)
         plan = kind_of(kind).plan
         if algorithm is None:
-            choose = self._chooser.direct if in_order else self._chooser.choose
+            choose = self._tuner.direct if in_order else self._tuner.choose
             algorithm = choose(plan, numel * ITEMSIZES[dtype])
         if in_order:
             algorithm = self._reproducible.algorithm(plan, algorithm, root, call.algorithm is not None)
@@ -355,7 +357,7 @@ class NativePlanner(Planner[_native.Engine]):
 
     # ---- errors ----------------------------------------------------------------------------------------
 
-    def scene(
+    def fault_context(
         self, engine: _native.Engine, operation: str, timeout_s: float, where: str = ""
     ) -> FaultContext:
         """Where an operation fails: its group, rank, timeout and source line, for an error."""
@@ -368,12 +370,12 @@ class NativePlanner(Planner[_native.Engine]):
     ) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
         self.reported = True
-        return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
+        return error(read(self.fault_context(engine or self.engine, operation, timeout_s, where)))
 
     def evicted(self, operation: str, why: str) -> Evicted:
         """The error of a rank without which the others go on."""
         self.reported = True
-        report = read_eviction(self.scene(self.engine, operation, 0.0), Eviction(self.rank, why))
+        report = read_eviction(self.fault_context(self.engine, operation, 0.0), Eviction(self.rank, why))
         found = error(report)
         assert isinstance(found, Evicted)
         return found
@@ -388,4 +390,4 @@ class NativePlanner(Planner[_native.Engine]):
 
     def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
         """The error of a wait that timed out while its operation continues."""
-        return error(read_late(self.scene(engine, operation, waited_s, where), waited_s))
+        return error(read_late(self.fault_context(engine, operation, waited_s, where), waited_s))

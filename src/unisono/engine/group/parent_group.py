@@ -43,9 +43,9 @@ class ParentGroup:
         engine = planner.engine
         if engine.faulted:
             raise planner.failure(self._operation, planner.timeout_s, engine)
-        found = engine.lacking(self._ranks, self._needed, False)
+        found = engine.fault_unless_alive(self._ranks, self._needed, False)
         if found is not None:
-            raise error(read(planner.scene(engine, self._operation, planner.timeout_s), found))
+            raise error(read(planner.fault_context(engine, self._operation, planner.timeout_s), found))
 
     def abort(self) -> None:
         """Abort the parent if too few are alive, as each of its operations would: all ranks report the same
@@ -54,7 +54,7 @@ class ParentGroup:
         Raises:
             GroupClosed: this rank has closed it.
         """
-        self._planner.engine.lacking(self._ranks, self._needed, True)
+        self._planner.engine.fault_unless_alive(self._ranks, self._needed, True)
 
 
 def making(size: int) -> AbstractContextManager[None]:

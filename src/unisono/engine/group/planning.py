@@ -46,7 +46,7 @@ class Planner(ABC, Generic[Runner]):
         hosts: the number of the host of each rank, by which algorithms are chosen; the same on all ranks.
         reproducible: all reductions are reproducible.
         machine: the calibration by which algorithms are chosen; call `place` after a change.
-        kept: the messages that nobody waits for.
+        outstanding_messages: the messages that nobody waits for.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Planner(ABC, Generic[Runner]):
         self.timeout_s = timeout_s
         self.reproducible = reproducible
         self.machine = machine
-        self.kept = OutstandingMessages()
+        self.outstanding_messages = OutstandingMessages()
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
 
@@ -83,7 +83,7 @@ class Planner(ABC, Generic[Runner]):
         self,
         kind: str,
         out: Any,
-        given: Any,
+        sendbuf: Any,
         op: Op,
         root: int,
         algorithm: str | StepFunction | None,
@@ -97,14 +97,14 @@ class Planner(ABC, Generic[Runner]):
 
         Args:
             kind: of the call, see `kinds`.
-            out: its buffer, or its output.  given: its input, where it has one; see `buffer_layout`.
+            out: its buffer, or its output.  sendbuf: its input, where it has one; see `buffer_layout`.
             codec, between_hosts, feedback, max_error: see `Group`.
         Raises:
             ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
         """
         root = self.member(kind, root, "the root")
         check_algorithm(kind, algorithm)
-        buffers = self.lay_out(kind, out, given, root)
+        buffers = self.lay_out(kind, out, sendbuf, root)
         coding = None
         if codec is not None or between_hosts is not None or feedback is not None or max_error is not None:
             coding = CodecArguments(codec, between_hosts, feedback, max_error)
@@ -112,7 +112,7 @@ class Planner(ABC, Generic[Runner]):
         return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding), *buffers)
 
     @abstractmethod
-    def bind(self, call: CallArguments, laid: BufferLayout, keep: Any, made: CallResult) -> Any:
+    def bind(self, call: CallArguments, layout: BufferLayout, pins: Any, result: CallResult) -> Any:
         """Plan a call whose buffers are checked, see `check_layout`.
 
         Raises:
@@ -123,7 +123,7 @@ class Planner(ABC, Generic[Runner]):
         self,
         kind: str,
         outs: Any,
-        givens: Any,
+        sendbufs: Any,
         op: Op,
         root: int,
         reproducible: bool,
@@ -134,7 +134,7 @@ class Planner(ABC, Generic[Runner]):
         self.check_open()
         check_op(kind, op)
         root = self.member(kind, root, "the root")
-        pieces = check_buffers(kind, outs, givens, self.size, self.rank, root, codec, self.seen)
+        pieces = check_buffers(kind, outs, sendbufs, self.size, self.rank, root, codec, self.as_readable)
         coded = codec is not None or between_hosts is not None
         coding = CodecArguments(codec, between_hosts) if coded else None
         in_order = reproducible or self.reproducible
@@ -196,7 +196,7 @@ class Planner(ABC, Generic[Runner]):
 
     # ---- checks ----------------------------------------------------------------------------------------
 
-    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[BufferLayout, Any, CallResult]:
+    def lay_out(self, kind: str, out: Any, sendbuf: Any, root: int) -> tuple[BufferLayout, Any, CallResult]:
         """The checked buffers of a call, the objects that pin them, and the caller's result.
 
         Raises:
@@ -204,15 +204,15 @@ class Planner(ABC, Generic[Runner]):
         """
         try:
             out = list(out) if type(out) is list else out
-            given = list(given) if type(given) is list else given
-            out, given, made = allocate(kind, out, given, self.size, self.rank, root)
+            sendbuf = list(sendbuf) if type(sendbuf) is list else sendbuf
+            out, sendbuf, result = allocate(kind, out, sendbuf, self.size, self.rank, root)
             # Before their addresses are read:
-            keep = pinned(out), None if given is None else pinned(given)
-            return check_layout(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
+            pins = pinned(out), None if sendbuf is None else pinned(sendbuf)
+            return check_layout(kind_of(kind).layout, out, sendbuf, self.size, self.rank, root), pins, result
         except (TypeError, ValueError) as error:
             raise with_call_name(kind, error) from None
 
-    def seen(self, kind: str, array: Any) -> Any:  # noqa: ARG002
+    def as_readable(self, kind: str, array: Any) -> Any:  # noqa: ARG002
         """An array, or a list of them, in a form that the checks can read."""
         return array
 

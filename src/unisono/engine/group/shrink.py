@@ -223,7 +223,7 @@ def departures(group: MembershipGroup, agreement: Agreement, generation: int) ->
         if agreement.alive >> rank & 1:
             continue
         why = agreement.reasons.get(rank, "")
-        if why == "ended" and fault.kind == FaultKind.PEER_LOST and fault.about == rank:
+        if why == "ended" and fault.kind == FaultKind.PEER_LOST and fault.rank == rank:
             why = _how(fault.signal, fault.exit_code)
         record = engine.record_of(rank)
         found.append(Departure(rank, group._hosts[rank], record.pid, why, last_operation(record), generation))

@@ -17,13 +17,13 @@ from unisono.engine.membership.eviction import eviction
 from unisono.engine.store import PrefixStore
 from unisono.errors import Evicted, GroupError, NotSupported
 
-__all__ = ["begun", "shrunk", "succeed"]
+__all__ = ["await_first_barrier", "hand_over_group", "shrink_group"]
 
 BEGIN_S = 10.0
 """So long after the deadline the ranks of a group may still be lost before it has begun."""
 
 
-def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> MembershipGroup:
+def shrink_group(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> MembershipGroup:
     """The next group, of the living ranks; this one is closed."""
     if group._identity is None:
         raise NotSupported("shrink: this group has no memory that a next one could continue in")
@@ -47,9 +47,9 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
         identity,
         Former(left, tuple(kept)),
     )
-    following._planner.rest.add(rest)
-    succeed(group, following)
-    following = begun(following, deadline)
+    following._planner.former_connections.add(rest)
+    hand_over_group(group, following)
+    following = await_first_barrier(following, deadline)
     engine.discard_region()
     return following
 
@@ -76,23 +76,23 @@ def _drop_connections(engine: _native.Engine, size: int) -> None:
         OpenConnections(fd for wire in wires for fd in wire if fd >= 0).close()
 
 
-def succeed(group: MembershipGroup, following: MembershipGroup) -> None:
+def hand_over_group(group: MembershipGroup, following: MembershipGroup) -> None:
     """Close a group whose next one is made, which takes over what both need."""
     planner, after = group._planner, following._planner
-    after.rest.add(planner.rest)
+    after.former_connections.add(planner.former_connections)
     after.listener, planner.listener = planner.listener, None
     after.listening, after.addresses = planner.listening, planner.addresses
-    after.ends, planner.ends = planner.ends + after.ends, []
-    if after.meeting is None:
-        after.meeting, planner.meeting = planner.meeting, None
+    after.leave_callbacks, planner.leave_callbacks = planner.leave_callbacks + after.leave_callbacks, []
+    if after.admission_store is None:
+        after.admission_store, planner.admission_store = planner.admission_store, None
     following.elastic = group.elastic
     following._loop = group._loop
-    meeting = group._succeed()
-    if meeting is not None:
-        after.ends.append(meeting.close)
+    rendezvous = group._hand_over()
+    if rendezvous is not None:
+        after.leave_callbacks.append(rendezvous.close)
 
 
-def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
+def await_first_barrier(group: MembershipGroup, deadline: float) -> MembershipGroup:
     """The group, once all its ranks have come. If one is lost before, the next group without it.
 
     The former group is closed already: also behind the deadline the caller needs a group that it can use.
@@ -107,7 +107,7 @@ def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
     except BaseException:  # such as Ctrl-C: no one else has this group
         group.close()
         raise
-    later = shrunk(group, (), max(deadline, time.monotonic() + 1.0))
+    later = shrink_group(group, (), max(deadline, time.monotonic() + 1.0))
     own = group.previous_ranks
     ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
     left = (_as_numbered_before(each, own, group.generation - 1) for each in later.left)

@@ -45,7 +45,7 @@ class Contacts:
     def __init__(self, engine: Engine, rank: int, size: int, deadline: float, late: Iterable[int]) -> None:
         self._engine = engine
         self._others = [each for each in range(size) if each != rank]
-        self._near = {each for each in self._others if engine.near(each)}
+        self._on_this_host = {each for each in self._others if engine.on_this_host(each)}
         self._began = time.monotonic()
         self._deadline = deadline
         self._late = frozenset(late)
@@ -70,21 +70,21 @@ class Contacts:
         found: dict[int, Finding] = {}
         now = time.monotonic()
         for rank in ranks_of(agreement.alive & ~(1 << agreement.rank)):
-            near = rank in self._near
+            on_this_host = rank in self._on_this_host
             why, ended = self._ended(rank)
             if not why and rank in behind:
-                why = self._stopped(rank, now) if near else self._silent(rank, now)
-                why = why or self._overdue(rank, near, now)
+                why = self._stopped(rank, now) if on_this_host else self._silent(rank, now)
+                why = why or self._overdue(rank, on_this_host, now)
             if why:
-                self._add(found, rank, near, Finding(why, ended))
+                self._add(found, rank, on_this_host, Finding(why, ended))
         if agreement.phase is Phase.ACKNOWLEDGED:  # all agree on whom they exclude
             for rank in agreement.excluded:
-                if rank in self._near and not agreement.gone >> rank & 1:
+                if rank in self._on_this_host and not agreement.gone >> rank & 1:
                     self._add(found, rank, True, Finding("excluded", True))
         return found
 
-    def _add(self, found: dict[int, Finding], rank: int, near: bool, finding: Finding) -> None:
-        if not near:
+    def _add(self, found: dict[int, Finding], rank: int, on_this_host: bool, finding: Finding) -> None:
+        if not on_this_host:
             found[rank] = finding
         elif self._engine.settle(rank, Fate.EVICTED) == Fate.DECIDED:
             self._decided.add(rank)  # its decision counts, whatever became of it
@@ -117,11 +117,11 @@ class Contacts:
         quiet = now - self._asked if heard < 0 else min(heard, now - self._asked)
         return "cut off: its host does not answer" if quiet > SILENT_S else ""
 
-    def _overdue(self, rank: int, near: bool, now: float) -> str:
+    def _overdue(self, rank: int, on_this_host: bool, now: float) -> str:
         limit = self._began + GRACE_S if rank in self._late else self._deadline
         if rank in self._take_part:
             limit = max(limit, self._since[rank]) + ANSWER_S
-        return "late" if now > limit + (0.0 if near else HOST_LATE_S) else ""
+        return "late" if now > limit + (0.0 if on_this_host else HOST_LATE_S) else ""
 
 
 def overdue(engine: Engine) -> list[int]:

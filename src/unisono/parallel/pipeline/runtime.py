@@ -73,9 +73,9 @@ class _StepState:
     """The state of one step."""
 
     schedule: Schedule
-    work: StepInput
-    passed: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
-    here: dict[StageMessage, tuple[Tensor, ...]] = field(default_factory=dict)
+    step_input: StepInput
+    forward_records: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
+    received: dict[StageMessage, tuple[Tensor, ...]] = field(default_factory=dict)
     loss: Tensor | float = 0.0
     count: float = 0.0
     spans: list[Span] = field(default_factory=list)
@@ -85,7 +85,7 @@ class PipelineRuntime:
     """The stages of one rank.
 
     Args:
-        units: their parameters; its `root` is called as `root(stage, came, inputs)`.
+        units: their parameters; its `root` is called as `root(stage, activations, inputs)`.
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     Attributes:
         interrupted: the last run ended with an error.
@@ -102,16 +102,16 @@ class PipelineRuntime:
         self.loss_parameters: LossParameters | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
-    def run(self, schedule: Schedule, work: StepInput) -> tuple[Tensor | float, float, list[Span]]:
+    def run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
         """Run this rank's actions; return its part of the loss, its count, and the times of each action."""
         if self.interrupted:
             self._units.reset()
         self.interrupted = True
-        step = _StepState(schedule, work)
-        order = [a for a in schedule.orders[self._mesh.stage] if work.train or a.kind == "F"]
+        step = _StepState(schedule, step_input)
+        order = [a for a in schedule.orders[self._mesh.stage] if step_input.train or a.kind == "F"]
         final = next((action for action in reversed(order) if action.kind != "F"), None)
         split = any(action.kind == "W" for action in order)
-        with torch.set_grad_enabled(work.train):
+        with torch.set_grad_enabled(step_input.train):
             for action in order:
                 self._take(step, action)
                 start = time.perf_counter()
@@ -125,7 +125,7 @@ class PipelineRuntime:
                 self._give(step, action)
         if split:
             self._units.reduce_now()
-        if work.train:
+        if step_input.train:
             self._units.finish()
         self._messages.finish()
         self.interrupted = False
@@ -136,16 +136,16 @@ class PipelineRuntime:
     def _take(self, step: _StepState, action: Action) -> None:
         """Receive the input of `action`."""
         message = step.schedule.needs(action)
-        if message is None or message in step.here:
+        if message is None or message in step.received:
             return
         source = self._mesh.peer(step.schedule.rank_of[message.stage])
         if message.kind == "F":
-            shape = self._key(step.work.micros[action.micro][0])
-            step.here[message] = self._messages.recv(message, source, shape)
+            shape = self._key(step.step_input.micros[action.micro][0])
+            step.received[message] = self._messages.recv(message, source, shape)
         else:
-            outputs = [t for t in step.passed[action.stage, action.micro].outputs if t.requires_grad]
+            outputs = [t for t in step.forward_records[action.stage, action.micro].outputs if t.requires_grad]
             specs = [TensorSpec(tuple(t.shape), t.dtype, False) for t in outputs]
-            step.here[message] = self._messages.recv_known(message, specs, source)
+            step.received[message] = self._messages.recv_known(message, specs, source)
 
     def _give(self, step: _StepState, action: Action) -> None:
         """Send the output of `action`."""
@@ -153,91 +153,93 @@ class PipelineRuntime:
         if given is None:
             return
         message, stage = given
-        rank, passed = step.schedule.rank_of[stage], step.passed[action.stage, action.micro]
+        rank, record = step.schedule.rank_of[stage], step.forward_records[action.stage, action.micro]
         if action.kind == "F":
             if rank == self._mesh.stage:
-                step.here[message] = tuple(t.detach().requires_grad_(t.requires_grad) for t in passed.outputs)
+                step.received[message] = tuple(
+                    t.detach().requires_grad_(t.requires_grad) for t in record.outputs
+                )
             else:
-                shape = self._key(step.work.micros[action.micro][0])
-                self._messages.send(message, passed.outputs, self._mesh.peer(rank), shape)
+                shape = self._key(step.step_input.micros[action.micro][0])
+                self._messages.send(message, record.outputs, self._mesh.peer(rank), shape)
             return
-        wanted = [t for t in passed.inputs if t.requires_grad]
+        wanted = [t for t in record.inputs if t.requires_grad]
         grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
         if rank == self._mesh.stage:
-            step.here[message] = tuple(grads)
+            step.received[message] = tuple(grads)
         else:
             self._messages.send_known(message, grads, self._mesh.peer(rank))
         if action.kind == "B":
-            del step.passed[action.stage, action.micro]
+            del step.forward_records[action.stage, action.micro]
 
     # ---- actions ----
 
     def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
-        inputs, targets = step.work.micros[micro]
-        came = () if stage == 0 else step.here.pop(StageMessage("F", stage - 1, micro))
-        output = call(self._root, inputs) if self._single else self._root(stage, came, inputs)  # type: ignore[operator]
+        inputs, targets = step.step_input.micros[micro]
+        activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
+        output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
         if stage + 1 == step.schedule.stages:
             output = self._output(output)
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
             _check_outputs(stage, outputs)
         else:
-            weight = step.work.weights[micro]
+            weight = step.step_input.weights[micro]
             parameters = self.loss_parameters if torch.is_grad_enabled() else None
             begun = 0 if parameters is None else parameters.begin()
-            loss, count = step.work.counted(output, targets) if weight else (_nothing(output), 0.0)
+            loss, count = step.step_input.counted(output, targets) if weight else (_nothing(output), 0.0)
             step.count += count
             if parameters is not None and loss.requires_grad:
                 parameters.check(loss, begun)
             step.loss = step.loss + loss.detach().double() * weight
-            outputs = (loss * (weight * step.work.factor),)
-        step.passed[stage, micro] = _ForwardRecord(came, outputs)
+            outputs = (loss * (weight * step.step_input.factor),)
+        step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
 
     def _arrived(
         self, step: _StepState, action: Action
     ) -> tuple[_ForwardRecord, list[Tensor], list[Tensor] | None]:
         """The micro-batch, its outputs that require gradients, and those gradients."""
-        passed = step.passed[action.stage, action.micro]
-        outputs = [t for t in passed.outputs if t.requires_grad]
+        record = step.forward_records[action.stage, action.micro]
+        outputs = [t for t in record.outputs if t.requires_grad]
         if action.stage + 1 == step.schedule.stages:
-            return passed, outputs, None
-        return passed, outputs, list(step.here.pop(StageMessage("B", action.stage + 1, action.micro)))
+            return record, outputs, None
+        return record, outputs, list(step.received.pop(StageMessage("B", action.stage + 1, action.micro)))
 
     def _backward(self, step: _StepState, action: Action) -> None:
-        passed, outputs, grads = self._arrived(step, action)
+        record, outputs, grads = self._arrived(step, action)
         if outputs:
             torch.autograd.backward(outputs, grads)
-        passed.outputs = ()
+        record.outputs = ()
         if action.stage == 0:
-            del step.passed[action.stage, action.micro]
+            del step.forward_records[action.stage, action.micro]
 
     def _inputs(self, step: _StepState, action: Action) -> None:
-        passed, outputs, grads = self._arrived(step, action)
-        passed.grads = grads
-        if not any(t.requires_grad for t in passed.inputs) or not outputs:
+        record, outputs, grads = self._arrived(step, action)
+        record.grads = grads
+        if not any(t.requires_grad for t in record.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
-        wanted = [t for t in passed.inputs if t.requires_grad]
+        wanted = [t for t in record.inputs if t.requires_grad]
         if self._stage(action.stage).repeats:
             found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad
             return
         outputs = [t.clone() if training.is_view(t) else t for t in outputs]  # it detaches them in place
-        found, passed.groups = training.backward_of_inputs(
+        found, record.groups = training.backward_of_inputs(
             outputs, grads, wanted, self._parameters(action.stage)
         )
         for tensor, grad in zip(wanted, found, strict=True):
             tensor.grad = grad
 
     def _weights(self, step: _StepState, action: Action) -> None:
-        passed = step.passed.pop((action.stage, action.micro))
-        outputs = [t for t in passed.outputs if t.requires_grad]
-        if passed.groups is not None:
-            training.backward_of_weights(self._parameters(action.stage), passed.groups)
+        record = step.forward_records.pop((action.stage, action.micro))
+        outputs = [t for t in record.outputs if t.requires_grad]
+        if record.groups is not None:
+            training.backward_of_weights(self._parameters(action.stage), record.groups)
         elif outputs:
             trained = [p for p in self._parameters(action.stage) if p.requires_grad]
-            torch.autograd.backward(outputs, passed.grads, inputs=trained or None)
+            torch.autograd.backward(outputs, record.grads, inputs=trained or None)
         self._units.after_weights()
 
     def _key(self, inputs: Any) -> Hashable:

@@ -40,7 +40,7 @@ def join(address: str | Sequence[str], *, timeout: float | timedelta | None = No
     return join_group(address, timeout)
 
 
-class Turns:
+class ElasticLoop:
     """What became of the group of each turn of the loop."""
 
     def __init__(self, group: NativeGroup, minimum: int, maximum: int | None) -> None:
@@ -172,14 +172,14 @@ def _turns(
     if group.size < minimum:
         group.close()
         raise _too_few(group.size, minimum)
-    turns = Turns(cast("NativeGroup", group), minimum, maximum)
+    loop = ElasticLoop(cast("NativeGroup", group), minimum, maximum)
     with contextlib.ExitStack() as stack:
-        stack.callback(turns.close)
+        stack.callback(loop.close)
         if joined:
-            turns.group._planner.listening = place
+            loop.group._planner.listening = place
         else:
             group.listen(*place)
         while True:
-            yield turns.group
-            if not turns.next_group():
+            yield loop.group
+            if not loop.next_group():
                 return
