@@ -48,7 +48,7 @@ class GroupCounter:
 
     def __init__(self, store: c10d.Store, rank: int, within: Subgroups | None) -> None:
         self._store = store
-        self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts from 0
+        self._era = "" if within is None else f"{within._group_counter.number}/"  # a new world counts from 0
         self._key = f"unisono/begun/{self._era}{rank}"
         self.number: int = store.add(self._key, 1)
         while store.check([self._failed()]):
@@ -82,7 +82,7 @@ class Subgroups:
     """The methods of a process group that make another one from it."""
 
     _group: NativeGroup
-    _begun: GroupCounter
+    _group_counter: GroupCounter
     _rank: int
     _store: c10d.Store
     _timeout: timedelta

@@ -108,7 +108,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     ) -> None:
         """Make the engine's group, of the ranks that meet in the store."""
         super()._join(store, parent_ranks, timeout)
-        keys = c10d.PrefixStore("devices/", self._begun.keys())
+        keys = c10d.PrefixStore("devices/", self._group_counter.keys())
         self._owners = DeviceOwners(keys, self._rank, self._size)
 
     @property
