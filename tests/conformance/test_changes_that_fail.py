@@ -99,8 +99,8 @@ def test_a_rank_that_is_lost_before_the_next_group_begins_behind_the_deadline(
         time.sleep(max(0.0, deadline + 0.1 - time.monotonic()) if group.generation == 1 else 0.0)
         return begun(group, deadline)
 
-    begun = succession.begun
-    monkeypatch.setattr(succession, "begun", lost)
+    begun = succession.await_first_barrier
+    monkeypatch.setattr(succession, "await_first_barrier", lost)
 
     def work(group: un.Group) -> None:
         if group.rank == 2:

@@ -237,7 +237,7 @@ def test_wrong_own_algorithm_is_refused_and_the_group_goes_on(steps: Any, error:
 
 
 def test_ranks_with_different_plans_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_reader, "REMARK_PATIENCE_S", 20)
+    monkeypatch.setattr(fault_reader, "SOURCE_LINE_PATIENCE_S", 20)
 
     def work(group: un.Group) -> None:
         steps = pass_on if group.rank else in_a_row

@@ -76,7 +76,7 @@ def test_many_lengths_into_one_buffer_stay_in_order() -> None:
 def test_a_longer_message_or_another_dtype_stays_a_mismatch(
     dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_reader, "REMARK_PATIENCE_S", 20)
+    monkeypatch.setattr(fault_reader, "SOURCE_LINE_PATIENCE_S", 20)
 
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch, match=r"Send an array that has the dtype .* and fits into it"):

@@ -37,7 +37,12 @@ from unisono.engine.group import Group
 
 PATIENCE_S = 0.3  # of a call that waits, as its arguments ask it to
 ALLOWED = (ValueError, TypeError, un.UnisonoError)
-DOCUMENTED = {"Store.__getitem__": KeyError, "Store.__delitem__": KeyError, "unisono.empty": MemoryError}
+DOCUMENTED = {
+    "Store.__getitem__": KeyError,
+    "Store.__delitem__": KeyError,
+    "unisono.empty": MemoryError,
+    "unisono.simulate": OSError,  # a network's file
+}
 
 
 class TooLong(BaseException):

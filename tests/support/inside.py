@@ -44,7 +44,7 @@ def place(group: un.Group, hosts: tuple[int, ...]) -> None:
 
 def keep(group: un.Group, work: Any) -> None:
     """Let a group keep a work, as one without a waiter."""
-    planner(group).kept.keep(work)
+    planner(group).outstanding_messages.keep(work)
 
 
 # The adapter for PyTorch.

@@ -76,6 +76,7 @@ def simulate(
     Raises:
         SimulationError: the run does not end; the message names the rank, the step and the link.
         PlanError: there is no such algorithm.  ValueError: an argument is out of range.
+        OSError: the file of the network or of the schedule cannot be read.
     Example:
         >>> network = un.networks.star(8, cable=un.networks.Cable(5e-6, 1e9))
         >>> round(un.simulate("all_reduce", network, algorithm="ring", nbytes=8).seconds, 6)
