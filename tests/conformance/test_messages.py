@@ -222,7 +222,7 @@ def test_wrong_batch_posts_nothing() -> None:
 def test_message_that_does_not_fit_shows_both_sides(
     asked_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_reader, "SOURCE_LINE_PATIENCE_S", 20)  # a rank may get no turn on a core for a while
+    monkeypatch.setattr(fault_reader, "SOURCE_LINE_PATIENCE_S", 20)  # a rank may get no turn for a while
 
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:

@@ -14,7 +14,8 @@ class NcclSubstitute(NamedTuple):
     """Takes CUDA tensors.
 
     Attributes:
-        group: makes a process group from (store, rank, size, timeout, name), and devices=, backend=, parent_ranks=.
+        group: makes a process group from (store, rank, size, timeout, name), and devices=, backend=,
+            parent_ranks=.
         on_host: the same memory as a CPU tensor.
     """
 
