@@ -28,16 +28,16 @@ def run(*words: str) -> str:
 
 def test_random_faults_at_random_moments() -> None:
     assert " 0 with a finding" in run(
-        str(HERE / "faults.py"), "--cases", "60", "--seconds", "30", "--seed", "7"
+        str(HERE / "faults.py"), "--cases", "60", "--seconds", "15", "--seed", "7"
     )
 
 
 @pytest.mark.hosts
 def test_random_faults_on_two_hosts() -> None:
-    words = ("--hosts", "--cases", "30", "--seconds", "25", "--seed", "7")
+    words = ("--hosts", "--cases", "30", "--seconds", "12", "--seed", "7")
     assert " 0 with a finding" in run(str(HERE / "faults.py"), *words)
 
 
 def test_a_job_under_churn() -> None:
-    found = run(str(HERE / "churn.py"), "--minutes", "0.3", "--every", "4", "--ranks", "4")
+    found = run(str(HERE / "churn.py"), "--minutes", "0.2", "--every", "3", "--ranks", "4")
     assert "nothing wrong" in found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "networks"), str(ROOT / "tests" / "schedules")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("networks", "schedules", "support")]
 
 from test_msccl import all_pairs, ring  # noqa: E402
 from test_network_readers import HWLOC, INFRAGRAPH, NCCL  # noqa: E402

@@ -47,7 +47,7 @@ def main(path: str, *gpus: str) -> None:
         if "module" in job:
             importlib.import_module(job["module"])  # once, not in every rank
         pids = [fork(job, rank) for rank in range(job["size"])]
-        print(json.dumps(wait(pids, job["limit_s"], job["grace_s"])), flush=True)
+        print(json.dumps([job["number"], wait(pids, job["limit_s"], job["grace_s"])]), flush=True)
 
 
 def fork(job: dict[str, Any], rank: int) -> int:

@@ -15,6 +15,7 @@ class ForkServer:
     """The process of fork_server.py, whose command line it takes."""
 
     def __init__(self, path: Path, *gpus: str) -> None:
+        self._jobs = 0
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
         self._process = subprocess.Popen(
             [sys.executable, str(SERVER), str(path), *gpus],
@@ -36,16 +37,19 @@ class ForkServer:
         """
         job = {"folder": str(folder), "size": size, "limit_s": limit_s, "grace_s": grace_s, **how}
         job["test"] = os.environ.get("PYTEST_CURRENT_TEST", "")
+        self._jobs += 1
+        job["number"] = self._jobs
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._errors.seek(0)
-            raise ChildProcessError(self._errors.read())
-        return json.loads(answer), [
-            (folder / f"out{rank}").read_text(errors="replace") for rank in range(size)
-        ]
+        number = 0
+        while number != self._jobs:  # an earlier job, whose test had a timeout, may answer now
+            answer = self._process.stdout.readline()
+            if not answer:
+                self._errors.seek(0)
+                raise ChildProcessError(self._errors.read())
+            number, codes = json.loads(answer)
+        return codes, [(folder / f"out{rank}").read_text(errors="replace") for rank in range(size)]
 
     def close(self) -> None:
         """End it."""

@@ -10,9 +10,8 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "adversarial", "fused_saves", "program_stages", "program_axes")
+MODULES += ("foreign", "adversarial", "fused_saves", "program_stages")
 MODULES += ("frozen", "kept_buffers", "masks", "weights")
-OF_FOUR = ("errors", "program_axes")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -28,12 +27,21 @@ def checks_of(*modules: str) -> list[tuple[str, str]]:
 @pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
 @each(("module", "check"), checks_of(*MODULES))
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4 if module in OF_FOUR else 2)
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "errors" else 2)
 
 
 @pytest.mark.timeout(500)
 @each(("module", "check"), checks_of("meetings"))
 def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("program_axes"))
+def test_stages_of_a_program_with_other_axes(
+    forks: suite.Forks, tmp_path: Path, module: str, check: str
+) -> None:
     run_check(forks, tmp_path, module, check, ranks=4)
 
 

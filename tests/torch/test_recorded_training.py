@@ -39,6 +39,7 @@ def test_tensor_and_data_parallel_training(tmp_path: Path) -> None:
     assert more.seconds > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_pipeline(tmp_path: Path) -> None:
     program = read_program(recorded("pipeline", tmp_path))

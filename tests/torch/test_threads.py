@@ -55,7 +55,7 @@ def under_way(futures: WorkFutures) -> tuple[Told, Callable[[], bool]]:
     completed = threading.Event()
     start: torch.futures.Future[None] = torch.futures.Future()
     start.add_done_callback(lambda _: completed.set())
-    futures.set_after(UnisonoWork(native, [], futures), lambda: start.set_result(None))
+    futures.call_when_done(UnisonoWork(native, [], futures), lambda: start.set_result(None))
     return native, lambda: completed.wait(5.0)
 
 
@@ -75,7 +75,7 @@ def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkey
     futures = WorkFutures("futures")
     first, first_completed = under_way(futures)
     second, second_completed = under_way(futures)
-    with inside.changing(futures):  # as a handler does that interrupted `set_after`
+    with inside.changing(futures):  # as a handler does that interrupted `call_when_done`
         first.tell()
         closing = threading.Thread(target=futures.close, daemon=True)
         futures.close()

@@ -45,6 +45,9 @@ class ForecastErrors(msgspec.Struct, frozen=True):
     worst: PredictedCase
 
 
+_decode = msgspec.json.Decoder(ForecastErrors).decode
+
+
 def summary(cases: list[PredictedCase], by: str) -> ForecastErrors | None:
     """What there is to say about some cases; None without any."""
     if not cases:
@@ -84,6 +87,6 @@ def kept(settings: Settings) -> ForecastErrors | None:
     """What the last run has kept; None if there is nothing, or it is damaged."""
     try:
         file = _file(settings)
-        return None if file is None else msgspec.json.decode(file.read_bytes(), type=ForecastErrors)
+        return None if file is None else _decode(file.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -42,6 +42,9 @@ class RankRecording(msgspec.Struct, frozen=True):
     events: list[CallEvent]
 
 
+_decode = msgspec.msgpack.Decoder(RankRecording).decode
+
+
 def read_part(data: bytes) -> RankRecording:
     """What a rank has written.
 
@@ -49,6 +52,6 @@ def read_part(data: bytes) -> RankRecording:
         ValueError: it is something else.
     """
     try:
-        return msgspec.msgpack.decode(data, type=RankRecording)
+        return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
