@@ -36,7 +36,7 @@ def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, che
     run_check(forks, tmp_path, module, check, ranks=4)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @each(("module", "check"), checks_of("program_axes"))
 def test_stages_of_a_program_with_other_axes(

@@ -39,9 +39,9 @@ def test_tensor_and_data_parallel_training(tmp_path: Path) -> None:
     assert more.seconds > 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(200)
-def test_a_pipeline(tmp_path: Path) -> None:
+def test_pipeline_parallel_training(tmp_path: Path) -> None:
     program = read_program(recorded("pipeline", tmp_path))
     sent = [item for items in program.ranks for item in items if isinstance(item, SendTo)]
     taken = [item for items in program.ranks for item in items if isinstance(item, RecvFrom)]
