@@ -1,9 +1,9 @@
 """Runs jobs one after the other, each as several processes: `fork_server.py PATH [GPUS MEMORY]`.
 
 PyTorch is imported once, every rank is a fork. A job is a line of JSON on standard input, answered with its
-number and the exit codes of its ranks, negative for a signal. What a rank prints goes to FOLDER/out<rank>. A job names a
-module with `main(rank, size, folder, *args)`, or a program with its arguments (`words`), which gets the
-environment of a launcher.
+number and the exit codes of its ranks, negative for a signal. What a rank prints goes to FOLDER/out<rank>. A
+job names a module with `main(rank, size, folder, *args)`, or a program with its arguments (`words`), which
+gets the environment of a launcher.
 
 PATH: where modules are. With GPUS, ranks have that many virtual GPUs. See forks.py.
 """
