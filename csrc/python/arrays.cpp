@@ -140,7 +140,8 @@ nb::object allocated(nb::handle input, ResultKind shape, int size) {
     const nb::object dtype = input.attr("dtype");
     return nb::handle(empty)(wanted, dtype);
   }
-  const nb::object made = nb::steal(PyObject_CallMethodOneArg(input.ptr(), new_empty.get(), wanted.ptr()));
+  const nb::object made =
+      nb::steal(unisono_call_method(new_empty.get(), std::array{input.ptr(), wanted.ptr()}.data(), 2));
   if (!made.is_valid()) throw nb::python_error();
   return made;
 }

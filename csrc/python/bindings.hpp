@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <system_error>
@@ -13,6 +14,25 @@
 #include "python/threads.hpp"
 
 using Address = uintptr_t;
+
+// Runs Python code: calls a function, or reads a property. See enter_python.c: nanobind's own calls leave C++
+// frames with Python objects on the stack, which the end of a daemon thread would release without the GIL.
+template <typename... Arguments>
+nanobind::object call_python(nanobind::handle function, const Arguments&... arguments) {
+  const std::array<nanobind::object, sizeof...(Arguments)> objects{nanobind::cast(arguments)...};
+  std::array<PyObject*, sizeof...(Arguments)> pointers;
+  for (size_t i = 0; i < objects.size(); ++i) pointers[i] = objects[i].ptr();
+  nanobind::object result =
+      nanobind::steal(unisono_call(function.ptr(), pointers.data(), pointers.size(), nullptr));
+  if (!result.is_valid()) throw nanobind::python_error();
+  return result;
+}
+
+inline nanobind::object property_of(nanobind::handle object, const char* name) {
+  nanobind::object result = nanobind::steal(unisono_get_attribute(object.ptr(), name));
+  if (!result.is_valid()) throw nanobind::python_error();
+  return result;
+}
 
 void bind_engine(nanobind::module_& m);
 void bind_calls(nanobind::module_& m);

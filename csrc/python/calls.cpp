@@ -89,7 +89,7 @@ class GroupBase {
     std::copy(arguments.begin(), arguments.begin() + kAsync, plan_arguments.begin());
     std::copy(arguments.begin() + kPlain, arguments.end(), plan_arguments.begin() + kAsync);
     const nb::object bound =
-        nb::steal(PyObject_Vectorcall(plan.ptr(), plan_arguments.data(), plan_arguments.size(), nullptr));
+        nb::steal(unisono_call(plan.ptr(), plan_arguments.data(), plan_arguments.size(), nullptr));
     if (!bound.is_valid()) throw nb::python_error();
     if (nb::isinstance<BoundCall>(bound)) remember(arguments, *nb::inst_ptr<BoundCall>(bound));
     return execute(bound, arguments[kAsync], arguments[kTimeout]);
@@ -104,7 +104,7 @@ class GroupBase {
         arguments[kCollective], arguments[kOut],          arguments[kSendbuf], arguments[kOp],
         arguments[kRoot],       arguments[kReproducible], arguments[kCodec],   arguments[kBetweenHosts]};
     const nb::object planned =
-        nb::steal(PyObject_Vectorcall(plan.ptr(), plan_arguments.data(), plan_arguments.size(), nullptr));
+        nb::steal(unisono_call(plan.ptr(), plan_arguments.data(), plan_arguments.size(), nullptr));
     if (!planned.is_valid()) throw nb::python_error();
     if (PyList_CheckExact(planned.ptr())) remember_coalesced(arguments, planned);
     return execute(planned, arguments[kAsync], arguments[kTimeout]);
@@ -326,7 +326,7 @@ class GroupBase {
 
   nb::object execute_one(const BoundCall& bound, bool async, double timeout_s) {
     nb::object alive = engine();
-    if (alive.is_none()) alive = planner.attr("engine");  // raises once the group was closed
+    if (alive.is_none()) alive = property_of(planner, "engine");  // raises once the group was closed
     const auto keep = [&] { return BufferReferences{bound.keep, {}, {}, {}}; };
     return issue(alive, bound.name, bound.call(timeout_s), bound.nbytes(), bound.outcome(), bound.note, keep,
                  async, timeout_s);
@@ -385,7 +385,7 @@ class GroupBase {
   [[noreturn]] void fail(const Engine& engine, BufferReferences&& buffers, nb::handle name, double timeout_s,
                          const nb::object& note) {
     if (engine.has_open_transfers()) buffers.leak();
-    planner.attr("fail")(name, timeout_s, note);
+    call_python(planner.attr("fail"), name, timeout_s, note);
     throw std::logic_error("an operation failed, and no error was raised");
   }
 

@@ -31,7 +31,7 @@ void report_cause(Engine& engine) {
   nb::python_error raised;
   try {
     const nb::object why = nb::module_::import_("unisono.engine.diagnosis.close_reason").attr("close_reason");
-    auto text = nb::cast<std::string>(why(raised.value()));
+    auto text = nb::cast<std::string>(call_python(why, raised.value()));
     if (text.empty()) text = nb::cast<std::string>(raised.type().attr("__name__"));  // such as SystemExit(0)
     engine.report(kLeaving, text);
   } catch (const nb::python_error&) {  // at the interpreter's end: nothing more is reported

@@ -5,8 +5,13 @@
 
 #include "protocol/waiter.hpp"
 
-// See take_gil.c.
-extern "C" void unisono_take_gil(PyThreadState* state);
+// See enter_python.c.
+extern "C" {
+void unisono_take_gil(PyThreadState* state);
+PyObject* unisono_call(PyObject* function, PyObject* const* arguments, size_t count, PyObject* keywords);
+PyObject* unisono_call_method(PyObject* name, PyObject* const* arguments, size_t count);
+PyObject* unisono_get_attribute(PyObject* object, const char* name);
+}
 
 // A block without the GIL.
 class GilRelease {

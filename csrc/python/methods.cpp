@@ -62,7 +62,7 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
   Arguments arguments = method.defaults;
   if (assign_arguments(method, given + 1, count - 1, keywords, arguments))
     return guarded([&] { return run_call(given[0], arguments, method.coalesced); });
-  const nb::object refused = nb::steal(PyObject_Vectorcall(method.function, given, flags, keywords));
+  const nb::object refused = nb::steal(unisono_call(method.function, given, flags, keywords));
   if (refused.is_valid())  // the function moves no data, so returning would look like success
     PyErr_SetString(PyExc_SystemError, "the arguments fit a signature that the engine does not know");
   return nullptr;

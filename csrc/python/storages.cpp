@@ -72,7 +72,7 @@ StorageHolders& holders() {
 nb::object storage_of(nb::handle object) {
   static InternedName name{"untyped_storage"};
   if (object.is_none() || PyObject_CheckBuffer(object.ptr()) != 0) return {};
-  nb::object found = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name.get()));
+  nb::object found = nb::steal(unisono_call_method(name.get(), std::array{object.ptr()}.data(), 1));
   if (!found.is_valid()) PyErr_Clear();
   return found;
 }

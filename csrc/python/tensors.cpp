@@ -80,7 +80,7 @@ constinit InternedName exchange_name{"__dlpack_c_exchange_api__"}, neg_name{"is_
 
 // The result of a method without arguments; everything but False, an error too, counts as true.
 bool answers_true(nb::handle tensor, InternedName& method) {
-  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method.get()));
+  const nb::object answer = nb::steal(unisono_call_method(method.get(), std::array{tensor.ptr()}.data(), 1));
   if (!answer.is_valid()) PyErr_Clear();
   return answer.ptr() != Py_False;
 }

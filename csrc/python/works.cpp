@@ -90,7 +90,7 @@ double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
     const double value = PyFloat_AS_DOUBLE(timeout.ptr());
     if (value > 0) return value;
   }
-  return nb::cast<double>(planner.attr("seconds")(timeout));
+  return nb::cast<double>(call_python(planner.attr("seconds"), timeout));
 }
 
 void CollectiveWork::start(CollectiveCall&& call, const nb::object& note) {
@@ -133,7 +133,7 @@ bool CollectiveWork::seen_done() {
 nb::object CollectiveWork::error() {
   retain_buffers();
   raised_.store(true, std::memory_order_relaxed);
-  return planner_.attr("failure")(name_, timeout_s_, engine_, site_.text());
+  return call_python(planner_.attr("failure"), name_, timeout_s_, engine_, site_.text());
 }
 
 void CollectiveWork::wait(nb::handle timeout) {
@@ -146,7 +146,7 @@ void CollectiveWork::wait(nb::handle timeout) {
   const bool goes_on =
       kind == static_cast<int>(FaultKind::kTimeout) && engine().fault().kind == FaultKind::kNone;
   const nb::object raised =
-      goes_on ? planner_.attr("late")(name_, timeout_s, engine_, site_.text()) : error();
+      goes_on ? call_python(planner_.attr("late"), name_, timeout_s, engine_, site_.text()) : error();
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
   throw nb::python_error();
 }
@@ -162,12 +162,14 @@ nb::object CollectiveWork::result() {
 }
 
 nb::object CollectiveWork::text() const {
-  const nb::object group = planner_.attr("name");
+  const nb::object group = property_of(planner_, "name");
   return nb::steal(PyUnicode_FromFormat("%U, queued as %llu of group %R", name_.ptr(),
                                         static_cast<unsigned long long>(ticket_.load()), group.ptr()));
 }
 
-nb::object CollectiveWork::described(nb::handle self) const { return planner_.attr("describe")(self); }
+nb::object CollectiveWork::described(nb::handle self) const {
+  return call_python(planner_.attr("describe"), self);
+}
 
 void bind_works(nb::module_& m) {
   nb::class_<CollectiveWork>(m, "CollectiveWork",
