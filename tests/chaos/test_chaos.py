@@ -33,6 +33,7 @@ def test_random_faults_at_random_moments() -> None:
 
 
 @pytest.mark.hosts
+@pytest.mark.skipif("UNISONO_TEST_LONG" not in os.environ, reason="takes long; make test-long runs it")
 def test_random_faults_on_two_hosts() -> None:
     words = ("--hosts", "--cases", "30", "--seconds", "12", "--seed", "7")
     assert " 0 with a finding" in run(str(HERE / "faults.py"), *words)

@@ -10,7 +10,7 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "adversarial", "fused_saves")
+MODULES += ("foreign", "adversarial")
 MODULES += ("frozen", "kept_buffers", "masks", "weights")
 
 
@@ -38,9 +38,9 @@ def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, che
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@each(("module", "check"), checks_of("program_stages", "program_axes"))
+@each(("module", "check"), checks_of("fused_saves", "program_stages", "program_axes"))
 def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2 if module == "program_stages" else 4)
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "program_axes" else 2)
 
 
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:
