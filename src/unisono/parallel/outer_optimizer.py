@@ -33,11 +33,11 @@ MOMENTUM = "momentum_buffer"  # its key in SGD's state
 
 
 class DifferenceBucket:
-    """Some parameters, and one buffer for how far they have moved."""
+    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved."""
 
     def __init__(self, parameters: list[Tensor], anchors: list[nn.Parameter], number: int) -> None:
         self.parameters, self.anchors, self.number = parameters, anchors, number
-        self._flat = torch.empty(sum(a.numel() for a in anchors), device=anchors[0].device)
+        self._flat = anchors[0].data.new_empty(sum(anchor.numel() for anchor in anchors))
         parts = self._flat.split([anchor.numel() for anchor in anchors])
         self._parts = [part.view(anchor.shape) for part, anchor in zip(parts, anchors, strict=True)]
         self._work: Any = None
@@ -60,6 +60,10 @@ class DifferenceBucket:
             work.wait()
         for part, anchor in zip(self._parts, self.anchors, strict=True):
             anchor.grad = part
+
+    def reset(self) -> None:
+        """Forget a meeting that ended with an error."""
+        self._work = None
 
 
 class OuterOptimizer:
@@ -102,12 +106,11 @@ class OuterOptimizer:
     @torch.no_grad()
     def meet(self) -> None:
         """Exchange the differences, step, and give the parameters the new values. All ranks call this."""
-        for bucket in self._buckets:
-            bucket.begin(self._group, self.compression)
-        if self.compression is not None:
-            self.compression.finish()
-        for bucket in self._buckets:
-            bucket.finish()
+        try:
+            self._exchange()
+        except BaseException:
+            self._reset()
+            raise
         if self._sgd is not None:
             self._sgd.step()
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
@@ -115,10 +118,20 @@ class OuterOptimizer:
             local(parameter).copy_(anchor)
         self._buffers.synchronize(self._buffers.changed())
 
-    def reset(self) -> None:
+    def _exchange(self) -> None:
+        for bucket in self._buckets:
+            bucket.begin(self._group, self.compression)
+        if self.compression is not None:
+            self.compression.finish()
+        for bucket in self._buckets:
+            bucket.finish()
+
+    def _reset(self) -> None:
         """Clean up after a meeting that ended with an error."""
         if self.compression is not None:
             self.compression.reset()
+        for bucket in self._buckets:
+            bucket.reset()
 
     # ---- what is saved: the anchors are the parameters at a meeting ----
 
@@ -140,7 +153,7 @@ class OuterOptimizer:
             if self._sgd is not None and momentum is None:
                 self._sgd.state.pop(anchor, None)
             elif self._sgd is not None:
-                self._sgd.state[anchor][MOMENTUM] = local(momentum).float()  # type: ignore[arg-type]
+                self._sgd.state[anchor][MOMENTUM] = local(momentum).to(anchor.dtype)  # type: ignore[arg-type]
         self._buffers.note()
 
     def _momentum(self, anchor: nn.Parameter) -> Tensor:
@@ -150,16 +163,24 @@ class OuterOptimizer:
 
 
 def _copy(parameter: Tensor) -> Tensor:
-    return local(parameter.detach()).to(torch.float32, copy=True)
+    """An anchor: in f32, or in the parameter's own type where that one holds more."""
+    value = local(parameter.detach())
+    return value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
 
 
 def _buckets(parameters: list[Tensor], anchors: list[nn.Parameter]) -> list[DifferenceBucket]:
-    """Cut them into buckets, in their order."""
+    """Cut them into buckets, each of one type and device, in their order."""
+    kinds: dict[Any, list[int]] = {}
+    for index, anchor in enumerate(anchors):
+        kinds.setdefault((anchor.dtype, anchor.device), []).append(index)
     found: list[DifferenceBucket] = []
-    start = nbytes = 0
-    for stop, anchor in enumerate(anchors, 1):
-        nbytes += anchor.nbytes
-        if nbytes >= BUCKET_BYTES or stop == len(anchors):
-            found.append(DifferenceBucket(parameters[start:stop], anchors[start:stop], len(found)))
-            start, nbytes = stop, 0
+    for indices in kinds.values():
+        held, nbytes = [], 0
+        for index in indices:
+            held.append(index)
+            nbytes += anchors[index].nbytes
+            if nbytes >= BUCKET_BYTES or index == indices[-1]:
+                mine = [parameters[i] for i in held], [anchors[i] for i in held]
+                found.append(DifferenceBucket(*mine, len(found)))
+                held, nbytes = [], 0
     return found

@@ -275,7 +275,11 @@ class Run:
 
         Values are whole and in CPU memory on rank 0, one after the other, and None on other ranks. Names and
         shapes are those of the model before `parallelize`.
+
+        Raises:
+            ValueError: replicas that train on their own have not just met.
         """
+        self._check_met("weights")
         with self._state() as state:
             yield from weights_of(self._built, state.value)
 
@@ -313,11 +317,7 @@ class Run:
             RuntimeError: a rank could not write; it says which, and why.
             ValueError: replicas that train on their own have not just met.
         """
-        if self._outer is not None and not self._outer.due(self.steps):
-            raise ValueError(
-                f"save: after {self.steps} steps each replica has weights of its own. Save after a meeting: "
-                f"the next one ends step {self._outer.next_meeting(self.steps)}"
-            )
+        self._check_met("save")
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
         self._statistics.synchronize(self._statistics.changed())
@@ -325,6 +325,14 @@ class Run:
         with self._state() as state:
             state.about["also"] = kept
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
+
+    def _check_met(self, what: str) -> None:
+        """Refuse what takes the weights of all replicas for the same, where they are not."""
+        if self._outer is not None and not self._outer.due(self.steps):
+            raise ValueError(
+                f"{what}: after {self.steps} steps each replica has weights of its own. Call it after a "
+                f"meeting: the next one ends step {self._outer.next_meeting(self.steps)}"
+            )
 
     def wait(self) -> None:
         """Wait until a save in the background is done; raise its error."""
@@ -389,7 +397,9 @@ class Run:
             if self.swap is not None:
                 self.swap.check()
             check_trained(
-                self._named, self._trained, follows=isinstance(self._built.units, ReplicatedParameters)
+                self._named,
+                self._trained,
+                follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
             )
             yield
         except Exception as error:

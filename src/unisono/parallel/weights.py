@@ -36,7 +36,7 @@ def weights_of(
         value_of: the value of a parameter, wherever it is.
     """
     named, buffers = built.named, built.buffers
-    told: list[Any] = [None] * dist.get_world_size()
+    told: list[Any] = [None] * built.mesh.plan.ranks
     dist.all_gather_object(told, (built.mesh.stage, [*named], [*buffers]), group=built.mesh.world)
     owner: dict[str, int] = {}
     order: dict[str, None] = dict.fromkeys(built.names.values())
@@ -57,6 +57,8 @@ def _at_rank_0(built: ModelSetup, value: Tensor | None, stage: int) -> Tensor | 
     """Bring a value of one stage to rank 0, whole."""
     mesh = built.mesh
     whole: Tensor | None = None
+    if mesh.outer is not None and mesh.outer.place("replica"):
+        return None  # the first replica has the same values
     if mesh.stage == stage:
         assert value is not None
         whole = value.full_tensor() if isinstance(value, DTensor) else value

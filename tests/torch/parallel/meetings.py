@@ -180,8 +180,55 @@ def check_a_save_between_meetings_is_refused(folder: Path) -> None:
     run = run_of("mlp", up.Plan(data=4, local_steps=3))
     for batch in run.shard(models.CASES["mlp"].batches(4, ROWS)):
         run.step(batch)
-    with pytest.raises(ValueError, match="after 4 steps each replica has weights of its own.* ends step 6"):
+    with pytest.raises(
+        ValueError, match="save: after 4 steps each replica has weights of its own.* ends step 6"
+    ):
         run.save(folder)
+    with pytest.raises(ValueError, match="weights: after 4 steps"):
+        run.state_dict()
+
+
+def check_the_weights_of_replicas_that_have_met(folder: Path) -> None:
+    batches = models.CASES["gpt"].batches(3, ROWS)
+    for plan in (up.Plan(data=4, local_steps=3), up.Plan(data=2, pipeline=2, micro_batches=2, local_steps=3)):
+        run = run_of("gpt", plan, sgd)
+        for batch in run.shard(batches):
+            run.step(batch)
+        found = run.state_dict()
+        _, alone = one_process("gpt", plan.data, 3, plan.outer_sgd, batches, sgd)
+        assert (found.keys() == alone[0].state_dict().keys()) == (dist.get_rank() == 0)
+        for name, value in found.items():
+            torch.testing.assert_close(value, alone[0].state_dict()[name], rtol=0, atol=2e-4)
+
+
+def check_wide_parameters_keep_their_bits(folder: Path) -> None:
+    class Wide(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.double()).float()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Wide(16, 8, dtype=torch.float64), nn.Linear(8, 4))
+    with torch.no_grad():
+        model[0].weight += 1e-12
+    before = model[0].weight.detach().clone()
+    run = up.parallelize(
+        model,
+        up.Plan(data=4, local_steps=1),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
+        loss=models.CASES["mlp"].loss,
+    )
+    for batch in run.shard(models.CASES["mlp"].batches(2, ROWS)):
+        run.step(batch)
+    assert torch.equal(model[0].weight, before)
+
+
+def check_a_frozen_parameter_is_told(folder: Path) -> None:
+    run = run_of("mlp", up.Plan(data=4, local_steps=2))
+    first, second = run.shard(models.CASES["mlp"].batches(2, ROWS))
+    run.step(first)
+    run.model[0].weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="was trained when this run was made"):
+        run.step(second)
 
 
 def check_an_error_in_one_replica_ends_the_run_of_all(folder: Path) -> None:
