@@ -95,10 +95,16 @@ class CallRecorder:
                                      cpu_begin_ns=cpu_begin, cpu_end_ns=cpu_end))  # fmt: skip
         return result
 
+    def forget(self, work: Any) -> None:
+        """Forget an earlier work that nobody waited for, whose id this new one has."""
+        self.handles.pop(id(work), None)
+        self.incoming.pop(id(work), None)
+
     def handle_of(self, work: Any) -> int:
         """A number for an asynchronous call."""
         if work is None or not hasattr(work, "wait"):
             return 0
+        self.forget(work)
         self.count += 1
         self.handles[id(work)] = self.count
         return self.count
@@ -219,6 +225,8 @@ def _message(
 ) -> dict[str, Any]:
     kind = name.removesuffix("_object").removesuffix("_whole").removeprefix("_").removeprefix("i")
     members = key[1]
+    for work in result if isinstance(result, list) else [result]:
+        recorder.forget(work)
     if name == "batch":
         for one, work in zip(given["messages"], result, strict=True):
             if isinstance(one, RecvFrom):
