@@ -12,6 +12,8 @@ import unisono as un
 from loops import each
 from unisono import networks
 from unisono.commands import cli
+from unisono.commands.simulate import trials
+from unisono.networks import Network
 from unisono.plans import ALGORITHMS, prove
 from unisono.schedules import load
 
@@ -56,6 +58,23 @@ def test_the_winner_is_a_file_that_algorithm_takes(
     table = capsys.readouterr().out
     assert "segments of 64 KiB" in table
     assert cli.main([*f"{SIMULATE} --bytes 1M --algorithm".split(), str(file)]) == 0
+
+
+def test_candidates_without_a_result_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = trials.run
+
+    def run(network: Network, wish: trials.Wish, patience_s: float) -> trials.Trial:
+        if wish.algorithm != "ring" or wish.nbytes > 1000:
+            return trials.Trial(wish, problem="not done")
+        return plain(network, wish, patience_s)
+
+    monkeypatch.setattr(trials, "run", run)
+    file = tmp_path / "best.toml"
+    assert cli.main([*f"{SIMULATE} --bytes 8 --best -o".split(), str(file)]) == 0
+    assert "candidates have no result" in capsys.readouterr().err
+    assert cli.main([*f"{SIMULATE} --bytes 8,1M --best -o".split(), str(file)]) == 1  # none of the last size
 
 
 def test_schedules_are_simulated_beside_the_catalogue(

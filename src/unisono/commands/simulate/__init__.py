@@ -107,8 +107,16 @@ def _simulated(args: argparse.Namespace) -> int:
     print(as_json(network, trials) if args.json else table(network, trials))
     if not done:
         return 1
-    winner = min((trial for trial in done if trial.wish.nbytes == sizes[-1]), key=lambda t: t.seconds)
+    last = [trial for trial in trials if trial.wish.nbytes == sizes[-1]]
+    winner = min((trial for trial in last if not trial.problem), key=lambda t: t.seconds, default=None)
+    if winner is None:
+        return 1
     if args.output:
+        if left_out := sum(bool(trial.problem) for trial in last):
+            what = (
+                f"{left_out} of {len(last)} candidates have no result: {args.output} has the best other one"
+            )
+            print(what, file=sys.stderr)
         save(network, winner.wish, Path(args.output))
     if args.timeline:
         timeline(network, winner.wish, Path(args.timeline))
