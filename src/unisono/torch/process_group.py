@@ -119,7 +119,6 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """
         rank, size, name = self._rank, self._size, self._group_name
         timeout_s = (timeout or self._timeout).total_seconds()
-        self._futures = WorkFutures(f"unisono futures {name}")
         parent = parent_ranks.parent(f"making {name}", size)
         self._group_counter = GroupCounter(store, rank, parent_ranks.group)
         keys = self._group_counter.keys()
@@ -135,12 +134,17 @@ class ProcessGroupUnisono(  # type: ignore[misc]
             )
         if parent_ranks is NO_PARENT:
             warn_if_crowded(group._hosts, rank)
+        group.timeout_s = self._timeout.total_seconds()
+        self._begin(group, keys)
+
+    def _begin(self, group: NativeGroup, keys: c10d.Store) -> None:
+        """Be the process group of an engine's group, whose ranks share these keys of a store."""
+        self._futures = WorkFutures(f"unisono futures {self._group_name}")
         # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
-        group.timeout_s = self._timeout.total_seconds()
         self._set_group(group)
-        self._cuda = CudaGroup(keys, rank, size, self._timeout)
-        self._monitored = MonitoredBarrier(keys, rank, size, group.last_seen)
+        self._cuda = CudaGroup(keys, self._rank, self._size, self._timeout)
+        self._monitored = MonitoredBarrier(keys, self._rank, self._size, group.last_seen)
 
     def _set_group(self, group: NativeGroup) -> None:
         self._group = group
@@ -318,13 +322,27 @@ class ProcessGroupUnisono(  # type: ignore[misc]
 
     def _connect(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
         """Make the group of the new ranks."""
+        self._renumber(store, rank, size)
+        self._join(store, timeout=timeout)
+        self._renewed()
+
+    def _take_over(self, group: NativeGroup, store: c10d.Store) -> None:
+        """Be the process group of a group that has been made."""
+        self._renumber(store, group.rank, group.size)
+        self._timeout = timedelta(seconds=group.timeout_s)
+        self._group_counter = GroupCounter(store, group.rank, None)
+        self._begin(group, self._group_counter.keys())
+        self._renewed()
+
+    def _renumber(self, store: c10d.Store, rank: int, size: int) -> None:
         self._rank, self._size, self._store = rank, size, store
         self._global_ranks = list(range(size))
         self._revoked = False
         self._hooks.renew()
-        self._join(store, timeout=timeout)
+
+    def _renewed(self) -> None:
         self._renew_dispatcher_backend()
-        c10d.renew_world(self, store, self._largest)
+        c10d.renew_world(self, self._store, self._largest)
 
     def _largest(self, number: int) -> int:
         """Return the largest number of all ranks."""

@@ -30,12 +30,14 @@ from .store import EngineStore
 from .work import DONE, seconds
 
 if TYPE_CHECKING:
+    from unisono.engine.group.native import NativeGroup
     from unisono.torch_internals import c10d
 
 __all__ = [
     "Handle",
     "Reconfigurable",
     "Unconnected",
+    "follow",
     "get_reconfigure_handle",
     "reconfigure",
     "supports_reconfigure",
@@ -159,11 +161,26 @@ class Reconfigurable:
             )
         self._uuids |= {uuid}
         self._disconnect()
-        store = self._meet(handles, own, uuid, timeout_s)
+        store = self._meet(handles, own, str(uuid), timeout_s)
         self._connect(store, handles.index(own), len(handles), timedelta(seconds=timeout_s))
         return DONE
 
-    def _meet(self, handles: list[str], own: str, uuid: int, timeout_s: float) -> EngineStore:
+    def follow(self, group: NativeGroup) -> None:
+        """Become the process group of an engine's group, such as the next one after a shrink.
+
+        All ranks of `group` call this, which owns it from then on. Calls of the earlier group that are not
+        complete fail.
+
+        Raises:
+            GroupError, StoreError: a rank was lost meanwhile; the next group may be followed.
+        """
+        own = self.get_reconfigure_handle()
+        handles = group.all_gather_object(own)
+        self._disconnect()
+        store = self._meet(handles, own, f"generation {group.generation}", group.timeout_s)
+        self._take_over(group, store)
+
+    def _meet(self, handles: list[str], own: str, uuid: str, timeout_s: float) -> EngineStore:
         """Return the part of the first process's store that is for this group."""
         if self._meeting is not None:
             self._meeting.close()
@@ -203,6 +220,10 @@ class Reconfigurable:
 
     def _connect(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
         """Make the group of the new ranks."""
+        raise NotImplementedError
+
+    def _take_over(self, group: NativeGroup, store: c10d.Store) -> None:
+        """Be the process group of a group that has been made."""
         raise NotImplementedError
 
 
@@ -245,6 +266,15 @@ class ReconfigureOptions(NamedTuple):
     uuid: int
     handles: list[str] | set[str]
     timeout: timedelta | None = None
+
+
+def follow(group: NativeGroup) -> None:
+    """Make the default process group that of an engine's group. All ranks of it call this.
+
+    Raises:
+        GroupError, StoreError: a rank was lost meanwhile; the next group may be followed.
+    """
+    _found(None).follow(group)
 
 
 def _found(group: c10d.ProcessGroup | None) -> Any:
