@@ -12,6 +12,8 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
+from .elastic.change import Change
+from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
 from .graph.cut import Cut
 from .graph.program import Graph
@@ -21,19 +23,22 @@ from .layouts.transform_log import Record, record
 from .materialize import materialize
 from .metrics import Average, Progress
 from .model_setup import Parameters
+from .parallelize import parallelize
 from .plan import OuterSGD, Plan
-from .run import Run, parallelize
+from .run import Run
 from .spill import Disk, Host
 from .swapped_model import Swapped
 
 __all__ = [
     "Average",
     "CaptureError",
+    "Change",
     "Compressed",
     "CompressedAdam",
     "Compression",
     "Cut",
     "Disk",
+    "ElasticRun",
     "Graph",
     "Host",
     "Link",

@@ -32,6 +32,16 @@ def check_arguments(
             raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
 
 
+def check_on_change(on_change: object, plan: Plan) -> None:
+    """Raise TypeError or ValueError for a function that would never be called."""
+    if on_change is None:
+        return
+    if not callable(on_change):
+        raise TypeError(f"parallelize: on_change is a {type(on_change).__name__}, expected a function")
+    if not plan.elastic:
+        raise ValueError("parallelize: on_change is for runs whose ranks change: write Plan(elastic=True)")
+
+
 def optimizers_of(made: Any, trained: dict[str, nn.Parameter], *, swap: bool) -> list[torch.optim.Optimizer]:
     """The optimizers that the caller's function made: one, or a list of several.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class RankBatches(Iterable[Any]):
         _check_sampler(loader)
         self._loader, self._part, self._parts = loader, part, parts
         self._generator, self._taken, self._skipped = "", 0, 0
+        self._order: list[Any] = []  # what the sampler drew for this epoch
+        self._pass = _EpochPass()
 
     def state_dict(self) -> dict[str, Any]:
         """The place in this epoch: how many batches were taken, and what drew their order."""
@@ -92,14 +95,11 @@ class RankBatches(Iterable[Any]):
         self._skipped, self._generator = int(state["taken"]), str(state["generator"])
 
     def __iter__(self) -> Iterator[Any]:
-        loader = self._loader
-        self._taken, skipped, self._skipped = self._skipped, self._skipped, 0
-        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            mine = self._indexed(loader, skipped)
-        else:
-            whole = itertools.islice(loader, skipped, None)
-            mine = (cut_rows(batch, *self._own(rows_of(batch))) for batch in whole)
-        for batch in mine:
+        self._taken, self._skipped = self._skipped, 0
+        if self._indexed:
+            self._draw(again=self._taken > 0 or bool(self._generator))
+        this = self._pass = _EpochPass(self._rows(self._taken))
+        while (batch := next(this.rows, END)) is not END:
             self._taken += 1
             yield batch
         self._taken, self._generator = 0, ""
@@ -116,35 +116,51 @@ class RankBatches(Iterable[Any]):
         first = sum(counts[: self._part])
         return first, first + counts[self._part]
 
-    def _drawn(self, sampler: Any, *, again: bool) -> list[Any]:
+    def _drawn(self, *, again: bool) -> list[Any]:
         """The order of an epoch. `again`: that of the epoch from which a state was loaded."""
-        inner = getattr(sampler, "sampler", sampler)
-        generator = getattr(inner, "generator", None) or torch.default_generator
+        generator = self._sampler_generator
         now = generator.get_state()
         if again and self._generator:
             generator.set_state(torch.tensor(list(bytes.fromhex(self._generator)), dtype=torch.uint8))
         self._generator = bytes(generator.get_state().tolist()).hex()
-        order = list(sampler)
+        order = list(self._sampler)
         if again:
             generator.set_state(now)
         return order
 
-    def _indexed(self, loader: DataLoader[Any], skipped: int) -> Iterator[Any]:
-        batched = loader.batch_sampler is not None  # else an item of the dataset is a whole batch
-        sampler: Any = loader.batch_sampler if batched else loader.sampler
-        again = skipped > 0 or bool(self._generator)
+    @property
+    def _indexed(self) -> bool:
+        """Whether a sampler draws what the ranks load."""
+        loader = self._loader
+        return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+    @property
+    def _sampler(self) -> Any:
+        loader: Any = self._loader
+        return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+    @property
+    def _sampler_generator(self) -> torch.Generator:
+        inner = getattr(self._sampler, "sampler", self._sampler)
+        return getattr(inner, "generator", None) or torch.default_generator
+
+    def _draw(self, *, again: bool) -> None:
+        """Take the order that rank 0 draws. `again`: that of the epoch from which a state was loaded."""
         drawn: list[Any] = [None, None]
         if dist.get_rank() == 0:
-            drawn = [self._drawn(sampler, again=again)[skipped:], self._generator]
+            drawn = [self._drawn(again=again), self._generator]
         dist.broadcast_object_list(drawn, src=0, device=torch.device("cpu"))
-        self._generator = drawn[1]
-        own = []
-        for batch in drawn[0] if batched else ():
-            first, stop = self._own(len(batch))
-            own.append(batch[first:stop])
-        order: dict[str, Any] = (
-            {"batch_sampler": own} if batched else {"sampler": drawn[0], "batch_size": None}
-        )
+        self._order, self._generator = drawn
+
+    def _rows(self, first: int) -> Iterator[Any]:
+        """This rank's rows of each batch of this epoch, from number `first` on."""
+        if not self._indexed:
+            return self._cut(itertools.islice(self._loader, first, None))
+        loader: Any = self._loader
+        order: dict[str, Any] = {"sampler": self._order[first:], "batch_size": None}
+        batched = loader.batch_sampler is not None  # else an item of the dataset is a whole batch
+        if batched:
+            order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] for batch in self._order[first:]]}
         loaded: DataLoader[Any] = DataLoader(
             loader.dataset,
             **order,
@@ -154,8 +170,23 @@ class RankBatches(Iterable[Any]):
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
         )
-        for batch in loaded:
-            yield batch if batched else cut_rows(batch, *self._own(rows_of(batch)))
+        return iter(loaded) if batched else self._cut(loaded)
+
+    def _cut(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._pass.whole = batch
+            yield cut_rows(batch, *self._own(rows_of(batch)))
+
+
+END = object()
+
+
+@dataclass
+class _EpochPass:
+    """One iteration: the rows that are still to come, and the newest batch where it was loaded whole."""
+
+    rows: Iterator[Any] = field(default_factory=lambda: iter(()))
+    whole: Any = None
 
 
 def _check_sampler(loader: Iterable[Any]) -> None:

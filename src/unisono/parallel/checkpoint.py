@@ -87,8 +87,8 @@ class RunState:
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
         return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
-    def load(self, folder: Path) -> None:
-        """Fill all of it from a checkpoint that any plan saved."""
+    def load(self, folder: Path, *, alone: bool = False) -> None:
+        """Fill all of it from a checkpoint that any plan saved. `alone`: other ranks need not call this."""
         self._gathered_no_more()
         try:
             described = dcp.FileSystemReader(folder).read_metadata()
@@ -118,7 +118,7 @@ class RunState:
             raise ValueError(
                 f"{folder} has no {missing[0]!r} ({len(missing)} missing): it is of another model"
             )
-        _read(wanted, folder)
+        _read(wanted, folder, alone=alone)
         for name, sources in moved.items():
             wanted |= self._made(described, folder, others, name, sources, moments_at)
         self._take(wanted, moments_at)
@@ -165,13 +165,36 @@ class RunState:
                     found[f"{moments_at}.{name}.{key}"] = parts[0]
         return found
 
-    def _take(self, loaded: dict[str, Tensor], moments_at: str) -> None:
+    def here(self) -> tuple[list[tuple[str, str, tuple[int, ...]]], dict[str, bytes]]:
+        """What `tensors` has, for a rank that shall have the same: (name, dtype, shape) of each tensor, and
+        what is JSON.
+        """
+        found = self.tensors()
+        written = {name: bytes(value.tolist()) for name, value in found.items() if _is_json(name)}
+        tensors = {name: one for name, one in found.items() if name not in written}
+        return [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors.items()], written
+
+    def room(self, kinds: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
+        """Tensors to be filled with those of another rank's `here`: values in place, moments anew."""
+        own = {f"model.{name}": self.value(p) for name, p in self._named.items()}
+        own |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        for name, dtype, shape in kinds:
+            if name not in own:
+                own[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        return own
+
+    def take_from(self, filled: dict[str, Tensor], written: dict[str, bytes], *, options: bool) -> None:
+        """Take what `room` gave, filled. options: also the settings of the optimizers."""
+        read = {name: torch.frombuffer(bytearray(text), dtype=torch.uint8) for name, text in written.items()}
+        self._take(filled | read, self._moments_at, options=options)
+
+    def _take(self, loaded: dict[str, Tensor], moments_at: str, *, options: bool = True) -> None:
         self.about = _value(loaded["run"])
         for name, group, state in self._trained():
             if f"options.{name}" not in loaded:
                 state.clear()  # frozen there: it begins anew
                 continue
-            for key, value in _value(loaded[f"options.{name}"]).items():
+            for key, value in _value(loaded[f"options.{name}"]).items() if options else ():
                 group[key] = tuple(value) if isinstance(value, list) else value
             start = f"{moments_at}.{name}."
             state.update({key.removeprefix(start): v for key, v in loaded.items() if key.startswith(start)})
@@ -235,6 +258,10 @@ def _bytes(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
+def _is_json(name: str) -> bool:
+    return name == "run" or name.startswith("options.")
+
+
 def _value(tensor: Tensor) -> Any:
     return json.loads(bytes(tensor.tolist()))
 
@@ -268,8 +295,9 @@ def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Te
 class CheckpointWriter:
     """Saves of one run, one at a time."""
 
-    def __init__(self) -> None:
-        self._group: Any = None
+    def __init__(self, group: Any = None) -> None:
+        """group: of all ranks, for the saves only; None: made at the first one."""
+        self._group = group
         self._pending: threading.Thread | None = None
         self._failed: list[BaseException] = []
 

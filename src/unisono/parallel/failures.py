@@ -42,6 +42,11 @@ class RunFailures:
         self._calls = 0
         self._ended: str | None = None  # why the run cannot be used
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run cannot be used any more."""
+        return self._ended is not None
+
     def begin(self) -> None:
         """Count one more call that all ranks make.
 

@@ -82,6 +82,21 @@ class ModelBuffers:
                 moved.add(place.module)
         return [place.module in moved for place in self._places]
 
+    def values(self) -> list[Tensor | None]:
+        """Copies of all buffers, for `restore`."""
+        return [None if place.value is None else place.value.clone() for place in self._places]
+
+    @torch.no_grad()
+    def restore(self, values: list[Tensor | None]) -> None:
+        """Give those that changed since `note` their earlier values."""
+        for place, moved, value in zip(self._places, self.changed(), values, strict=True):
+            now = place.value
+            if moved and now is not None and value is not None and now.shape == value.shape:
+                now.copy_(value)
+            elif moved:
+                place.module._buffers[place.leaf] = value
+        self.note()
+
     def note(self) -> None:
         """Take the buffers as they are for unchanged."""
         self._marks = [place.mark for place in self._places]

@@ -77,6 +77,13 @@ class ModelSetup:
         """Every parameter of this rank by its name in the user's model."""
         return {self.names[path]: value for path, value in self.model.named_parameters() if not value.is_meta}
 
+    def follow(self, mesh: PlanMesh) -> None:
+        """Train on the data ranks of this mesh from now on; there are no other axes."""
+        assert isinstance(self.units, ReplicatedParameters)
+        self.mesh = mesh
+        self.units.follow(mesh)
+        self.runtime = PipelineRuntime(self.units, mesh, self.family.output, single=True)
+
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""
         inside = [
@@ -176,7 +183,7 @@ def _agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
     rank 0's seed, and that of its generator.
     """
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (str(plan), _description(model), (seed, torch.initial_seed())))
+    dist.all_gather_object(told, (str(plan), describe(model), (seed, torch.initial_seed())))
     for rank, (other, tensors, _) in enumerate(told):
         if other != told[0][0]:
             raise ValueError(
@@ -199,7 +206,7 @@ def _forget_caches(model: nn.Module) -> None:
             config.use_cache = False
 
 
-def _description(model: nn.Module) -> dict[str, str]:
+def describe(model: nn.Module) -> dict[str, str]:
     """What every rank must have alike, by name."""
     found: dict[str, str] = {}
     for name, value in [*model.named_parameters(), *model.named_buffers()]:

@@ -84,6 +84,7 @@ class Plan:
             in every step.
         outer: what happens at a meeting: "average" (local SGD), "nesterov" (DiLoCo), or OuterSGD(rate=0.7,
             momentum=0.9). `compression` is then that of the differences.
+        elastic: ranks may die and come; `data` is their number at the start. See docs/elastic.md.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -110,6 +111,7 @@ class Plan:
     compression: CompressionSettings | None = None
     local_steps: int | None = None
     outer: OuterSGD | str = "nesterov"
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -127,6 +129,7 @@ class Plan:
         self._check_swap()
         self._check_compression()
         self._check_local_steps()
+        self._check_elastic()
 
     def _check_types(self) -> None:
         for name in ("data", "tensor", "pipeline", "zero", "micro_batches", *_OPTIONAL):
@@ -134,7 +137,7 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("recompute", "uneven_use", "tf32"):
+        for name in ("recompute", "uneven_use", "tf32", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
         clip: object = self.clip
@@ -232,6 +235,23 @@ class Plan:
             raise ValueError(f"Plan: local_steps={self.local_steps} needs two replicas at least: {why}")
         if self.swap is not None:
             raise ValueError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
+
+    def _check_elastic(self) -> None:
+        if not self.elastic:
+            return
+        for name, only, why in (
+            ("tensor", 1, "a rank that dies takes the only copy of its part of each matrix with it"),
+            ("pipeline", 1, "a rank that dies takes the only copy of its stage with it"),
+            ("zero", 0, "a rank that dies takes the only copy of its shard with it"),
+            ("precision", "f32", "replicas in low precision are bound to their ranks"),
+            ("swap", None, "a newcomer gets values from memory"),
+            ("compression", None, "what a rank has not sent yet is its own, and dies with it"),
+            ("local_steps", None, "replicas that train on their own have no common state between meetings"),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: elastic=True needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
 
     def of_replica(self) -> Plan:
         """The plan of one replica, under `local_steps`: as if there were no other."""

@@ -13,6 +13,7 @@ Under `Plan(compression=...)` compression/ averages a bucket's gradients in fewe
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,11 @@ class GradientBucket:
         if work is not None:
             work.wait()
 
+    def forget(self) -> None:
+        """Wait for the operation under way, whatever becomes of it; be ready for the next one."""
+        with contextlib.suppress(RuntimeError):  # the step has raised an error already
+            self.wait()
+
     def mark_ready(self, parameter: nn.Parameter) -> None:
         """Record that backward has added to the gradient of `parameter`.
 
@@ -126,13 +132,19 @@ class ReplicatedParameters:
 
     def __init__(self, root: nn.Module, mesh: PlanMesh) -> None:
         self.root = root
-        self._group = mesh.group("replica")
         self.compression: Compression | None = None
-        self._plan = mesh.plan
         self._uneven_use = mesh.plan.uneven_use
-        self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
+        self._buckets: list[GradientBucket] = []
         self._next = 0  # the first bucket that is not being reduced
         self._reducing = False
+        self.follow(mesh)
+
+    def follow(self, mesh: PlanMesh) -> None:
+        """Average over the data ranks of this mesh from now on."""
+        self._group, self._plan = mesh.group("replica"), mesh.plan
+        if self._buckets or mesh.plan.data == 1:
+            return
+        self._buckets = list(_buckets(self.root))
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
@@ -151,7 +163,7 @@ class ReplicatedParameters:
         if self.compression is not None:
             self.compression.reset()
         for bucket in self._buckets:
-            bucket.wait()
+            bucket.forget()
 
     def before_backward(self, *, last: bool) -> None:
         """Say whether the next backward is the last one of this step."""

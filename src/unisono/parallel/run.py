@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from .arguments import check_arguments, check_trained, optimizers_of, raise_changed, raise_twice, two
+from .arguments import check_trained, optimizers_of, raise_changed, raise_twice, two
 from .batches import RankBatches
 from .checkpoint import CheckpointWriter, RunState, newest, states
 from .compression.checkpoint import CompressionCheckpoint
@@ -22,9 +22,8 @@ from .fused_names import fused_layers
 from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
 from .layouts.cost import Link
-from .loss_weights import Weigh, check_weigh, cut_batch, ignored_by, own_loss, resolved
-from .materialize import Init
-from .model_setup import ModelSetup, Optimizer, Parameters, set_up
+from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
+from .model_setup import ModelSetup, Optimizer, Parameters
 from .optimizer_step import has_mixed_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
@@ -40,59 +39,6 @@ from .swap import ParameterSwap
 from .weights import export, weights_of
 
 
-def parallelize(
-    model: nn.Module,
-    plan: Plan,
-    *,
-    optimizer: Optimizer,
-    loss: Callable[[Any, Any], Any] | None,
-    pieces: Sequence[nn.Module] | None = None,
-    cuts: dict[str, str] | None = None,
-    sample: Any = None,
-    seed: int | None = None,
-    init: Init | None = None,
-    check: bool | None = None,
-    weigh: Weigh = None,
-) -> Run:
-    """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
-
-    A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
-
-    Args:
-        optimizer: makes the optimizer, or a list of several, from this rank's parameters, a list with the
-            attribute `named`.
-        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
-            models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
-            dict with "labels".
-        pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
-        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
-            place of the cut that follows from the model's program; or -> "whole", exceptions from it.
-        sample: inputs of one micro-batch. The cut of the tensor axis is proved on their shapes, and the
-            pieces' cost is measured on them, to balance stages.
-        seed: of a model on the meta device; None: one that rank 0's generator draws.
-        init: fills one module's own parameters and buffers, on the meta device so far. It is called after
-            the module's own initialisation, and may be all there is.
-        check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
-            if nothing proves it, and the model has less than 100 MB of parameters. False: never.
-        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
-            that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
-            unevenly spread are an error. "counted": the loss returns (sum, count).
-    Raises:
-        ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
-            finds it, the first step raises it.
-        TypeError: an argument is of another type.
-    """
-    check_arguments(model, plan, optimizer, loss, pieces, cuts)
-    check_weigh(weigh, own_loss=loss is None)
-    if plan.tf32:
-        torch.set_float32_matmul_precision("high")
-    built = set_up(
-        model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check,
-        own_loss=loss is None,
-    )  # fmt: skip
-    return Run(built, plan, optimizer, loss, weigh)
-
-
 class Run:
     """A run; `parallelize` returns it.
 
@@ -102,6 +48,7 @@ class Run:
         grad_norm: the global norm of the last step's gradients before clipping; None if the plan asks for
             none.
         steps: batches trained on, over all runs that were saved and loaded.
+        epoch: the number of the present one, where `epochs` counts them.
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
@@ -135,6 +82,7 @@ class Run:
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
+        self._asked = False  # a newcomer waits at some rank
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
@@ -143,7 +91,20 @@ class Run:
         if self.mesh.outer is not None:
             self._outer = OuterOptimizer(self._trained, built.statistics(self.mesh.outer), self.mesh)
             self.compression = self._outer.compression
-        self._failures = RunFailures(self.mesh.everyone.world, self._groups())
+        self.epoch = 0
+        self._failures = self._watch()
+
+    def _watch(self) -> RunFailures:
+        return RunFailures(self.mesh.everyone.world, self._groups())
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the number of each epoch that is still to come, up to `count`.
+
+        A run that was loaded begins with the epoch in which it was saved.
+        """
+        while self.epoch < count:
+            yield self.epoch
+            self.epoch += 1
 
     def shard(self, loader: Iterable[Any]) -> RankBatches:
         """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
@@ -168,8 +129,11 @@ class Run:
             RuntimeError: the run cannot be used any more; the text names the rank and its error.
         """
         if watch:
-            mean, self._watched = watching(lambda: self.step(batch))
+            mean, self._watched = watching(lambda: self._train(batch))
             return mean
+        return self._train(batch)
+
+    def _train(self, batch: tuple[Any, Any]) -> float:
         if self.swap is not None:
             self.swap.waited_s = 0.0
         with self._call(), self._drawing("step"):
@@ -179,20 +143,26 @@ class Run:
                 add_up(self._trained, self._built.ties)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
-                mean, norm, count, moved = self._agree(loss, count, changes=[any(changed), twice is not None])
+                changes = [any(changed), twice is not None, self._is_asked()]
+                mean, norm, count, moved = self._agree(loss, count, changes=changes)
                 if moved[1]:
                     raise_twice(twice)
+                self._asked = moved[2]
                 ratio = self._ratio(work, count)
                 mean *= ratio
-                self._update(norm, ratio)
                 if moved[0]:
                     self._statistics.synchronize(changed)
+                self._update(norm, ratio)
                 if self._outer is not None and self._outer.due(self.steps + 1):
                     self._outer.meet()
             finally:
                 self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
         return mean
+
+    def _is_asked(self) -> bool:
+        """Whether a newcomer waits at this rank."""
+        return False
 
     @torch.no_grad()
     def evaluate(self, batch: tuple[Any, Any]) -> float:
@@ -349,7 +319,8 @@ class Run:
             ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
         with self._state() as state:
-            state.load(newest(Path(folder)))
+            state.load(newest(Path(folder)), alone=self.plan.elastic)
+        self._take_numbers(state.about)
         saved = state.about.get("also", {})
         for name, thing in (also or {}).items():
             if name not in saved:
@@ -357,11 +328,15 @@ class Run:
                     f"the checkpoint has no {name!r}; it has {', '.join(saved) or 'nothing'} beside"
                 )
             thing.load_state_dict(saved[name])
-        self._built.seed = state.about.get("seed", self._built.seed)
+
+    def _take_numbers(self, about: Mapping[str, Any]) -> None:
+        """Take the run's own numbers from a state."""
+        self._built.seed = about.get("seed", self._built.seed)
         self._statistics.note()
-        self.steps, self.skipped = state.about["steps"], state.about["skipped"]
-        if self.scaler.active and state.about["scale"] != 1.0:
-            self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
+        self.steps, self.skipped = about["steps"], about["skipped"]
+        self.epoch = about.get("epoch", 0)
+        if self.scaler.active and about["scale"] != 1.0:
+            self.scaler.scale, self.scaler.succeeded = about["scale"], about["succeeded"]
         if self.compression is not None:  # it counts what it has sent
             self.compression.steps = self.steps if self._outer is None else self._outer.meetings(self.steps)
 
@@ -373,7 +348,7 @@ class Run:
     @contextlib.contextmanager
     def _state(self) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
-        about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
+        about |= {"epoch": self.epoch, "scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
         kept = (
             None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh.everyone)
         )
@@ -411,7 +386,7 @@ class Run:
 
     def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Seed what the model draws in this call; one rank draws as the caller's program does."""
-        if self.plan.ranks == 1:
+        if self.plan.ranks == 1 and not self.plan.elastic:  # whose number of ranks must not show
             return contextlib.nullcontext()
         if self._built.region is not None:
             self._built.region.forget()

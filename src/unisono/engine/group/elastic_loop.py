@@ -17,7 +17,7 @@ from unisono.errors import Aborted, GroupError, NotSupported, PeerLost, Rendezvo
 if TYPE_CHECKING:
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["elastic", "join"]
+__all__ = ["MOST_VAIN", "elastic", "join", "too_few"]
 
 MOST_VAIN = 3
 """So many faults in succession after which nobody was out; then the fault is the program's, and is raised."""
@@ -101,7 +101,7 @@ class ElasticLoop:
         if following.size < self.minimum:
             names = ", ".join(f"rank {one.rank} {one.why}" for one in following.left)
             self.close()
-            raise _too_few(following.size, self.minimum, names) from fault
+            raise too_few(following.size, self.minimum, names) from fault
 
     def close(self) -> None:
         """Close the group."""
@@ -109,7 +109,8 @@ class ElasticLoop:
         self.group.close()
 
 
-def _too_few(size: int, minimum: int, observed: str = "") -> GroupError:
+def too_few(size: int, minimum: int, observed: str = "") -> GroupError:
+    """The error of a group that has fewer ranks than the minimum."""
     left = f"{size} rank" + ("s are" if size > 1 else " is")
     what = f"{left} left, and the minimum is {minimum}"
     return GroupError(message(what, observed=observed, remedy="Start more ranks, or lower the minimum."))
@@ -171,7 +172,7 @@ def _turns(
         raise NotSupported("elastic: a group of this backend cannot change")
     if group.size < minimum:
         group.close()
-        raise _too_few(group.size, minimum)
+        raise too_few(group.size, minimum)
     loop = ElasticLoop(cast("NativeGroup", group), minimum, maximum)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

@@ -106,6 +106,11 @@ class NativeGroup(MembershipGroup):
     def elastic(self, value: bool) -> None:
         self._planner.engine.elastic = flag(value, "elastic")
 
+    def newcomers_here(self) -> int:
+        """How many newcomers wait at this rank. Other ranks need not call it."""
+        listener = self._planner.listener
+        return 0 if listener is None else len(listener.waiting())
+
     def _listen(self, address: str, port: int) -> tuple[str, ...]:
         found: tuple[str, ...] = self._admission("listen").addresses_of(self, address, port)
         return found

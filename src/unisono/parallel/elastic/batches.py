@@ -1,0 +1,178 @@
+"""The batches of an elastic run: cut anew after a change, and given to newcomers at their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from unisono.parallel.batches import RankBatches, cut_rows, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .run import ElasticRun
+
+__all__ = ["DrawnOrder", "ElasticBatches"]
+
+
+@dataclass(frozen=True)
+class DrawnOrder:
+    """The order of an epoch, as one rank sends it to another.
+
+    Attributes:
+        entries: what the sampler drew: of all batches, one after the other.
+        sizes: rows of each batch; none: an entry is a batch.
+        drawn_by: the state of the sampler's generator before it drew, in hexadecimal digits.
+        generator: its state now.
+        at: the number of the newest batch.
+        batch_size: what `set_batch_size` was given.
+    """
+
+    entries: np.ndarray | list[Any]
+    sizes: list[int] | None
+    drawn_by: str
+    generator: np.ndarray
+    at: int
+    batch_size: int | None
+
+
+class ElasticBatches(RankBatches):
+    """One data rank's part of a loader of whole batches, whatever becomes of the number of ranks.
+
+    Every rank knows the order of the whole epoch. After a change each rank has other rows of the same batch.
+    The random generator of the sampler is the same on all ranks once an epoch has begun, so any rank may
+    draw the next order.
+
+    Attributes:
+        given: what the program got last.
+        current: the same batch, as it is cut now.
+        active: whether an epoch has begun and has not ended.
+    """
+
+    def __init__(self, loader: Iterable[Any], run: ElasticRun) -> None:
+        super().__init__(loader, run.mesh.row, run.plan.data)
+        self._run = run
+        self.given: Any = None
+        self.current: Any = None
+        self.active = False
+        self._at = 0  # the number of the newest batch in the epoch
+        self._batch_size: int | None = None
+        self._resumed = False  # the order came from another rank
+
+    def cut(self) -> None:
+        """Cut for the ranks that there are now, also the newest batch."""
+        self._part, self._parts = self._run.mesh.row, self._run.plan.data
+        if self.given is None:
+            return
+        if not self._by_rows:
+            self.current = cut_rows(self._pass.whole, *self._own(rows_of(self._pass.whole)))
+            return
+        kept = torch.default_generator.get_state()  # to load a batch again must not change the next order
+        rows = self._rows(self._at)
+        self.current = next(rows)
+        torch.default_generator.set_state(kept)
+        if self.active:
+            self._pass.rows = rows
+
+    def set_batch_size(self, rows: int) -> None:
+        """Make batches of so many rows, of all ranks together, after the newest one. All ranks call this.
+
+        Raises:
+            ValueError: it is no positive number, or no sampler draws the rows of a batch.
+        """
+        if type(rows) is not int or rows < 1:
+            raise ValueError(f"set_batch_size: {rows!r} rows; expected a positive number")
+        if not self._by_rows:
+            raise ValueError("set_batch_size: this loader gives whole batches; a DataLoader draws rows")
+        self._batch_size = rows
+        if self.active or self._resumed:
+            self._order = self._order[: self._at + 1] + _regrouped(self._order[self._at + 1 :], rows)
+            self.cut()
+
+    def smallest(self) -> int | None:
+        """The rows of the smallest batch that is known, from the newest one on; None: none is."""
+        if self.given is None:
+            return None
+        if self._by_rows:
+            return min(len(batch) for batch in self._order[self._at :])
+        return rows_of(self._pass.whole)
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether a sampler draws the rows of each batch."""
+        return self._indexed and self._loader.batch_sampler is not None  # type: ignore[attr-defined]
+
+    # ---- one epoch ----
+
+    def __iter__(self) -> Iterator[Any]:
+        self._run.enter()
+        self.given = None
+        place = self._run.take_place()
+        if place is not None:
+            self.take_order(place)
+            self._skipped, self._resumed, self._at = place.at, True, place.at
+            self._run.tell()
+        for batch in super().__iter__():
+            self._at, self.active = self._taken - 1, True
+            self.given = self.current = batch
+            yield self.given
+        self.active = False
+
+    def _draw(self, *, again: bool) -> None:
+        if not self._resumed:
+            self._run.draw(self, lambda: self._draw_together(again=again))
+
+    def _draw_together(self, *, again: bool) -> None:
+        super()._draw(again=again)
+        state = self._sampler_generator.get_state()
+        dist.broadcast(state, src=0)
+        self._sampler_generator.set_state(state)
+        if self._batch_size is not None:
+            self._order = _regrouped(self._order, self._batch_size)
+
+    def _rows(self, first: int) -> Iterator[Any]:
+        if not self._resumed:
+            return super()._rows(first)
+        self._resumed = False
+        kept = torch.default_generator.get_state()
+        rows = super()._rows(first)
+        torch.default_generator.set_state(kept)
+        return rows
+
+    # ---- what another rank gets ----
+
+    def order(self) -> DrawnOrder:
+        """The order of this epoch, and the place in it."""
+        sizes, entries = None, self._order
+        if self._by_rows:
+            sizes, entries = [len(batch) for batch in self._order], [one for rows in self._order for one in rows]
+        if entries and all(type(one) is int for one in entries):
+            entries = torch.tensor(entries).numpy()
+        state = self._sampler_generator.get_state() if self._indexed else torch.empty(0, dtype=torch.uint8)
+        return DrawnOrder(entries, sizes, self._generator, state.numpy(), self._at, self._batch_size)
+
+    def take_order(self, given: DrawnOrder) -> None:
+        """Be in the epoch of another rank."""
+        entries = given.entries if isinstance(given.entries, list) else given.entries.tolist()
+        self._order = entries if given.sizes is None else _grouped(entries, given.sizes)
+        self._generator, self._batch_size = given.drawn_by, given.batch_size
+        if self._indexed:
+            self._sampler_generator.set_state(torch.from_numpy(given.generator))
+
+
+def _grouped(entries: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    found, first = [], 0
+    for size in sizes:
+        found.append(list(entries[first : first + size]))
+        first += size
+    return found
+
+
+def _regrouped(batches: Sequence[Sequence[Any]], rows: int) -> list[list[Any]]:
+    """The same rows in the same order, in batches of another size."""
+    every = [one for batch in batches for one in batch]
+    return [every[first : first + rows] for first in range(0, len(every), rows)]

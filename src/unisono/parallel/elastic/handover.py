@@ -1,0 +1,70 @@
+"""What a rank that is behind gets from those that are not: the state of the run, and its place in the data."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unisono.parallel.model_setup import describe
+
+from .batches import DrawnOrder
+from .change import Change
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from unisono.parallel.plan import Plan
+
+__all__ = ["Handover", "Report", "fingerprint"]
+
+NOTHING = -1
+"""The calls of a newcomer, which has no state."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What each rank tells the others after a change.
+
+    Attributes:
+        calls: how many calls it has completed; NOTHING: it is a newcomer.
+        program: the fingerprint of its plan and its model.
+    """
+
+    calls: int
+    program: str
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The state of a rank that is not behind, but for the tensors themselves.
+
+    Attributes:
+        calls, result, grad_norm: its newest call, and what that returned.
+        change: what has changed since all ranks were told last.
+        kinds: (name, dtype, shape) of each tensor.
+        written: what is JSON, by name.
+        attached: the states of attached objects, as JSON.
+        places: the epochs that have begun and not ended; that of the batch of this step is the first.
+        drawn: the newest order, for ranks of the former group.
+        generator: the state of PyTorch's default generator.
+    """
+
+    calls: int
+    result: float | None
+    grad_norm: float | None
+    change: Change
+    kinds: list[tuple[str, str, tuple[int, ...]]]
+    written: dict[str, bytes]
+    attached: str
+    places: list[DrawnOrder]
+    drawn: DrawnOrder | None
+    generator: np.ndarray
+
+
+def fingerprint(plan: Plan, model: nn.Module) -> str:
+    """A digest of what all ranks have alike: the plan but for the number of ranks, and the model's tensors."""
+    told = repr((str(plan), sorted(describe(model).items())))
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,85 @@
+"""`parallelize`: a model, a plan and an optimizer become a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .arguments import check_arguments, check_on_change
+from .elastic.change import Change
+from .elastic.membership import Membership
+from .elastic.run import ElasticRun
+from .loss_weights import Weigh, check_weigh
+from .materialize import Init
+from .model_setup import Optimizer, set_up
+from .plan import Plan
+from .run import Run
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    pieces: Sequence[nn.Module] | None = None,
+    cuts: dict[str, str] | None = None,
+    sample: Any = None,
+    seed: int | None = None,
+    init: Init | None = None,
+    check: bool | None = None,
+    weigh: Weigh = None,
+    on_change: Callable[[Change], object] | None = None,
+) -> Run:
+    """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
+
+    A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
+
+    Args:
+        optimizer: makes the optimizer, or a list of several, from this rank's parameters, a list with the
+            attribute `named`.
+        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
+            models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
+            dict with "labels".
+        pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
+        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
+            place of the cut that follows from the model's program; or -> "whole", exceptions from it.
+        sample: inputs of one micro-batch. The cut of the tensor axis is proved on their shapes, and the
+            pieces' cost is measured on them, to balance stages.
+        seed: of a model on the meta device; None: one that rank 0's generator draws.
+        init: fills one module's own parameters and buffers, on the meta device so far. It is called after
+            the module's own initialisation, and may be all there is.
+        check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
+            if nothing proves it, and the model has less than 100 MB of parameters. False: never.
+        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
+            that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
+            unevenly spread are an error. "counted": the loss returns (sum, count).
+        on_change: under Plan(elastic=True): called on all ranks after each change of their number, such as to
+            set learning rates. None: nothing changes but the rows of each rank.
+    Raises:
+        ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
+            finds it, the first step raises it.
+        TypeError: an argument is of another type.
+    """
+    check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_on_change(on_change, plan)
+    check_weigh(weigh, own_loss=loss is None)
+    if plan.tf32:
+        torch.set_float32_matmul_precision("high")
+    options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
+    options |= {"check": check, "own_loss": loss is None}
+    if not plan.elastic:
+        return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    membership = Membership(plan.data)
+    try:
+        here = replace(plan, data=membership.size)
+        return ElasticRun(set_up(model, here, **options), here, optimizer, loss, weigh, membership, on_change)
+    except BaseException:
+        membership.close()
+        raise
+
+
