@@ -69,7 +69,6 @@ class Membership:
         if group.size < self._minimum:
             raise too_few(group.size, self._minimum)
         group.elastic = True
-        group.listen(*self._listen)
         self.follow()
 
     @property
@@ -84,13 +83,13 @@ class Membership:
         return self.group
 
     def follow(self) -> None:
-        """Make the engine's group PyTorch's default group."""
+        """Make the engine's group PyTorch's default group, and let newcomers come to it."""
+        self.members.listen(*self._listen)
         follow(self.members)
 
     def join(self) -> None:
         """Join the running group; returns when its members have taken this process in."""
         self.group = cast("NativeGroup", join(self._addresses.split(",")))
-        self.group._planner.listening = self._listen
 
     def is_asked(self) -> bool:
         """Whether a newcomer waits at this rank, and there is room for it."""

@@ -103,6 +103,11 @@ class ElasticRun(Run):
         """Whether this process has come to join a running job, and has no state yet."""
         return self._membership.group is None
 
+    @property
+    def generation(self) -> int:
+        """How often the group has changed since the job began."""
+        return 0 if self._membership.group is None else self._membership.group.generation
+
     def attach(self, **objects: Any) -> None:
         """Give newcomers the state of these objects, such as schedulers, and put it into checkpoints.
 

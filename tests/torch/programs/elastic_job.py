@@ -1,0 +1,105 @@
+"""One rank of an elastic training that loses ranks: elastic_job.py FOLDER RANKS STEPS [RANK:WHERE:STEP ...].
+
+WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save; raise: it raises an error.
+STEPS 0: it ends 12 steps after a newcomer has come. A newcomer with the argument new:WHERE dies there once.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unisono.parallel as up
+from parallel.elastic_training import Log, digest, loader, made
+
+FOLDER, RANKS, STEPS, *FAULTS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+NEW = "UNISONO_JOIN" in os.environ
+
+
+class Fault:
+    """Where and when this process dies."""
+
+    def __init__(self, run: up.Run) -> None:
+        mine = [fault.split(":") for fault in FAULTS]
+        self._run = run
+        self._at = {where: int(step) for rank, where, step in mine if rank == os.environ["RANK"] and not NEW}
+
+    def reach(self, where: str, *_: Any) -> None:
+        if self._at.get(where) == self._run.steps + 1:
+            if where == "raise":
+                raise ArithmeticError("a bad sample")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Scheduler(torch.optim.lr_scheduler.StepLR):
+    """Its state is what a newcomer takes last."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        once = FOLDER / "died"
+        if NEW and "new:take:0" in FAULTS and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().load_state_dict(state)
+
+
+def instrument(run: Any, log: Log, fault: Fault) -> None:
+    model = run.model
+
+    def forward(*_: Any) -> None:
+        if model.training:
+            log.write(attempt=run.steps + 1, generation=run.generation, samples=model.seen)
+            fault.reach("forward")
+            fault.reach("raise")
+
+    model.register_forward_hook(forward)
+    model.first.weight.register_post_accumulate_grad_hook(lambda *_: fault.reach("exchange"))
+
+    def update(*_: Any) -> None:
+        log.write(update=run.steps + 1, generation=run.generation)
+        fault.reach("optimizer")
+
+    run.optimizer.register_step_pre_hook(update)
+
+
+def is_over(run: Any) -> bool:
+    if STEPS:
+        return run.steps >= STEPS
+    return any(run.steps >= change.steps + 12 for change in run.changes if change.joined)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    log = Log(FOLDER)
+    told: Any = lambda change: log.write(change=str(change), before=change.before, size=change.size, steps=change.steps)
+    with made(up.Plan(data=RANKS, elastic=True), int(os.environ["RANK"]), on_change=told) as run:
+        fault = Fault(run)
+        instrument(run, log, fault)
+        scheduler = Scheduler(run.optimizer, 4, 0.7)
+        run.attach(scheduler=scheduler)
+        batches = run.shard(loader())
+        for _ in run.epochs(1000):
+            for batch in batches:
+                fault.reach("between")
+                loss = run.step(batch)
+                scheduler.step()
+                log.write(step=run.steps, loss=loss, digest=digest(run), size=run.plan.data)
+                written = FOLDER / f"generator-{os.getpid()}"
+                torch.save(torch.get_rng_state(), written)
+                written.rename(FOLDER / f"generator-{run.steps}")  # the same on all ranks
+                fault.reach("save")
+                run.save(FOLDER / "saved", also={"batches": batches})
+                if is_over(run):
+                    break
+                time.sleep(0.02 * (STEPS == 0))
+            if is_over(run):
+                break
+            fault.reach("draw")
+    log.write(done=run.steps)
+
+
+main()

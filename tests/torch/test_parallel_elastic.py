@@ -1,0 +1,146 @@
+"""Elastic training: ranks die in a step, and come. The losses are those of a run begun with these ranks."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import suite
+from launching import Launcher, launching
+from parallel.elastic_training import BATCH, PER_EPOCH, SAMPLES, logs
+
+JOB = suite.HERE / "programs" / "elastic_job.py"
+pytestmark = pytest.mark.timeout(320)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    with launching(tmp_path) as made:
+        paths = [str(suite.HERE), made.environ["PYTHONPATH"]]
+        made.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        yield made
+
+
+class Job:
+    """What the processes of a job have written."""
+
+    def __init__(self, folder: Path, output: str) -> None:
+        self.folder, self.output = folder, output
+        self.logs = logs(folder)
+
+    def kept(self, key: str) -> list[dict[str, Any]]:
+        return [line for log in self.logs for line in log if key in line]
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Each change once; those who saw it have seen the same."""
+        found = {line["change"]: line for line in self.kept("change")}
+        return sorted(found.values(), key=lambda line: (line["steps"], -line["before"]))
+
+    def losses(self) -> dict[int, tuple[float, str]]:
+        """The loss of each step, and the state after it: the same on all ranks."""
+        found: dict[int, tuple[float, str]] = {}
+        for line in self.kept("loss"):
+            one = line["loss"], line["digest"]
+            assert found.setdefault(line["step"], one) == one, (line, found[line["step"]])
+        return found
+
+    def check_samples(self) -> None:
+        """Each sample of an epoch is in one step that was completed, once."""
+        steps = len(self.losses())
+        epoch: Counter[int] = Counter()
+        for step in range(1, steps + 1):
+            attempts = {line["generation"] for line in self.kept("update") if line["update"] == step}
+            assert len(attempts) == 1, f"step {step} was updated in generations {attempts}"
+            (generation,) = attempts
+            samples = Counter(
+                sample
+                for line in self.kept("attempt")
+                if (line["attempt"], line["generation"]) == (step, generation)
+                for sample in line["samples"]
+            )
+            assert samples.total() == BATCH, (step, samples)
+            epoch += samples
+            if step % PER_EPOCH == 0:
+                assert epoch == Counter(range(SAMPLES))
+                epoch.clear()
+
+
+def run(launcher: Launcher, *args: str, flags: tuple[str, ...] = ()) -> Job:
+    folder = launcher.folder / "job"
+    folder.mkdir()
+    ranks = args[0]
+    found = launcher.run(JOB, "--elastic", f"1:{ranks}", *flags, args=(str(folder), *args))
+    assert found.returncode == 0, found.stdout + found.stderr
+    return Job(folder, found.stdout + found.stderr)
+
+
+def check_truth(forks: suite.Forks, job: Job) -> None:
+    """After each change losses and states equal, bit for bit, those of a run begun with its ranks."""
+    losses, changes = job.losses(), job.changes()
+    last = len(losses)
+    for number, change in enumerate(changes):
+        until = changes[number + 1]["steps"] if number + 1 < len(changes) else last
+        if until == change["steps"]:
+            continue
+        name = f"from-{number}"
+        arguments = [str(job.folder), str(change["steps"]), str(until)]
+        what = {name: ("parallel.elastic_training", change["size"], arguments)}
+        printed = forks.run(job.folder.parent, what, limit_s=200)[name]
+        again = logs(job.folder.parent / name)
+        assert len(again) == change["size"], "\n".join(printed)
+        for lines in again:
+            wanted = [(one["step"], one["loss"], one["digest"]) for one in lines]
+            assert wanted == [(step, *losses[step]) for step in range(change["steps"] + 1, until + 1)], printed
+
+
+def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
+    launcher: Launcher, forks: suite.Forks
+) -> None:
+    job = run(launcher, "4", "18", "3:forward:3", "0:exchange:6", "1:optimizer:11")
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(4, 3), (3, 2), (2, 1)], job.output
+    assert "is out: ended by SIGKILL" in job.output
+    assert len(job.losses()) == 18
+    job.check_samples()
+    check_truth(forks, job)
+
+
+def test_ranks_die_between_steps_in_a_save_and_where_an_epoch_begins(
+    launcher: Launcher, forks: suite.Forks
+) -> None:
+    job = run(launcher, "4", "18", "2:between:3", "0:save:6", "1:draw:9")
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(4, 3), (3, 2), (2, 1)], job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
+def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.Forks) -> None:
+    job = run(launcher, "3", "10", "1:raise:4")
+    assert "left because of ArithmeticError: a bad sample" in job.output
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
+def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
+    launcher: Launcher, forks: suite.Forks
+) -> None:
+    job = run(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
+def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
+    launcher: Launcher, forks: suite.Forks
+) -> None:
+    job = run(launcher, "2", "0", "1:exchange:3", "new:take:0", flags=("--respawn", "3"))
+    sizes = [one["size"] for one in job.changes()]
+    assert sizes[0] == 1
+    assert sizes[-1] == 2
+    job.check_samples()
+    check_truth(forks, job)
