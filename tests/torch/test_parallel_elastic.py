@@ -38,8 +38,9 @@ class Job:
 
     def changes(self) -> list[dict[str, Any]]:
         """Each change once; those who saw it have seen the same."""
-        found = {line["change"]: line for line in self.kept("change")}
-        return sorted(found.values(), key=lambda line: (line["steps"], -line["before"]))
+        found = max(([line for line in log if "change" in line] for log in self.logs), key=len)
+        assert all(line in found for line in self.kept("change"))
+        return found
 
     def losses(self) -> dict[int, tuple[float, str]]:
         """The loss of each step, and the state after it: the same on all ranks."""

@@ -114,6 +114,9 @@ def go_on(folder: Path, size: int, step: int, last: int) -> None:
             log.write(step=run.steps, loss=loss, digest=digest(run))
             if run.steps == last:
                 break
+        if first:  # the state was that after the last step of an epoch
+            torch.set_rng_state(generator)
+        first = False
 
 
 def main(rank: int, size: int, folder: Path, state: str, step: str, last: str) -> None:

@@ -1,7 +1,7 @@
 """One rank of an elastic training that loses ranks: elastic_job.py FOLDER RANKS STEPS [RANK:WHERE:STEP ...].
 
 WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save; raise: it raises an error.
-STEPS 0: it ends 12 steps after a newcomer has come. A newcomer with the argument new:WHERE dies there once.
+STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed since. A newcomer with the argument new:WHERE dies there once.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
 def is_over(run: Any) -> bool:
     if STEPS:
         return run.steps >= STEPS
-    return any(run.steps >= change.steps + 12 for change in run.changes if change.joined)
+    return bool(run.changes and run.changes[-1].joined and run.steps >= run.changes[-1].steps + 12)
 
 
 def main() -> None:

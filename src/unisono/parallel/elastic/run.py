@@ -227,9 +227,10 @@ class ElasticRun(Run):
                 result = work()
             except Exception as error:
                 self._statistics.restore(kept)
-                if not self._membership.lost(error, self._groups()):
-                    if self._failures.ended:
-                        self._membership.close()  # the others go on
+                if self._failures.ended:
+                    self._membership.close()  # the others go on
+                    raise
+                if not self.lost(error):
                     raise
                 self._stop()
                 self._change(partial(self._membership.shrink, error))
@@ -308,7 +309,7 @@ class ElasticRun(Run):
                 self._settle()
                 break
             except Exception as error:
-                if not self._membership.lost(error, self._groups()):
+                if not self.lost(error):
                     raise
                 self._stop()
                 make = partial(self._membership.shrink, error)
