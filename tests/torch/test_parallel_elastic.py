@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import suite
+import unisono.parallel as up
 from launching import Launcher, launching
 from parallel.elastic_training import BATCH, PER_EPOCH, SAMPLES, logs
 
@@ -96,7 +97,9 @@ def check_truth(forks: suite.Forks, job: Job) -> None:
         assert len(again) == change["size"], "\n".join(printed)
         for lines in again:
             wanted = [(one["step"], one["loss"], one["digest"]) for one in lines]
-            assert wanted == [(step, *losses[step]) for step in range(change["steps"] + 1, until + 1)], printed
+            assert wanted == [(step, *losses[step]) for step in range(change["steps"] + 1, until + 1)], (
+                printed
+            )
 
 
 def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
@@ -145,3 +148,38 @@ def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
     assert sizes[-1] == 2
     job.check_samples()
     check_truth(forks, job)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tensor": 2},
+        {"pipeline": 2},
+        {"zero": 1},
+        {"precision": "bf16"},
+        {"swap": "memory"},
+        {"compression": up.PowerSGD(rank=4)},
+        {"data": 2, "local_steps": 3},
+    ],
+    ids=str,
+)
+def test_plans_that_cannot_be_elastic_are_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Plan: elastic=True needs .*: \w+"):
+        up.Plan(elastic=True, **other)
+    with pytest.raises(TypeError, match="elastic is 1, expected bool"):
+        up.Plan(elastic=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["check_a_process_group_of_the_program", "check_calls"])
+def test_calls_that_are_refused(forks: suite.Forks, tmp_path: Path, name: str) -> None:
+    printed = forks.run(tmp_path, {"refusals": ("parallel.elastic_refusals", 1, [name])})["refusals"]
+    assert printed == ["rank 0:\n"], "".join(printed)
+
+
+def test_the_example_goes_on_without_a_rank_and_with_a_new_one(launcher: Launcher) -> None:
+    launcher.environ["STEP_S"] = "0.15"
+    example = suite.HERE.parents[1] / "examples" / "elastic_training.py"
+    found = launcher.run(example, "--elastic", "1:4", "--respawn", "3")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "step 30: 4 -> 3 ranks: rank 1 ended by SIGKILL" in found.stdout
+    assert "3 -> 4 ranks: 1 joined" in found.stdout

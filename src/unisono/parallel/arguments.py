@@ -42,6 +42,16 @@ def check_on_change(on_change: object, plan: Plan) -> None:
         raise ValueError("parallelize: on_change is for runs whose ranks change: write Plan(elastic=True)")
 
 
+def check_memory(model: nn.Module) -> None:
+    """Raise ValueError for a model on a device whose memory an elastic run does not hand over."""
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if value.device.type not in ("cpu", "meta"):
+            raise ValueError(
+                f"Plan(elastic=True) needs a model in CPU memory, and {name!r} is on {value.device}: "
+                "newcomers get the state from memory"
+            )
+
+
 def optimizers_of(made: Any, trained: dict[str, nn.Parameter], *, swap: bool) -> list[torch.optim.Optimizer]:
     """The optimizers that the caller's function made: one, or a list of several.
 

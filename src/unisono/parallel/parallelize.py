@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .arguments import check_arguments, check_on_change
+from .arguments import check_arguments, check_memory, check_on_change
 from .elastic.change import Change
 from .elastic.membership import Membership
 from .elastic.run import ElasticRun
@@ -74,6 +74,7 @@ def parallelize(
     options |= {"check": check, "own_loss": loss is None}
     if not plan.elastic:
         return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    check_memory(model)
     membership = Membership(plan.data)
     try:
         here = replace(plan, data=membership.size)
@@ -81,5 +82,3 @@ def parallelize(
     except BaseException:
         membership.close()
         raise
-
-

@@ -6,9 +6,11 @@ loss.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,14 @@ def go_on(folder: Path, size: int, step: int, last: int) -> None:
         first = False
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """In the environment of the only rank of a job."""
+    with reserved() as port:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        yield
+
+
 def main(rank: int, size: int, folder: Path, state: str, step: str, last: str) -> None:
     os.chdir(folder)
     whole = lambda _: go_on(Path(state), size, int(step), int(last))  # noqa: E731
@@ -126,6 +136,5 @@ def main(rank: int, size: int, folder: Path, state: str, step: str, last: str) -
         in_group(rank, size, folder, whole)
         return
     torch.set_num_threads(1)
-    with reserved() as port:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with alone():
         whole(folder)

@@ -1,10 +1,10 @@
 """One rank of an elastic training that loses ranks: elastic_job.py FOLDER RANKS STEPS [RANK:WHERE:STEP ...].
 
 WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save; raise: it raises an error.
-STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed since. A newcomer with the argument new:WHERE dies there once.
+STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed since. With new:take:0 the first
+newcomer dies while it takes the state.
 """
 
-import itertools
 import os
 import signal
 import sys
@@ -75,7 +75,10 @@ def is_over(run: Any) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     log = Log(FOLDER)
-    told: Any = lambda change: log.write(change=str(change), before=change.before, size=change.size, steps=change.steps)
+
+    def told(change: up.Change) -> None:
+        log.write(change=str(change), before=change.before, size=change.size, steps=change.steps)
+
     with made(up.Plan(data=RANKS, elastic=True), int(os.environ["RANK"]), on_change=told) as run:
         fault = Fault(run)
         instrument(run, log, fault)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ import torch.distributed as dist
 from unisono.parallel.batches import RankBatches, cut_rows, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from .run import ElasticRun
+    from unisono.parallel.mesh import PlanMesh
 
 __all__ = ["DrawnOrder", "ElasticBatches"]
 
@@ -40,6 +40,24 @@ class DrawnOrder:
     batch_size: int | None
 
 
+class ChangingRun(Protocol):
+    """The run whose batches these are."""
+
+    mesh: PlanMesh
+
+    def enter(self) -> None:
+        """Join the running job, if this process is a newcomer."""
+
+    def take_place(self) -> DrawnOrder | None:
+        """Where an epoch of a newcomer begins; None: at its beginning."""
+
+    def tell(self) -> None:
+        """Call `on_change`, if this rank has not been told of the newest change."""
+
+    def draw(self, batches: ElasticBatches, work: Callable[[], None]) -> None:
+        """Draw the order of an epoch, together."""
+
+
 class ElasticBatches(RankBatches):
     """One data rank's part of a loader of whole batches, whatever becomes of the number of ranks.
 
@@ -53,8 +71,8 @@ class ElasticBatches(RankBatches):
         active: whether an epoch has begun and has not ended.
     """
 
-    def __init__(self, loader: Iterable[Any], run: ElasticRun) -> None:
-        super().__init__(loader, run.mesh.row, run.plan.data)
+    def __init__(self, loader: Iterable[Any], run: ChangingRun) -> None:
+        super().__init__(loader, run.mesh.row, run.mesh.plan.data)
         self._run = run
         self.given: Any = None
         self.current: Any = None
@@ -65,7 +83,7 @@ class ElasticBatches(RankBatches):
 
     def cut(self) -> None:
         """Cut for the ranks that there are now, also the newest batch."""
-        self._part, self._parts = self._run.mesh.row, self._run.plan.data
+        self._part, self._parts = self._run.mesh.row, self._run.mesh.plan.data
         if self.given is None:
             return
         if not self._by_rows:
@@ -147,9 +165,13 @@ class ElasticBatches(RankBatches):
 
     def order(self) -> DrawnOrder:
         """The order of this epoch, and the place in it."""
-        sizes, entries = None, self._order
+        sizes: list[int] | None = None
+        entries: Any = self._order
         if self._by_rows:
-            sizes, entries = [len(batch) for batch in self._order], [one for rows in self._order for one in rows]
+            sizes, entries = (
+                [len(batch) for batch in self._order],
+                [one for rows in self._order for one in rows],
+            )
         if entries and all(type(one) is int for one in entries):
             entries = torch.tensor(entries).numpy()
         state = self._sampler_generator.get_state() if self._indexed else torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What a rank that is behind gets from those that are not: the state of the run, and its place in the data."""
+"""What a rank that is behind gets from those that are not: the run's state, and its place in the data."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class Handover:
 
 
 def fingerprint(plan: Plan, model: nn.Module) -> str:
-    """A digest of what all ranks have alike: the plan but for the number of ranks, and the model's tensors."""
+    """A digest of what all ranks have alike: the plan but for the ranks, and the model's tensors."""
     told = repr((str(plan), sorted(describe(model).items())))
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

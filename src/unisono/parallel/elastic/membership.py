@@ -15,7 +15,14 @@ from unisono.engine.group.elastic_loop import MOST_VAIN, join, too_few
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import (
-    Aborted, Evicted, GroupClosed, Mismatch, PeerLost, RendezvousError, StoreError, Timeout,
+    Aborted,
+    Evicted,
+    GroupClosed,
+    Mismatch,
+    PeerLost,
+    RendezvousError,
+    StoreError,
+    Timeout,
 )  # fmt: skip
 from unisono.torch.reconfiguration import follow
 from unisono.torch_internals import c10d
@@ -46,11 +53,15 @@ class Membership:
                 "there is a process group already, and Plan(elastic=True) makes its own, in which ranks may "
                 "die and come. Leave out init_process_group, or close the other elastic run"
             )
-        self._minimum, self._maximum = settings.elastic or (1, None)
+        given: tuple[int, int | None] = settings.elastic or (1, None)
+        self._minimum, self._maximum = given
         self._addresses, self._listen = settings.join, settings.listen
         self._vain = 0
         self.group: NativeGroup | None = None
-        dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+        torch_distributed: Any = dist  # its type stubs leave out HashStore
+        torch_distributed.init_process_group(
+            "unisono", store=torch_distributed.HashStore(), rank=0, world_size=1
+        )
         if not self._addresses:
             try:
                 self._found(size)
@@ -144,8 +155,8 @@ class Membership:
 
     def close(self) -> None:
         """Leave: the other ranks go on without this one."""
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # an error of the group's end; others know of its loss
+                dist.destroy_process_group()
         if self.group is not None:
             self.group.close()
-

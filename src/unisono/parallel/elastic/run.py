@@ -1,9 +1,9 @@
 """`ElasticRun`: a run that goes on when ranks die and come.
 
-A call of the user, such as a step, is a transaction. The ranks count their calls. When one is lost, the living
-agree who is left, and compare their counts: some may have completed a call that others have not. Those give
-the others its result, and the state after it. A call that nobody has completed is made again, on the same
-batch, which the living cut among them.
+A call of the user, such as a step, is a transaction. The ranks count their calls. When one is lost, the
+living agree who is left, and compare their counts: some may have completed a call that others have not. Those
+give the others its result, and the state after it. A call that nobody has completed is made again, on the
+same batch, which the living cut among them.
 """
 
 from __future__ import annotations
@@ -148,15 +148,15 @@ class ElasticRun(Run):
         """
         source = self._source("step", batch)
         step = super().step
-        return self._made(lambda: step(source.current, watch=watch), source, grows=True)
+        return float(self._made(lambda: step(source.current, watch=watch), source, grows=True))
 
     def evaluate(self, batch: tuple[Any, Any]) -> float:
         """Return the mean loss on a batch that `run.shard` yielded, see `Run.evaluate`."""
         source = self._source("evaluate", batch)
         evaluate = super().evaluate
-        return self._made(lambda: evaluate(source.current), source)
+        return float(self._made(lambda: evaluate(source.current), source))
 
-    def predict(self, inputs: Any) -> NoReturn:
+    def predict(self, inputs: Any) -> NoReturn:  # noqa: ARG002
         """Refused: the rows of a rank change with the number of ranks."""
         raise ValueError(
             "predict: under Plan(elastic=True) the rows of a rank change. Every rank has the whole model: "
@@ -173,12 +173,14 @@ class ElasticRun(Run):
     ) -> None:
         """Write a checkpoint, see `Run.save`; attached objects are in it."""
         if background:
-            raise ValueError("save: under Plan(elastic=True) a save in the background would outlive its ranks")
+            raise ValueError(
+                "save: under Plan(elastic=True) a save in the background would outlive its ranks"
+            )
         save, everything = super().save, {**self._attached, **(also or {})}
         self._made(lambda: save(folder, keep=keep, also=everything))
 
     def load(self, folder: str | Path, *, also: Mapping[str, Any] | None = None) -> None:
-        """Continue from a checkpoint, see `Run.load`. A newcomer ignores it: its state comes from the others."""
+        """Continue from a checkpoint, see `Run.load`. A newcomer has its state from the others."""
         if not self.is_newcomer:
             super().load(folder, also={**self._attached, **(also or {})})
 

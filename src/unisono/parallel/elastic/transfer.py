@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["spread"]
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 16 << 20
 SMALL_BYTES = 1 << 16
-AT_ONCE = 32
+AT_ONCE = 16
 """Messages under way for each pair of ranks."""
 
 

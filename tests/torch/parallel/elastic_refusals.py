@@ -1,0 +1,62 @@
+"""What an elastic run refuses, and what it says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono.parallel as up
+from parallel.elastic_training import alone, loader, made
+from parallel.run_features import in_group
+
+
+def check_a_process_group_of_the_program(_: Path) -> None:
+    with pytest.raises(ValueError, match="there is a process group already"):
+        made(up.Plan(data=dist.get_world_size(), elastic=True), 0)
+
+
+def check_calls(_: Path) -> None:
+    with pytest.raises(ValueError, match="on_change is for runs whose ranks change"):
+        made(up.Plan(), 0, on_change=print)
+    with pytest.raises(TypeError, match="on_change is a int, expected a function"):
+        made(up.Plan(elastic=True), 0, on_change=3)
+    with pytest.raises(ValueError, match=r"begins with 3 ranks, and this job has 1. Write data=1"):
+        made(up.Plan(data=3, elastic=True), 0)
+    assert not dist.is_initialized()
+    run: Any = made(up.Plan(elastic=True), 0)
+    batches = run.shard(loader())
+    for number, batch in enumerate(batches):
+        first = run.step(batch)
+        with pytest.raises(ValueError, match="a batch is what run.shard"):
+            run.step((batch[0], batch[1]))
+        with pytest.raises(ValueError, match="call run.model"):
+            run.predict(batch[0])
+        with pytest.raises(ValueError, match="in the background would outlive"):
+            run.save("nowhere", background=True)
+        with pytest.raises(TypeError, match="'thing' is a int whose state cannot be saved"):
+            run.attach(thing=3)
+        with pytest.raises(ValueError, match="expected a positive number"):
+            batches.set_batch_size(0)
+        if number == 1:
+            batches.set_batch_size(24)
+        if number > 1:
+            assert len(batch[1]) == 24
+    assert number == 4, "2 batches of 12, then 3 of 24"
+    assert first > 0
+    lists = run.shard([((torch.randn(4, 16), torch.arange(4)), torch.zeros(4, dtype=torch.long))])
+    with pytest.raises(ValueError, match="a DataLoader draws rows"):
+        lists.set_batch_size(3)
+    run.model.eval()
+    assert [run.evaluate(batch) > 0 for batch in lists] == [True]
+    run.close()
+    assert not dist.is_initialized()
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    if name == "check_calls":
+        with alone():
+            check_calls(folder)
+    else:
+        in_group(rank, size, folder, globals()[name])
