@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
-from unisono.parallel.elastic import run as elastic
+from unisono.parallel.elastic import transactions as elastic
 
 NEW = "UNISONO_JOIN" in os.environ
 

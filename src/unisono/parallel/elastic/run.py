@@ -1,91 +1,29 @@
-"""`ElasticRun`: a run that goes on when ranks die and come.
-
-A call of the user, such as a step, is a transaction. The ranks count their calls. When one is lost, the
-living agree who is left, and compare their counts: some may have completed a call that others have not. Those
-give the others its result, and the state after it. A call that nobody has completed is made again, on the
-same batch, which the living cut among them.
-"""
+"""`ElasticRun`: the calls of a run that goes on when ranks die and come."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from datetime import timedelta
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
-from unisono.engine.group.departure import Departure
-from unisono.errors import GroupError
-from unisono.parallel.checkpoint import CheckpointWriter, states
-from unisono.parallel.failures import RunFailures
-from unisono.parallel.mesh import PlanMesh
-from unisono.parallel.run import Run
+from unisono.parallel.checkpoint import states
 
-from .batches import DrawnOrder, ElasticBatches
-from .change import Change
-from .handover import NOTHING, Handover, Report, fingerprint
-from .membership import Membership
-from .transfer import spread
+from .batches import ElasticBatches
+from .transactions import TransactionalRun
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from unisono.engine.group.native import NativeGroup
     from unisono.parallel.batches import RankBatches
-    from unisono.parallel.checkpoint import RunState
-    from unisono.parallel.loss_weights import Weigh
-    from unisono.parallel.model_setup import ModelSetup, Optimizer
-    from unisono.parallel.plan import Plan
 
 __all__ = ["ElasticRun"]
 
-ASK_S = 0.05
-"""How often a rank looks whether newcomers wait at it."""
 REMEMBERED = 4
 """Batches whose epoch has ended that a step may still get."""
 
 
-class ElasticRun(Run):
-    """A run under `Plan(elastic=True)`; its plan has the ranks that there are now.
-
-    Attributes:
-        changes: of the ranks, since this one is in the run.
-    """
-
-    def __init__(
-        self,
-        built: ModelSetup,
-        plan: Plan,
-        optimizer: Optimizer,
-        loss: Callable[[Any, Any], Any] | None,
-        weigh: Weigh,
-        membership: Membership,
-        on_change: Callable[[Change], object] | None,
-    ) -> None:
-        self._membership, self._on_change = membership, on_change
-        self._program = fingerprint(replace(plan, data=1), built.model)
-        super().__init__(built, plan, optimizer, loss, weigh)
-        self.changes: list[Change] = []
-        self._calls = NOTHING if membership.group is None else 0
-        self._result: float | None = None
-        self._attached: dict[str, Any] = {}
-        self._batches: list[ElasticBatches] = []
-        self._newest: ElasticBatches | None = None  # whose batch a call got last
-        self._drawn: ElasticBatches | None = None  # whose order was drawn last
-        self._places: list[DrawnOrder] = []  # of a newcomer, at which its epochs begin
-        self._has_entered = True  # its first step has begun
-        self._is_whole = True  # its state is that after its newest call
-        self._is_told = True  # of the change in which it came
-        self._told_size, self._left, self._joined = plan.data, list[Departure](), 0
-        self._next_look = 0.0
-        self._prepare_groups()
+class ElasticRun(TransactionalRun):
+    """A run under `Plan(elastic=True)`; its plan has the ranks that there are now."""
 
     def __enter__(self) -> ElasticRun:
         """Return the run, which closes at the end of the block."""
@@ -97,16 +35,6 @@ class ElasticRun(Run):
             self.close()
         else:
             self._membership.close()
-
-    @property
-    def is_newcomer(self) -> bool:
-        """Whether this process has come to join a running job, and has no state yet."""
-        return self._membership.group is None
-
-    @property
-    def generation(self) -> int:
-        """How often the group has changed since the job began."""
-        return 0 if self._membership.group is None else self._membership.group.generation
 
     def attach(self, **objects: Any) -> None:
         """Give newcomers the state of these objects, such as schedulers, and put it into checkpoints.
@@ -199,234 +127,3 @@ class ElasticRun(Run):
             f"{what}: under Plan(elastic=True) a batch is what run.shard(loader) yielded last, as it is: "
             "after a change the run cuts it anew. Transform it in the loader, by its dataset or collate_fn"
         )
-
-    # ---- a call as a transaction ----
-
-    def _made(
-        self, work: Callable[[], Any], source: ElasticBatches | None = None, *, grows: bool = False
-    ) -> Any:
-        """Make a call that all ranks make, as often as it takes; return its result.
-
-        Args:
-            source: of its batch.
-            grows: newcomers enter here.
-        """
-        if self.is_newcomer:
-            raise RuntimeError(
-                "this process joins a running job, and has no state yet: begin with `for epoch in "
-                "run.epochs(n):`, or run.shard(loader); `if not run.is_newcomer:` for what comes before"
-            )
-        if not self._has_entered and not grows:
-            raise RuntimeError("the first call of a newcomer is run.step: the others are in one")
-        self._has_entered = True
-        self._newest = source or self._newest
-        number = self._calls + 1
-        while self._calls < number:
-            kept = self._statistics.values()
-            try:
-                if grows and self._asked:
-                    self._grow(source)
-                result = work()
-            except Exception as error:
-                self._statistics.restore(kept)
-                if self._failures.ended:
-                    self._membership.close()  # the others go on
-                    raise
-                if not self.lost(error):
-                    raise
-                self._stop()
-                self._change(partial(self._membership.shrink, error))
-            else:
-                self._calls, self._result = number, result
-        self._membership.succeed()
-        return self._result
-
-    def draw(self, batches: ElasticBatches, work: Callable[[], None]) -> None:
-        """Draw the order of an epoch, together."""
-        self._drawn = batches
-        self._made(work)
-
-    def enter(self) -> None:
-        """Join the running job, if this process is a newcomer."""
-        if self.is_newcomer:
-            self._has_entered = self._is_told = False
-            self._stop()
-            self._change(self._membership.join)
-
-    def take_place(self) -> DrawnOrder | None:
-        """Where an epoch of a newcomer begins; None: at its beginning."""
-        return self._places.pop(0) if self._places else None
-
-    def tell(self) -> None:
-        """Call `on_change`, if this rank has not been told of the newest change."""
-        if self._is_told:
-            return
-        self._is_told = True
-        change = self._present_change()
-        self._told_size, self._left, self._joined = self.plan.data, [], 0
-        self.changes.append(change)
-        if self._on_change is not None:
-            self._on_change(change)
-
-    def _is_asked(self) -> bool:
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + ASK_S
-        return self._membership.is_asked()
-
-    def _watch(self) -> RunFailures:
-        return ElasticFailures(self)
-
-    def lost(self, error: BaseException) -> bool:
-        """Whether an error of a call comes from the loss of a rank."""
-        return self._membership.lost(error, self._groups())
-
-    # ---- a change ----
-
-    def _grow(self, source: ElasticBatches | None) -> None:
-        """Take in the newcomers that wait."""
-        self._asked = False
-        if self._membership.grow(None if source is None else source.smallest()):
-            self._stop()
-            self._change(None)
-
-    def _stop(self) -> None:
-        """End the groups of the present ranks, so that nobody waits in them, and what they did."""
-        groups = {id(group): group for group in self._groups()}.values()
-        for group in groups:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
-        self._built.units.reset()
-        self._clear()
-        for group in groups:
-            dist.destroy_process_group(group)
-
-    def _change(self, make: Callable[[], None] | None) -> None:
-        """Make the next group, and go on in it. If another rank is lost meanwhile, make one without it."""
-        while True:
-            if make is not None:
-                make()
-            try:
-                self._settle()
-                break
-            except Exception as error:
-                if not self.lost(error):
-                    raise
-                self._stop()
-                make = partial(self._membership.shrink, error)
-        if self._has_entered:  # a newcomer is told when it has a place in the data
-            self._is_told = False
-            self.tell()
-
-    def _settle(self) -> None:
-        """Bring all ranks of the new group to one state."""
-        group = self._membership.members
-        self._left += group.left
-        self._joined += group.previous_ranks.count(None)
-        self._membership.follow()
-        self._follow()
-        calls = self._calls if self._is_whole else NOTHING
-        reports = group.all_gather_object(Report(calls, self._program))
-        newest = max(one.calls for one in reports)
-        sources = [rank for rank, one in enumerate(reports) if one.calls == newest]
-        if newest == NOTHING:
-            raise GroupError("this run has ended: all ranks that had its state are lost")
-        if self._program != reports[sources[0]].program:
-            raise ValueError(
-                "this process has another plan or another model than the ranks of the run that it joins; "
-                "start it with the same script"
-            )
-        behind = [rank for rank, one in enumerate(reports) if one.calls < newest]
-        if behind:
-            self._hand_over(group, sources, behind)
-
-    def _follow(self) -> None:
-        """Train over the ranks of the new group."""
-        self.plan = replace(self.plan, data=self._membership.size)
-        self.mesh = PlanMesh.of(self.plan, self.mesh.axes.device_type)
-        self._built.follow(self.mesh)
-        self._statistics = self._built.statistics(self.mesh)
-        self._failures = self._watch()
-        self._prepare_groups()
-        for batches in self._batches:
-            batches.cut()
-
-    def _prepare_groups(self) -> None:
-        self._checkpoints = CheckpointWriter(self.mesh.world)
-        if self._membership.group is None:
-            return
-        for group in self._groups():
-            group.set_timeout(timedelta(seconds=self._membership.group.timeout_s))
-            group._group.elastic = True
-
-    def _hand_over(self, group: NativeGroup, sources: list[int], behind: list[int]) -> None:
-        """Bring the ranks that are behind to the state of the others."""
-        with self._state() as state:
-            mine = self._given(state) if group.rank == sources[0] else None
-            given: Handover = group.broadcast_object(mine, sources[0])
-            if group.rank in behind:
-                filled, self._is_whole = state.room(given.kinds), False
-            else:
-                filled = state.tensors()
-            spread(group, sources, behind, [filled[name] for name, _, _ in given.kinds])
-            if group.rank in behind:
-                self._take(state, filled, given)
-
-    def _given(self, state: RunState) -> Handover:
-        kinds, written = state.here()
-        active = [one for one in self._batches if one.active or one is self._newest]
-        active.sort(key=lambda one: one is not self._newest)
-        return Handover(
-            self._calls,
-            self._result if isinstance(self._result, float) else None,
-            self.grad_norm,
-            self._present_change(),
-            kinds,
-            written,
-            json.dumps({name: states(name, thing) for name, thing in self._attached.items()}),
-            [one.order() for one in active],
-            None if self._drawn is None else self._drawn.order(),
-            torch.default_generator.get_state().numpy(),
-        )
-
-    def _take(self, state: RunState, filled: dict[str, Tensor], given: Handover) -> None:
-        """Be in the state of another rank. One of the former group keeps what its program sets in between."""
-        new, epoch = self._calls == NOTHING, self.epoch
-        state.take_from(filled, given.written, options=new)
-        self._take_numbers(state.about)
-        self._calls, self._result, self.grad_norm = given.calls, given.result, given.grad_norm
-        self._is_whole = True
-        if not new:
-            self.epoch = epoch
-            if self._drawn is not None and given.drawn is not None:
-                self._drawn.take_order(given.drawn)
-            return
-        attached = json.loads(given.attached)
-        if attached.keys() != self._attached.keys():
-            raise ValueError(
-                f"the ranks of the run have attached {[*attached]}, and this newcomer {[*self._attached]}: "
-                "call run.attach before the first epoch"
-            )
-        for name, thing in self._attached.items():
-            thing.load_state_dict(attached[name])
-        self._places = list(given.places)
-        self._told_size = given.change.before
-        self._left, self._joined = list(given.change.left), given.change.joined
-        torch.default_generator.set_state(torch.from_numpy(given.generator))
-
-    def _present_change(self) -> Change:
-        return Change(self._told_size, self.plan.data, tuple(self._left), self._joined, self.steps)
-
-
-class ElasticFailures(RunFailures):
-    """Errors of calls: the loss of a rank is none that ends the run."""
-
-    def __init__(self, run: ElasticRun) -> None:
-        super().__init__(run.mesh.world, run._groups())
-        self._run = run
-
-    def resolve(self, error: Exception, *, together: bool) -> None:
-        """Decide what the error of a call means, see `RunFailures`."""
-        if not self._run.lost(error):
-            super().resolve(error, together=together)
