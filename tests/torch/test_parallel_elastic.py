@@ -130,6 +130,22 @@ def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.F
     check_truth(forks, job)
 
 
+def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
+    launcher: Launcher, forks: suite.Forks
+) -> None:
+    job = run(launcher, "3", "10", "0:behind:4", "1:behind:6", "2:forward:6", "0:exchange:9")
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 1)], job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
+def test_a_rank_that_stops_is_out(launcher: Launcher, forks: suite.Forks) -> None:
+    job = run(launcher, "3", "10", "1:stop:4", flags=("--grace", "0.1"))
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
 def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
     launcher: Launcher, forks: suite.Forks
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -58,8 +59,7 @@ def parallelize(
         weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
-        on_change: under Plan(elastic=True): called on all ranks after each change of their number, such as to
-            set learning rates. None: nothing changes but the rows of each rank.
+        on_change: under Plan(elastic=True): called on all ranks after each change of their number.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
@@ -72,13 +72,27 @@ def parallelize(
         torch.set_float32_matmul_precision("high")
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "own_loss": loss is None}
-    if not plan.elastic:
-        return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    if plan.elastic:
+        return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
+    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+
+
+def _elastic(
+    model: nn.Module,
+    plan: Plan,
+    options: dict[str, Any],
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    weigh: Weigh,
+    on_change: Callable[[Change], object] | None,
+) -> ElasticRun:
+    """A run whose ranks change; a newcomer is alone at first."""
     check_memory(model)
-    membership = Membership(plan.data)
-    try:
+    with contextlib.ExitStack() as stack:
+        membership = Membership(plan.data)
+        stack.callback(membership.close)
         here = replace(plan, data=membership.size)
-        return ElasticRun(set_up(model, here, **options), here, optimizer, loss, weigh, membership, on_change)
-    except BaseException:
-        membership.close()
-        raise
+        built = set_up(model, here, **options)
+        run = ElasticRun(built, here, optimizer, loss, weigh, membership, on_change)
+        stack.pop_all()
+    return run

@@ -1,6 +1,7 @@
 """One rank of an elastic training that loses ranks: elastic_job.py FOLDER RANKS STEPS [RANK:WHERE:STEP ...].
 
-WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save; raise: it raises an error.
+WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save. raise: it raises an error. stop:
+it stops itself in forward. behind: it loses its groups when the others have completed the step.
 STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed since. With new:take:0 the first
 newcomer dies while it takes the state.
 """
@@ -16,6 +17,7 @@ import torch
 
 import unisono.parallel as up
 from parallel.elastic_training import Log, digest, loader, made
+from unisono.errors import Aborted
 
 FOLDER, RANKS, STEPS, *FAULTS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 NEW = "UNISONO_JOIN" in os.environ
@@ -31,8 +33,15 @@ class Fault:
 
     def reach(self, where: str, *_: Any) -> None:
         if self._at.get(where) == self._run.steps + 1:
+            if where == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             if where == "raise":
                 raise ArithmeticError("a bad sample")
+            if where == "behind":
+                del self._at[where]
+                for group in self._run._groups():
+                    group.abort()
+                raise Aborted("this rank has not seen the end of the step")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -55,11 +64,13 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
             log.write(attempt=run.steps + 1, generation=run.generation, samples=model.seen)
             fault.reach("forward")
             fault.reach("raise")
+            fault.reach("stop")
 
     model.register_forward_hook(forward)
     model.first.weight.register_post_accumulate_grad_hook(lambda *_: fault.reach("exchange"))
 
     def update(*_: Any) -> None:
+        fault.reach("behind")
         log.write(update=run.steps + 1, generation=run.generation)
         fault.reach("optimizer")
 

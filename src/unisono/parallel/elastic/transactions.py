@@ -157,6 +157,8 @@ class TransactionalRun(Run):
         self._is_told = True
         change = self._present_change()
         self._told_size, self._left, self._joined = self.plan.data, [], 0
+        if not change.left and not change.joined:  # the same ranks have made their group anew
+            return
         self.changes.append(change)
         if self._on_change is not None:
             self._on_change(change)
