@@ -28,7 +28,7 @@ from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .materialize import Initializer
     from .mesh import PlanMesh
@@ -64,17 +64,7 @@ def shard_units(
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
-    for unit in wrapped:
-        initial.fill(unit)
-        _wrap(unit, mesh, _policy(plan))
-    initial.fill(root)
-    _wrap(root, mesh, _policy(plan, torch.float32 if last else None))
-    assert isinstance(root, FSDPModule)
-    if plan.uneven_use:
-        fsdp.reduce_unused(root)
-    if plan.shards > 1:
-        _gather_ahead(root, wrapped)
-    return ShardedParameters(root, plan)
+    return ShardedParameters(root, wrapped, mesh, last=last, fill=initial.fill)
 
 
 def _check_dimensions(root: nn.Module, plan: Plan) -> None:
@@ -146,9 +136,37 @@ class ShardedParameters:
         root: the module whose parameters these are.
     """
 
-    def __init__(self, root: FSDPModule, plan: Plan) -> None:
-        self.root: Any = root
-        self._plan = plan
+    def __init__(
+        self,
+        root: Any,
+        units: Sequence[Any],
+        mesh: PlanMesh,
+        *,
+        last: bool,
+        fill: Callable[[nn.Module], object],
+    ) -> None:
+        self.root, self._units, self._last = root, units, last
+        self._wrap(mesh, fill)
+
+    def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
+        """Shard unit by unit; `fill` gives one its values before."""
+        self._plan = plan = mesh.plan
+        for unit in self._units:
+            fill(unit)
+            _wrap(unit, mesh, _policy(plan))
+        fill(self.root)
+        _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
+        if plan.uneven_use:
+            fsdp.reduce_unused(self.root)
+        if plan.shards > 1:
+            _gather_ahead(self.root, self._units)
+
+    def follow(self, mesh: PlanMesh) -> None:
+        """Shard over the data ranks of this mesh from now on. Parameters are others and have no values."""
+        for unit in self._units:
+            fsdp.unwrap(unit)
+        fsdp.unwrap(self.root)
+        self._wrap(mesh, lambda _: None)
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""

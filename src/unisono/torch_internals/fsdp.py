@@ -63,6 +63,58 @@ NAMES = {
 }
 
 
+NAMES["states of modules"] = PrivateName(
+    "torch.distributed._composable_state:_module_state_mapping",
+    purpose="shard a model anew over other ranks (elastic=True with zero >= 1)",
+    without="elastic=True takes zero=0 only",
+)
+NAMES["contract"] = PrivateName(
+    "torch.distributed._composable.contract:STATE_KEY",
+    purpose="shard a model anew over other ranks (elastic=True with zero >= 1)",
+    without="elastic=True takes zero=0 only",
+)
+NAMES["registry"] = PrivateName(
+    "torch.distributed._composable.contract:REGISTRY_KEY",
+    purpose="shard a model anew over other ranks (elastic=True with zero >= 1)",
+    without="elastic=True takes zero=0 only",
+)
+
+
+def unwrap(module: Any) -> None:
+    """Undo `fully_shard` of one module. Its parameters are whole again and have no values.
+
+    Hooks of the parameters are lost. Collectives of the module must have ended.
+    """
+    known, keys = need(NAMES["states of modules"]), (need(NAMES["contract"]), need(NAMES["registry"]))
+    need(NAMES["group"])
+    state = module._get_fsdp_state()
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+    for group in state._fsdp_param_groups:
+        for handles in (
+            group._module_to_pre_save_state_dict_hook_handle,
+            group._module_to_pre_load_state_dict_hook_handle,
+        ):
+            for handle in handles.values():
+                handle.remove()
+        for held in group.fsdp_params:
+            held._post_load_hook_handle.remove()
+            trained = held.sharded_param.requires_grad
+            whole = torch.nn.Parameter(
+                torch.empty(held._orig_size, dtype=held.sharded_param.dtype), requires_grad=trained
+            )
+            info = held._module_info
+            for owner, name in (
+                (info.module, info.param_name),
+                *zip(info.shared_modules, info.shared_param_names, strict=True),
+            ):
+                owner._parameters[name] = whole
+    known.pop(module)
+    for key in keys:
+        module.__dict__.pop(key)
+    module.__class__ = type(module).__mro__[2]
+
+
 def replicate(module: Any, **arguments: Any) -> None:
     """Make replicas of `module`, in place, with FSDP2's casts."""
     need(NAMES["replicate"])(module, **arguments)
