@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -51,14 +52,18 @@ class Job:
             assert found.setdefault(line["step"], one) == one, (line, found[line["step"]])
         return found
 
-    def check_samples(self) -> None:
-        """Each sample of an epoch is in one step that was completed, once."""
+    def check_samples(self, *, undone: bool = False) -> None:
+        """Each sample of an epoch is in one step that was completed, once.
+
+        Args:
+            undone: an update counts only if no later one of the same step has taken its place.
+        """
         steps = len(self.losses())
         epoch: Counter[int] = Counter()
         for step in range(1, steps + 1):
             attempts = {line["generation"] for line in self.kept("update") if line["update"] == step}
-            assert len(attempts) == 1, f"step {step} was updated in generations {attempts}"
-            (generation,) = attempts
+            assert undone or len(attempts) == 1, f"step {step} was updated in generations {attempts}"
+            generation = max(attempts)
             samples = Counter(
                 sample
                 for line in self.kept("attempt")
@@ -81,7 +86,7 @@ def run(launcher: Launcher, *args: str, flags: tuple[str, ...] = ()) -> Job:
     return Job(folder, found.stdout + found.stderr)
 
 
-def check_truth(forks: suite.Forks, job: Job) -> None:
+def check_truth(forks: suite.Forks, job: Job, **plan: Any) -> None:
     """After each change losses and states equal, bit for bit, those of a run begun with its ranks."""
     losses, changes = job.losses(), job.changes()
     last = len(losses)
@@ -90,7 +95,7 @@ def check_truth(forks: suite.Forks, job: Job) -> None:
         if until == change["steps"]:
             continue
         name = f"from-{number}"
-        arguments = [str(job.folder), str(change["steps"]), str(until)]
+        arguments = [str(job.folder), str(change["steps"]), str(until), json.dumps(plan)]
         what = {name: ("parallel.elastic_training", change["size"], arguments)}
         printed = forks.run(job.folder.parent, what, limit_s=200)[name]
         again = logs(job.folder.parent / name)
@@ -167,11 +172,49 @@ def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
 
 
 @pytest.mark.parametrize(
+    ("plan", "faults", "sizes"),
+    [
+        ({"zero": 1}, ("3:forward:3", "0:exchange:6"), [(4, 3), (3, 2)]),
+        ({"zero": 2}, ("0:optimizer:3", "1:copied:5", "2:save:6"), [(4, 3), (3, 2)]),
+        ({"zero": 3}, ("1:exchange:3", "3:draw:9"), [(4, 3), (3, 2)]),
+        ({"zero": 3, "shard": 2}, ("0:forward:3", "1:optimizer:6"), [(4, 3), (3, 2)]),
+    ],
+    ids=str,
+)
+def test_shards_of_a_dead_rank_come_from_copies(
+    launcher: Launcher, forks: suite.Forks, plan: dict[str, Any], faults: tuple[str, ...], sizes: list[Any]
+) -> None:
+    launcher.environ["PLAN"] = json.dumps(plan)
+    job = run(launcher, "4", "14", *faults)
+    assert [(one["before"], one["size"]) for one in job.changes()] == sizes, job.output
+    first = "from the replica on rank" if "shard" in plan else "from the copy on rank"
+    assert first in job.changes()[0]["change"]
+    job.check_samples(undone=True)
+    check_truth(forks, job, **plan, data=4)
+
+
+def test_shards_that_died_with_their_copies_end_the_run(launcher: Launcher) -> None:
+    launcher.environ["PLAN"] = json.dumps({"zero": 3})
+    folder = launcher.folder / "job"
+    folder.mkdir()
+    found = launcher.run(JOB, "--elastic", "1:4", args=(str(folder), "4", "10", "1:forward:3", "2:forward:3"))
+    assert found.returncode != 0
+    assert "a shard of the state was lost with all its copies" in found.stderr
+
+
+def test_a_newcomer_gets_shards(launcher: Launcher, forks: suite.Forks) -> None:
+    launcher.environ["PLAN"] = json.dumps({"zero": 3})
+    job = run(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
+    job.check_samples()
+    check_truth(forks, job, zero=3)
+
+
+@pytest.mark.parametrize(
     "other",
     [
         {"tensor": 2},
         {"pipeline": 2},
-        {"zero": 1},
         {"precision": "bf16"},
         {"swap": "memory"},
         {"compression": up.PowerSGD(rank=4)},
@@ -180,7 +223,7 @@ def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
     ids=str,
 )
 def test_plans_that_cannot_be_elastic_are_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"Plan: elastic=True needs .*: \w+"):
+    with pytest.raises(ValueError, match=r"Plan: elastic=True .*needs .*: \w+"):
         up.Plan(elastic=True, **other)
     with pytest.raises(TypeError, match="elastic is 1, expected bool"):
         up.Plan(elastic=1)  # type: ignore[arg-type]

@@ -11,15 +11,12 @@ those of the others begin with `replica.N`.
 from __future__ import annotations
 
 import json
-import shutil
-import threading
 import warnings
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  (what PyTorch's reader raises; nothing is unpickled here)
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,8 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from .fused_names import FusedLayer, FusedNames, fill_part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
+    from collections.abc import Container, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
 
@@ -165,22 +161,35 @@ class RunState:
                     found[f"{moments_at}.{name}.{key}"] = parts[0]
         return found
 
+    def values(self) -> dict[str, Tensor]:
+        """What `tensors` has, but for what is JSON."""
+        return {name: one for name, one in self.tensors().items() if not _is_json(name)}
+
     def here(self) -> tuple[list[tuple[str, str, tuple[int, ...]]], dict[str, bytes]]:
         """What `tensors` has, for a rank that shall have the same: (name, dtype, shape) of each tensor, and
         what is JSON.
         """
-        found = self.tensors()
-        written = {name: bytes(value.tolist()) for name, value in found.items() if _is_json(name)}
-        tensors = {name: one for name, one in found.items() if name not in written}
+        found, tensors = self.tensors(), self.values()
+        written = {name: bytes(value.tolist()) for name, value in found.items() if name not in tensors}
         return [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors.items()], written
 
-    def room(self, kinds: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
-        """Tensors to be filled with those of another rank's `here`: values in place, moments anew."""
+    def room(
+        self, kinds: Sequence[tuple[str, str, tuple[int, ...]]], sharded: Container[str] = ()
+    ) -> dict[str, Tensor]:
+        """Tensors to be filled with those of another rank's `here`: values in place, moments anew.
+
+        Args:
+            sharded: names of those that are cut as their parameters are.
+        """
         own = {f"model.{name}": self.value(p) for name, p in self._named.items()}
         own |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         for name, dtype, shape in kinds:
-            if name not in own:
-                own[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
+            if name not in own and name in sharded:
+                parameter = self._named[name.removeprefix(f"{self._moments_at}.").rpartition(".")[0]]
+                own[name] = torch.zeros_like(self.value(parameter), dtype=kind)
+            elif name not in own:
+                own[name] = torch.empty(shape, dtype=kind)
         return own
 
     def take_from(self, filled: dict[str, Tensor], written: dict[str, bytes], *, options: bool) -> None:
@@ -229,7 +238,7 @@ def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> No
             warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process")
             dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
     except CheckpointException as error:  # no Exception: it would pass by callers
-        raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
+        raise ValueError(f"{folder} cannot be read ({cause(error)}): it is damaged") from error
 
 
 def states(name: str, thing: Any) -> Any:
@@ -249,7 +258,7 @@ def states(name: str, thing: Any) -> Any:
     return state
 
 
-def _cause(error: CheckpointException) -> str:
+def cause(error: CheckpointException) -> str:
     rank, (cause, _) = next(iter(error.failures.items()))
     return f"rank {rank}: {cause!r}"
 
@@ -290,107 +299,3 @@ def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Te
                 torch.zeros_like(parameter, dtype=item.properties.dtype) if like else _room(described, key)
             )
     return found
-
-
-class CheckpointWriter:
-    """Saves of one run, one at a time."""
-
-    def __init__(self, group: Any = None) -> None:
-        """group: of all ranks, for the saves only; None: made at the first one."""
-        self._group = group
-        self._pending: threading.Thread | None = None
-        self._failed: list[BaseException] = []
-
-    def save(self, state: RunState, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
-        """Write `folder/step-N`; all ranks call this. In the background it writes the values at the time of
-        the call.
-        """
-        self.wait()
-        if self._group is None:
-            self._group = dist.new_group()
-        final = folder / f"step-{step:08}"
-        partial = final.with_suffix(".partial")
-        if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier(group=self._group)
-        if not background:
-            try:
-                dcp.save(state.tensors(), checkpoint_id=partial, process_group=self._group)
-            except CheckpointException as error:
-                raise RuntimeError(f"{partial} cannot be written ({_cause(error)})") from error
-            self._publish(partial, final, keep)
-            dist.barrier(group=self._group)
-            return
-        writing = dcp.async_save(state.tensors(), checkpoint_id=partial, process_group=self._group)
-        self._pending = threading.Thread(target=self._finish, args=(writing, partial, final, keep))
-        self._pending.start()
-
-    def wait(self) -> None:
-        """Wait for the save in the background; raise its error."""
-        if self._pending is not None:
-            self._pending.join()
-            self._pending = None
-        if self._failed:
-            raise self._failed.pop()
-
-    def _finish(self, writing: Future[Any], partial: Path, final: Path, keep: int | None) -> None:
-        try:
-            writing.result()
-            self._publish(partial, final, keep)
-        except CheckpointException as error:
-            self._failed.append(RuntimeError(f"{partial} cannot be written ({_cause(error)})"))
-        except BaseException as error:  # noqa: BLE001  (raised by wait, in the caller's thread)
-            self._failed.append(error)
-
-    def _publish(self, partial: Path, final: Path, keep: int | None) -> None:
-        """Rank 0 renames the folder after all ranks have written, and deletes old checkpoints.
-
-        At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
-        moved aside first, and deleted last.
-        """
-        if dist.get_rank() != 0:
-            return
-        aside = _aside(final)
-        if final.exists():
-            _delete(aside)  # of a save that was interrupted after its last rename
-            final.rename(aside)
-        partial.rename(final)
-        _delete(aside)
-        for old in _steps(final.parent)[:-keep] if keep else []:
-            _delete(old)
-
-
-def newest(folder: Path) -> Path:
-    """Return the newest whole checkpoint in `folder`, or `folder` if it is one.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    if _is_whole(folder):
-        return folder
-    steps = _steps(folder)
-    if not steps:
-        raise FileNotFoundError(f"{folder} has no checkpoint: no step-N that was written to its end")
-    return steps[-1]
-
-
-def _steps(folder: Path) -> list[Path]:
-    """The whole checkpoints, oldest first."""
-    finals = {Path(path.with_suffix("")) for path in folder.glob("step-????????*")}
-    found = (final if _is_whole(final) else _aside(final) for final in sorted(finals))
-    return [path for path in found if _is_whole(path)]
-
-
-def _is_whole(path: Path) -> bool:
-    return (path / ".metadata").exists()  # written last, deleted first
-
-
-def _aside(final: Path) -> Path:
-    """Where a checkpoint is while another one of the same step takes its place."""
-    return final.with_suffix(".old")
-
-
-def _delete(path: Path) -> None:
-    (path / ".metadata").unlink(missing_ok=True)  # the rest is no longer a checkpoint
-    shutil.rmtree(path, ignore_errors=True)

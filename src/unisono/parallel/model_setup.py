@@ -31,6 +31,7 @@ from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measur
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
 from .shared import Decision, decide, guess
+from .swap import ParameterSwap
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ModelSetup:
 
     def follow(self, mesh: PlanMesh) -> None:
         """Train on the data ranks of this mesh from now on; there are no other axes."""
-        assert isinstance(self.units, ReplicatedParameters)
+        assert not isinstance(self.units, ParameterSwap)
         self.mesh = mesh
         self.units.follow(mesh)
         self.runtime = PipelineRuntime(self.units, mesh, self.family.output, single=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,8 +90,8 @@ def _elastic(
     with contextlib.ExitStack() as stack:
         membership = Membership(plan.data)
         stack.callback(membership.close)
-        here = replace(plan, data=membership.size)
+        here = plan.resized(membership.size)
         built = set_up(model, here, **options)
-        run = ElasticRun(built, here, optimizer, loss, weigh, membership, on_change)
+        run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
         stack.pop_all()
     return run

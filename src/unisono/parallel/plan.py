@@ -84,7 +84,8 @@ class Plan:
             in every step.
         outer: what happens at a meeting: "average" (local SGD), "nesterov" (DiLoCo), or OuterSGD(rate=0.7,
             momentum=0.9). `compression` is then that of the differences.
-        elastic: ranks may die and come; `data` is their number at the start. See docs/elastic.md.
+        elastic: ranks may die and come; `data` is their number at the start, and `shard` the least that share
+            where it divides no longer. See docs/elastic.md.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -242,8 +243,6 @@ class Plan:
         for name, only, why in (
             ("tensor", 1, "a rank that dies takes the only copy of its part of each matrix with it"),
             ("pipeline", 1, "a rank that dies takes the only copy of its stage with it"),
-            ("zero", 0, "a rank that dies takes the only copy of its shard with it"),
-            ("precision", "f32", "replicas in low precision are bound to their ranks"),
             ("swap", None, "a newcomer gets values from memory"),
             ("compression", None, "what a rank has not sent yet is its own, and dies with it"),
             ("local_steps", None, "replicas that train on their own have no common state between meetings"),
@@ -252,6 +251,21 @@ class Plan:
                 raise ValueError(
                     f"Plan: elastic=True needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
+        if self.zero == 0 and self.precision != "f32":
+            raise ValueError(
+                f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "
+                "low precision are bound to their ranks; use zero=1"
+            )
+
+    def resized(self, data: int) -> Plan:
+        """The plan with so many data ranks. `shard` grows to the next number that divides them.
+
+        Example: Plan(data=8, zero=3, shard=2).resized(7) has shard=7, resized(6) shard=2.
+        """
+        shard = self.shard
+        if shard is not None:
+            shard = next((one for one in range(shard, data) if data % one == 0), data)
+        return replace(self, data=data, shard=shard)
 
     def of_replica(self) -> Plan:
         """The plan of one replica, under `local_steps`: as if there were no other."""

@@ -15,7 +15,8 @@ from torch.autograd.profiler import record_function
 
 from .arguments import check_trained, optimizers_of, raise_changed, raise_twice, two
 from .batches import RankBatches
-from .checkpoint import CheckpointWriter, RunState, newest, states
+from .checkpoint import RunState, states
+from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .failures import RunFailures
 from .fused_names import fused_layers

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def collate(rows: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
 
 
 def digest(run: up.Run) -> str:
-    """Of all parameters, buffers and moments of this rank."""
+    """Of all parameters, buffers and moments of this rank, if they are whole."""
+    if run.plan.zero > 0:
+        return ""
     found = hashlib.sha256()
     for value in run.model.state_dict().values():
         found.update(value.numpy().tobytes())
@@ -96,9 +99,9 @@ def logs(folder: Path) -> list[list[dict[str, Any]]]:
     ]
 
 
-def go_on(folder: Path, size: int, step: int, last: int) -> None:
-    """What `size` ranks train from the state after `step`, up to step `last`."""
-    run = made(up.Plan(data=size, elastic=size == 1), 99)  # else one rank draws as the program does
+def go_on(folder: Path, plan: up.Plan, step: int, last: int) -> None:
+    """What a plan trains from the state after `step`, up to step `last`."""
+    run = made(plan, 99)
     scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 4, 0.7)
     batches = run.shard(loader())
     run.load(folder / "saved" / f"step-{step:08}", also={"scheduler": scheduler, "batches": batches})
@@ -129,9 +132,10 @@ def alone() -> Iterator[None]:
         yield
 
 
-def main(rank: int, size: int, folder: Path, state: str, step: str, last: str) -> None:
+def main(rank: int, size: int, folder: Path, state: str, step: str, last: str, more: str) -> None:
     os.chdir(folder)
-    whole = lambda _: go_on(Path(state), size, int(step), int(last))  # noqa: E731
+    plan = replace(up.Plan(**json.loads(more)).resized(size), elastic=size == 1)  # alone it draws otherwise
+    whole = lambda _: go_on(Path(state), plan, int(step), int(last))  # noqa: E731
     if size > 1:
         in_group(rank, size, folder, whole)
         return

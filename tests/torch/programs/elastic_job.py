@@ -1,11 +1,13 @@
 """One rank of an elastic training that loses ranks: elastic_job.py FOLDER RANKS STEPS [RANK:WHERE:STEP ...].
 
 WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save. raise: it raises an error. stop:
-it stops itself in forward. behind: it loses its groups when the others have completed the step.
+it stops itself in forward. behind: it loses its groups when the others have completed the step; copied: so it
+does under ZeRO, after the step before.
 STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed since. With new:take:0 the first
 newcomer dies while it takes the state.
 """
 
+import json
 import os
 import signal
 import sys
@@ -37,7 +39,7 @@ class Fault:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if where == "raise":
                 raise ArithmeticError("a bad sample")
-            if where == "behind":
+            if where in ("behind", "copied"):
                 del self._at[where]
                 for group in self._run._groups():
                     group.abort()
@@ -67,7 +69,14 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
             fault.reach("stop")
 
     model.register_forward_hook(forward)
-    model.first.weight.register_post_accumulate_grad_hook(lambda *_: fault.reach("exchange"))
+
+    def exchange(*_: Any) -> None:
+        fault.reach("exchange")
+
+    if run.plan.zero == 0:
+        model.first.weight.register_post_accumulate_grad_hook(exchange)
+    else:  # its gradients belong to no parameter that stays
+        model.first.register_forward_hook(lambda _, __, out: out.register_hook(exchange) and None)
 
     def update(*_: Any) -> None:
         fault.reach("behind")
@@ -75,6 +84,13 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
         fault.reach("optimizer")
 
     run.optimizer.register_step_pre_hook(update)
+    keep = run.keep_copy
+
+    def keep_copy() -> None:
+        keep()
+        fault.reach("copied")
+
+    run.keep_copy = keep_copy
 
 
 def is_over(run: Any) -> bool:
@@ -90,7 +106,8 @@ def main() -> None:
     def told(change: up.Change) -> None:
         log.write(change=str(change), before=change.before, size=change.size, steps=change.steps)
 
-    with made(up.Plan(data=RANKS, elastic=True), int(os.environ["RANK"]), on_change=told) as run:
+    plan = up.Plan(elastic=True, **json.loads(os.environ.get("PLAN", "{}")) | {"data": RANKS})
+    with made(plan, int(os.environ["RANK"]), on_change=told) as run:
         fault = Fault(run)
         instrument(run, log, fault)
         scheduler = Scheduler(run.optimizer, 4, 0.7)

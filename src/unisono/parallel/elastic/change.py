@@ -20,6 +20,7 @@ class Change:
         left: who is out, and why; ranks are numbered as before the change.
         joined: how many newcomers came.
         steps: batches trained on so far. The next step is number `steps` + 1.
+        rebuilt: shards that were lost with their rank, and where they came from.
     """
 
     before: int
@@ -27,9 +28,11 @@ class Change:
     left: tuple[Departure, ...]
     joined: int
     steps: int
+    rebuilt: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One line, such as "step 12: 4 -> 3 ranks: rank 1 ended by SIGKILL"."""
         who = [f"rank {one.rank} {one.why}" for one in self.left]
         who += [f"{self.joined} joined"] * (self.joined > 0)
-        return f"step {self.steps + 1}: {self.before} -> {self.size} ranks: {', '.join(who)}"
+        how = f"; {', '.join(self.rebuilt)}" if self.rebuilt else ""
+        return f"step {self.steps + 1}: {self.before} -> {self.size} ranks: {', '.join(who)}{how}"

@@ -12,6 +12,7 @@ from unisono.parallel.model_setup import describe
 
 from .batches import DrawnOrder
 from .change import Change
+from .shards import HeldCopy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,10 +32,14 @@ class Report:
     Attributes:
         calls: how many calls it has completed; NOTHING: it is a newcomer.
         program: the fingerprint of its plan and its model.
+        steps: how many it had made after its newest call.
+        copies: of shards, that it holds.
     """
 
     calls: int
     program: str
+    steps: int
+    copies: list[HeldCopy]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Handover:
         calls, result, grad_norm: its newest call, and what that returned.
         change: what has changed since all ranks were told last.
         kinds: (name, dtype, shape) of each tensor.
+        sharded: names of those of which each rank gets its rows.
         written: what is JSON, by name.
         attached: the states of attached objects, as JSON.
         places: the epochs that have begun and not ended; that of the batch of this step is the first.
@@ -57,6 +63,7 @@ class Handover:
     grad_norm: float | None
     change: Change
     kinds: list[tuple[str, str, tuple[int, ...]]]
+    sharded: set[str]
     written: dict[str, bytes]
     attached: str
     places: list[DrawnOrder]
@@ -65,6 +72,6 @@ class Handover:
 
 
 def fingerprint(plan: Plan, model: nn.Module) -> str:
-    """A digest of what all ranks have alike: the plan but for the ranks, and the model's tensors."""
+    """A digest of what all ranks have alike: the plan, as it was at the start, and the model's tensors."""
     told = repr((str(plan), sorted(describe(model).items())))
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -76,7 +76,14 @@ class ElasticRun(TransactionalRun):
         """
         source = self._source("step", batch)
         step = super().step
-        return float(self._made(lambda: step(source.current, watch=watch), source, grows=True))
+
+        def kept_step() -> float:
+            self.keep_copy()  # of the state before it, if there is none
+            loss = step(source.current, watch=watch)
+            self.keep_copy()
+            return loss
+
+        return float(self._made(kept_step, source, grows=True))
 
     def evaluate(self, batch: tuple[Any, Any]) -> float:
         """Return the mean loss on a batch that `run.shard` yielded, see `Run.evaluate`."""
@@ -111,6 +118,8 @@ class ElasticRun(TransactionalRun):
         """Continue from a checkpoint, see `Run.load`. A newcomer has its state from the others."""
         if not self.is_newcomer:
             super().load(folder, also={**self._attached, **(also or {})})
+            self._copies.clear()
+            self._completed_steps = self.steps
 
     def close(self) -> None:
         """End the run, when all ranks have come here: none leaves while another may need its state."""

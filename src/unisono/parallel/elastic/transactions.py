@@ -11,7 +11,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,8 @@ import torch.distributed as dist
 
 from unisono.engine.group.departure import Departure
 from unisono.errors import GroupError
-from unisono.parallel.checkpoint import CheckpointWriter, states
+from unisono.parallel.checkpoint import states
+from unisono.parallel.checkpoint_folder import CheckpointWriter
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.run import Run
 
@@ -30,10 +30,11 @@ from .change import Change
 from .failures import ElasticFailures
 from .handover import NOTHING, Handover, Report, fingerprint
 from .membership import Membership
+from .shards import ShardCopy, send_shards, sources_of
 from .transfer import spread
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from unisono.engine.group.native import NativeGroup
     from unisono.parallel.checkpoint import RunState
@@ -66,8 +67,11 @@ class TransactionalRun(Run):
         on_change: Callable[[Change], object] | None,
     ) -> None:
         self._membership, self._on_change = membership, on_change
-        self._program = fingerprint(replace(plan, data=1), built.model)
-        super().__init__(built, plan, optimizer, loss, weigh)
+        self._asked_plan, self._program = plan, fingerprint(plan, built.model)
+        super().__init__(built, plan.resized(membership.size), optimizer, loss, weigh)
+        self._copies: list[ShardCopy] = []  # the newest one is the last
+        self._completed_steps = 0  # after the newest call
+        self._rebuilt: tuple[str, ...] = ()
         self.changes: list[Change] = []
         self._calls = NOTHING if membership.group is None else 0
         self._result: float | None = None
@@ -79,7 +83,7 @@ class TransactionalRun(Run):
         self._has_entered = True  # its first step has begun
         self._is_whole = True  # its state is that after its newest call
         self._is_told = True  # of the change in which it came
-        self._told_size, self._left, self._joined = plan.data, list[Departure](), 0
+        self._told_size, self._left, self._joined = self.plan.data, list[Departure](), 0
         self._next_look = 0.0
         self._prepare_groups()
 
@@ -130,7 +134,7 @@ class TransactionalRun(Run):
                 self._stop()
                 self._change(partial(self._membership.shrink, error))
             else:
-                self._calls, self._result = number, result
+                self._calls, self._result, self._completed_steps = number, result, self.steps
         self._membership.succeed()
         return self._result
 
@@ -156,7 +160,7 @@ class TransactionalRun(Run):
             return
         self._is_told = True
         change = self._present_change()
-        self._told_size, self._left, self._joined = self.plan.data, [], 0
+        self._told_size, self._left, self._joined, self._rebuilt = self.plan.data, [], 0, ()
         if not change.left and not change.joined:  # the same ranks have made their group anew
             return
         self.changes.append(change)
@@ -192,7 +196,8 @@ class TransactionalRun(Run):
         for group in groups:
             with contextlib.suppress(RuntimeError):
                 group.abort()
-        self._built.units.reset()
+        with contextlib.suppress(RuntimeError):  # it waits for collectives, which have failed
+            self._built.units.reset()
         self._clear()
         for group in groups:
             dist.destroy_process_group(group)
@@ -222,7 +227,8 @@ class TransactionalRun(Run):
         self._membership.follow()
         self._follow()
         calls = self._calls if self._is_whole else NOTHING
-        reports = group.all_gather_object(Report(calls, self._program))
+        held = [one.held for one in self._copies]
+        reports = group.all_gather_object(Report(calls, self._program, self._completed_steps, held))
         newest = max(one.calls for one in reports)
         sources = [rank for rank, one in enumerate(reports) if one.calls == newest]
         if newest == NOTHING:
@@ -233,19 +239,71 @@ class TransactionalRun(Run):
                 "start it with the same script"
             )
         behind = [rank for rank, one in enumerate(reports) if one.calls < newest]
-        if behind:
+        if self.plan.zero > 0:
+            self._reshard(group, reports, sources)
+        elif behind:
             self._hand_over(group, sources, behind)
 
     def _follow(self) -> None:
         """Train over the ranks of the new group."""
-        self.plan = replace(self.plan, data=self._membership.size)
+        self.plan, former = self._asked_plan.resized(self._membership.size), self._named
         self.mesh = PlanMesh.of(self.plan, self.mesh.axes.device_type)
         self._built.follow(self.mesh)
+        self._exchange_parameters(former)
         self._statistics = self._built.statistics(self.mesh)
         self._failures = self._watch()
         self._prepare_groups()
         for batches in self._batches:
             batches.cut()
+
+    def _exchange_parameters(self, former: dict[str, nn.Parameter]) -> None:
+        """Take the parameters that the model has now, and make the optimizers forget those before."""
+        self._named = self._built.named
+        self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
+        names = {value: name for name, value in former.items()}
+        for optimizer in self._optimizers if self.plan.zero > 0 else ():
+            optimizer.state.clear()
+            for group in optimizer.param_groups:
+                group["params"] = [self._named[names[one]] for one in group["params"]]
+
+    def keep_copy(self) -> None:
+        """Under ZeRO: copy this state, which all ranks are in, unless there is a copy."""
+        group = self._membership.members
+        label = self.steps, group.generation
+        if self.plan.zero == 0 or (self._copies and self._copies[-1].held.label == label):
+            return
+        reused = self._copies.pop(0) if len(self._copies) > 1 else None
+        with self._state() as state:
+            made = ShardCopy(state.values(), state.about, self.plan, self.steps, group, reused)
+        self._copies.append(made)
+        group.barrier()  # whoever goes on knows that all have theirs
+
+    def _reshard(self, group: NativeGroup, reports: list[Report], newest: list[int]) -> None:
+        """Give all ranks their shards of the state after the newest completed step."""
+        copies = [one.copies for one in reports]
+        lost = {one.rank: one.why for one in self._left}
+        sources = sources_of(copies, reports[newest[0]].steps, lost)
+        self._rebuilt += tuple(one for one in sources.rebuilt if one not in self._rebuilt)
+        copy = next((one for one in self._copies if one.held.label == sources.label), None)
+        if copy is not None:
+            self._take_numbers(copy.about | {"epoch": self.epoch})
+        having = [rank for rank, held in enumerate(copies) if any(one.label == sources.label for one in held)]
+        first = next((rank for rank in newest if rank in having), having[0])
+        with self._state() as state:
+            mine = self._given(state, copy) if group.rank == first else None
+            given: Handover = group.broadcast_object(mine, first)
+            filled = state.room(given.kinds, given.sharded)
+            kinds = [kind for kind in given.kinds if kind[0] in given.sharded]
+            send_shards(group, self.plan, copy, kinds, sources, filled)
+            plain = [name for name, _, _ in given.kinds if name not in given.sharded]
+            if copy is not None:
+                self._copies = [copy]
+                for name in plain:
+                    filled[name].copy_(copy.own[name])
+            lacking = [rank for rank in range(group.size) if rank not in having]
+            if lacking:
+                spread(group, having, lacking, [filled[name] for name in plain])
+            self._take(state, filled, given)
 
     def _prepare_groups(self) -> None:
         self._checkpoints = CheckpointWriter(self.mesh.world)
@@ -258,7 +316,7 @@ class TransactionalRun(Run):
     def _hand_over(self, group: NativeGroup, sources: list[int], behind: list[int]) -> None:
         """Bring the ranks that are behind to the state of the others."""
         with self._state() as state:
-            mine = self._given(state) if group.rank == sources[0] else None
+            mine = self._given(state, None) if group.rank == sources[0] else None
             given: Handover = group.broadcast_object(mine, sources[0])
             if group.rank in behind:
                 filled, self._is_whole = state.room(given.kinds), False
@@ -268,7 +326,7 @@ class TransactionalRun(Run):
             if group.rank in behind:
                 self._take(state, filled, given)
 
-    def _given(self, state: RunState) -> Handover:
+    def _given(self, state: RunState, copy: ShardCopy | None) -> Handover:
         kinds, written = state.here()
         active = [one for one in self._batches if one.active or one is self._newest]
         active.sort(key=lambda one: one is not self._newest)
@@ -277,7 +335,8 @@ class TransactionalRun(Run):
             self._result if isinstance(self._result, float) else None,
             self.grad_norm,
             self._present_change(),
-            kinds,
+            kinds if copy is None else copy.kinds,
+            set() if copy is None else copy.sharded,
             written,
             json.dumps({name: states(name, thing) for name, thing in self._attached.items()}),
             [one.order() for one in active],
@@ -287,14 +346,14 @@ class TransactionalRun(Run):
 
     def _take(self, state: RunState, filled: dict[str, Tensor], given: Handover) -> None:
         """Be in the state of another rank. One of the former group keeps what its program sets in between."""
-        new, epoch = self._calls == NOTHING, self.epoch
+        new, behind, epoch = self._calls == NOTHING, self._calls < given.calls, self.epoch
         state.take_from(filled, given.written, options=new)
         self._take_numbers(state.about)
         self._calls, self._result, self.grad_norm = given.calls, given.result, given.grad_norm
-        self._is_whole = True
+        self._is_whole, self._completed_steps = True, self.steps
         if not new:
             self.epoch = epoch
-            if self._drawn is not None and given.drawn is not None:
+            if behind and self._drawn is not None and given.drawn is not None:
                 self._drawn.take_order(given.drawn)
             return
         attached = json.loads(given.attached)
@@ -308,7 +367,10 @@ class TransactionalRun(Run):
         self._places = list(given.places)
         self._told_size = given.change.before
         self._left, self._joined = list(given.change.left), given.change.joined
+        self._rebuilt = given.change.rebuilt
         torch.default_generator.set_state(torch.from_numpy(given.generator))
 
     def _present_change(self) -> Change:
-        return Change(self._told_size, self.plan.data, tuple(self._left), self._joined, self.steps)
+        return Change(
+            self._told_size, self.plan.data, tuple(self._left), self._joined, self.steps, self._rebuilt
+        )
