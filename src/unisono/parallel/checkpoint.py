@@ -259,6 +259,7 @@ def states(name: str, thing: Any) -> Any:
 
 
 def cause(error: CheckpointException) -> str:
+    """The rank that failed, and its error."""
     rank, (cause, _) = next(iter(error.failures.items()))
     return f"rank {rank}: {cause!r}"
 

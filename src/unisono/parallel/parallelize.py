@@ -11,7 +11,7 @@ from torch import nn
 
 from .arguments import check_arguments, check_memory, check_on_change
 from .elastic.change import Change
-from .elastic.membership import Membership
+from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
@@ -88,7 +88,7 @@ def _elastic(
     """A run whose ranks change; a newcomer is alone at first."""
     check_memory(model)
     with contextlib.ExitStack() as stack:
-        membership = Membership(plan.data)
+        membership = RunMembership(plan.data)
         stack.callback(membership.close)
         here = plan.resized(membership.size)
         built = set_up(model, here, **options)

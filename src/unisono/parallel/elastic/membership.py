@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["Membership"]
+__all__ = ["RunMembership"]
 
 
-class Membership:
+class RunMembership:
     """The ranks of one run.
 
     Args:
