@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from unisono.parallel.plan import Plan
 
-__all__ = ["Handover", "RankReport", "fingerprint"]
+__all__ = ["Handover", "CallReport", "fingerprint"]
 
 NOTHING = -1
 """The calls of a newcomer, which has no state."""
 
 
 @dataclass(frozen=True)
-class RankReport:
+class CallReport:
     """What each rank tells the others after a change.
 
     Attributes:

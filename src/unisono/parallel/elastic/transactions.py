@@ -28,7 +28,7 @@ from unisono.parallel.run import Run
 from .batches import DrawnOrder, ElasticBatches
 from .change import Change
 from .failures import ElasticFailures
-from .handover import NOTHING, Handover, RankReport, fingerprint
+from .handover import NOTHING, Handover, CallReport, fingerprint
 from .membership import RunMembership
 from .shards import ShardCopy, send_shards, sources_of
 from .transfer import spread
@@ -228,7 +228,7 @@ class TransactionalRun(Run):
         self._follow()
         calls = self._calls if self._is_whole else NOTHING
         held = [one.held for one in self._copies]
-        reports = group.all_gather_object(RankReport(calls, self._program, self._completed_steps, held))
+        reports = group.all_gather_object(CallReport(calls, self._program, self._completed_steps, held))
         newest = max(one.calls for one in reports)
         sources = [rank for rank, one in enumerate(reports) if one.calls == newest]
         if newest == NOTHING:
@@ -278,7 +278,7 @@ class TransactionalRun(Run):
         self._copies.append(made)
         group.barrier()  # whoever goes on knows that all have theirs
 
-    def _reshard(self, group: NativeGroup, reports: list[RankReport], newest: list[int]) -> None:
+    def _reshard(self, group: NativeGroup, reports: list[CallReport], newest: list[int]) -> None:
         """Give all ranks their shards of the state after the newest completed step."""
         copies = [one.copies for one in reports]
         lost = {one.rank: one.why for one in self._left}
