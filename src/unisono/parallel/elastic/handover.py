@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from unisono.parallel.plan import Plan
 
-__all__ = ["Handover", "CallReport", "fingerprint"]
+__all__ = ["CallReport", "Handover", "fingerprint"]
 
 NOTHING = -1
 """The calls of a newcomer, which has no state."""

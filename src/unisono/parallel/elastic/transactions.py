@@ -28,7 +28,7 @@ from unisono.parallel.run import Run
 from .batches import DrawnOrder, ElasticBatches
 from .change import Change
 from .failures import ElasticFailures
-from .handover import NOTHING, Handover, CallReport, fingerprint
+from .handover import NOTHING, CallReport, Handover, fingerprint
 from .membership import RunMembership
 from .shards import ShardCopy, send_shards, sources_of
 from .transfer import spread
