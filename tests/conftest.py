@@ -37,7 +37,8 @@ TAKE_LONG = (
     "test_groups_on_hosts.py", "test_pytorch_suite.py", "test_torch_launch.py", "test_train_benchmark.py",
     "test_parallel_features.py", "test_ranks_that_die.py", "test_bench_runs.py", "test_checks.py",
     "test_parallel_compression.py", "test_torch_failures.py", "test_fuzz_mismatches.py", "test_examples.py",
-    "test_parallel_checkpoints.py", "test_launch_on_hosts.py", "test_subgroups.py", "test_parallel_elastic.py",
+    "test_parallel_checkpoints.py", "test_launch_on_hosts.py", "test_subgroups.py",
+    "test_parallel_elastic.py",
 )  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
