@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _simulated(args: argparse.Namespace) -> int:
     from unisono.commands.simulate.programs import is_program, simulate_job
-    from unisono.commands.simulate.report import Progress, as_json, table
+    from unisono.commands.simulate.report import TrialProgress, as_json, table
     from unisono.commands.simulate.search import candidates, save
     from unisono.commands.simulate.trials import run, timeline
 
@@ -94,7 +94,7 @@ def _simulated(args: argparse.Namespace) -> int:
     if args.output and not args.best:
         raise ValueError("-o needs --best: it writes the winner")
     trials: list[Trial] = []
-    progress = Progress()
+    progress = TrialProgress()
     for nbytes in sizes:
         for wish in wishes:
             trials.append(run(network, wish._replace(nbytes=nbytes), args.patience))

@@ -11,7 +11,7 @@ from unisono.commands.simulate.trials import Trial
 from unisono.networks import Network
 from unisono.networks.quantities import written_time
 
-__all__ = ["Progress", "as_json", "table"]
+__all__ = ["TrialProgress", "as_json", "table"]
 
 COLUMNS = ("algorithm", "time", "busbw", "messages", "latency", "bytes", "overhead", "compute", "limit")
 
@@ -20,7 +20,7 @@ FASTEST = ("collective", "algorithm", "bytes", "seconds", "messages", "limit")
 BETWEEN_LINES_S = 10.0  # where standard error is no terminal
 
 
-class Progress:
+class TrialProgress:
     """Says on standard error what has been simulated: each trial on a terminal, elsewhere one every 10 s."""
 
     def __init__(self) -> None:
