@@ -128,8 +128,8 @@ class PlanChoice(NamedTuple):
             "limit": self.limit,
             "bubble_seconds": chosen.time.bubble,
             "time": chosen.time._asdict(),
-            "memory": chosen.memory._asdict(),
-            "collectives": [each._asdict() for each in self.collectives],
+            "memory": {name: round(value) for name, value in chosen.memory._asdict().items()},
+            "collectives": [{**each._asdict(), "nbytes": round(each.nbytes)} for each in self.collectives],
             "next_best": [
                 {"plan": _fields(each.plan), "seconds": each.time.total, "memory_bytes": each.memory.total}
                 for each in self.next_best

@@ -1,11 +1,11 @@
 """The links of a job in two levels, and what a collective on them takes.
 
-Rank order is that of `up.Plan`: tensor is the fastest axis, then data, then pipeline. All groups of an axis work
-at the same time, so ranks of a host share its ports.
+Rank order is that of `up.Plan`: tensor is the fastest axis, then data, then pipeline. All groups of an axis
+work at the same time, so ranks of a host share its ports.
 
-The prices are those of a ring (Thakur, Rabenseifner, Gropp, IJHPCA 2005), whose bytes cross the slower of the
-two levels, or of halving and doubling where latencies matter more. `un.simulate` runs the same rings step by
-step; the tests compare the two.
+The prices are those of rings, or of halving and doubling where latencies matter more (Thakur, Rabenseifner,
+Gropp, IJHPCA 2005), in each host and between hosts, where each rank of a group moves its part. `un.simulate` runs
+the same algorithms step by step; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -53,18 +53,17 @@ def collective_s(
 ) -> float:
     """Seconds of a collective on a buffer of `nbytes`; `share` is that of the links' rates which it gets.
 
-    Cost: a ring's (p-1)/p x nbytes for each pass, over the inner links and the ports of the group's ranks.
+    Cost: each pass moves (p-1)/p x nbytes for p ranks of a host over their inner links, and for p hosts over the
+    ports of the group's ranks. Segments overlap the two, so the longer one counts.
     """
     size, passes = layout.size, FACTORS[collective]
     if size == 1 or not nbytes:
         return 0.0
-    moved = passes * nbytes * (size - 1) / size / share
-    if layout.per_host == size:
-        return moved / links.inside.bytes_per_s + passes * _steps(size) * links.inside.latency_s
-    rate = links.between.bytes_per_s * layout.per_host
-    if layout.per_host > 1:
-        rate = min(rate, links.inside.bytes_per_s)
-    return moved / rate + passes * _steps(size) * links.between.latency_s
+    each, hosts = layout.per_host, -(-size // layout.per_host)
+    inner = (each - 1) / each / links.inside.bytes_per_s
+    outer = (hosts - 1) / hosts / (links.between.bytes_per_s * each)
+    latency = _steps(each) * links.inside.latency_s + _steps(hosts) * links.between.latency_s
+    return passes * (nbytes * max(inner, outer) / share + latency)
 
 
 def message_s(nbytes: float, links: Interconnect, share: float, *, inside: bool) -> float:
@@ -75,7 +74,7 @@ def message_s(nbytes: float, links: Interconnect, share: float, *, inside: bool)
 
 def _steps(size: int) -> int:
     """Of a pass: those of a ring, or of halving and doubling, which fold other numbers than powers of two."""
-    return min(size - 1, math.ceil(math.log2(size)) + (size & (size - 1) != 0))
+    return min(size - 1, math.ceil(math.log2(size)) + (size & (size - 1) != 0)) if size > 1 else 0
 
 
 def interconnect_of(hardware: Hardware, network: Network | None, ranks: int) -> Interconnect:

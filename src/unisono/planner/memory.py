@@ -113,7 +113,7 @@ def _rank_memory(plan: TrainingPlan, job: TrainingJob, rank: int) -> MemoryUse:
 
 
 def ends_elements(shape: TransformerShape, plan: TrainingPlan, *, first: bool, last: bool) -> int:
-    """Elements of the tables and the last norm that a rank has; both ends of a pipeline have a shared table."""
+    """Elements of the tables and the last norm of a rank; both ends of a pipeline have a shared table."""
     table = shape.table(plan.tensor)
     found = table + shape.positions * shape.hidden if first else 0
     if last:

@@ -35,6 +35,7 @@ def plan(
     network: Network | str | Path | None = None,
     memory: int | None = None,
     plan: str | Mapping[str, Any] | None = None,
+    fix: str | Mapping[str, Any] | None = None,
     compute: str | None = None,
     reduce: str = "f32",
     overlap: bool | None = None,
@@ -49,6 +50,7 @@ def plan(
         plan: price this plan; nothing is searched. A text such as "tensor=8,pipeline=12,recompute=full", or
             the fields of `TrainingPlan`. Without `data` that follows from `gpus`; without `micro_batch` the
             fastest that fits is taken; other fields have their defaults.
+        fix: search only plans with these fields, such as "sequence=no,zero=1".
         compute: bf16, fp16 or f32; None: the hardware's first.
         reduce: gradients are kept and reduced in "f32", or "low" for the type of compute.
         overlap: collectives of the data axis travel during compute; None: as the hardware's file says.
@@ -58,6 +60,8 @@ def plan(
         OSError: a file cannot be read.
     """
     instance(shape, TransformerShape, "shape")
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
     whole(gpus, "gpus", 1)
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
@@ -73,7 +77,7 @@ def plan(
         overlap=found.overlap if overlap is None else overlap,
     )
     model = TimeModel(job)
-    result = _searched(model) if plan is None else _priced(model, _fields(plan))
+    result = _searched(model, _fields(fix or "")) if plan is None else _priced(model, _fields(plan))
     chosen = result.best[0]
     refused = refused_neighbours(model, chosen)
     return PlanChoice(
@@ -83,7 +87,7 @@ def plan(
 
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(plan, str):
-        return parse_plan(plan)
+        return parse_plan(plan) if plan.strip() else {}
     fields = dict(instance(plan, Mapping, "plan"))
     for name in fields:
         if name not in TrainingPlan.__struct_fields__:
@@ -94,11 +98,15 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _searched(model: TimeModel) -> SearchResult:
-    found = search(model, {}, SHOWN)
+def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
+    found = search(model, fixed, SHOWN)
     if found.best:
         return found
     job, smallest = model.job, found.smallest
+    if smallest is None and fixed:
+        raise NoPlanFitsError(
+            f"no plan of {job.ranks} ranks has {fixed}, or they cannot cut the batch or the model"
+        )
     if smallest is None:
         raise NoPlanFitsError(
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "

@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN",
         help="price this one: tensor=8,pipeline=12,data=4,recompute=full",
     )
+    add("--fix", default="", metavar="PLAN", help="search only plans with these fields, such as sequence=no")
     add("--compute", default=None, metavar="TYPE", help="bf16, fp16 or f32 (default: the hardware's first)")
     add(
         "--reduce",
@@ -100,6 +101,7 @@ def _planned(args: argparse.Namespace) -> str:
         network=args.network or None,
         memory=nbytes(args.memory) if args.memory else None,
         plan=args.plan or None,
+        fix=args.fix or None,
         compute=args.compute,
         reduce=args.reduce,
         overlap=None if args.overlap is None else YES[args.overlap],
