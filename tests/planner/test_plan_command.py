@@ -109,7 +109,7 @@ def test_unknown_options_are_errors(capsys: pytest.CaptureFixture[str], option: 
 
 
 def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main("plan --model /nowhere.json --batch 8 --gpus 8 --hardware a100-80g".split()) == 1
+    assert cli.main([*ON_64.split()[:1], "--model", "/nowhere.json", *ON_64.split()[11:]]) == 1
     assert "/nowhere.json" in capsys.readouterr().err
 
 

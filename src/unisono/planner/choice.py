@@ -155,7 +155,7 @@ class PlanChoice(NamedTuple):
     def _head(self) -> Iterator[str]:
         job, tokens = self.job, self.job.batch * self.job.shape.sequence
         yield (
-            f"{job.shape.parameters / 1e9:.4g} billion parameters, {job.batch} sequences of "
+            f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
             f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}, {job.compute}"
         )
         yield f"  {self.plan}   ({'the best of ' if self.candidates > 1 else ''}{self.candidates:,})"
@@ -179,12 +179,12 @@ class PlanChoice(NamedTuple):
 
     def _collective_lines(self) -> Iterator[str]:
         if self.collectives:
-            columns = f"{'ranks':>7}{'MiB':>9}{'calls':>9}{'time':>10}{'not hidden':>12}"
+            columns = f"{'ranks':>7}{'MiB':>10}{'calls':>10}{'time':>11}{'not hidden':>12}"
             yield f"  {'collectives of a rank':<26}{columns}"
         for each in self.collectives[:MOST_COLLECTIVES]:
             name = f"{each.collective} ({each.axis})"
-            size = f"{each.ranks:>7}{each.nbytes / (1 << 20):>9.4g}{each.calls:>9,}"
-            yield f"    {name:<24}{size}{_seconds(each.seconds):>10}{_seconds(each.exposed):>12}"
+            size = f"{each.ranks:>7,}{each.nbytes / (1 << 20):>10,.1f}{each.calls:>10,}"
+            yield f"    {name:<24}{size}{_seconds(each.seconds):>11}{_seconds(each.exposed):>12}"
 
     def _others(self) -> Iterator[str]:
         if self.next_best:
@@ -213,9 +213,15 @@ def _fields(plan: TrainingPlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in plan.__struct_fields__}
 
 
+def _count(number: int) -> str:
+    return f"{number / 1e9:.4g} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"
+
+
 def _gib(nbytes: float) -> str:
     return f"{nbytes / GIB:.2f}"
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1 else f"{1e3 * value:.4g} ms"
+    if value >= 1:
+        return f"{value:.3f} s"
+    return f"{1e3 * value:.1f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"

@@ -4,8 +4,8 @@ Rank order is that of `up.Plan`: tensor is the fastest axis, then data, then pip
 work at the same time, so ranks of a host share its ports.
 
 The prices are those of rings, or of halving and doubling where latencies matter more (Thakur, Rabenseifner,
-Gropp, IJHPCA 2005), in each host and between hosts, where each rank of a group moves its part. `un.simulate` runs
-the same algorithms step by step; the tests compare the two.
+Gropp, IJHPCA 2005), in each host and between hosts, where each rank of a group moves its part. `un.simulate`
+runs the same algorithms step by step; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def collective_s(
 ) -> float:
     """Seconds of a collective on a buffer of `nbytes`; `share` is that of the links' rates which it gets.
 
-    Cost: each pass moves (p-1)/p x nbytes for p ranks of a host over their inner links, and for p hosts over the
-    ports of the group's ranks. Segments overlap the two, so the longer one counts.
+    Cost: each pass moves (p-1)/p x nbytes for p ranks of a host over their inner links, and for p hosts over
+    the ports of the group's ranks. Segments overlap the two, so the longer one counts.
     """
     size, passes = layout.size, FACTORS[collective]
     if size == 1 or not nbytes:
