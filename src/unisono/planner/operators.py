@@ -12,7 +12,7 @@ from unisono.planner.hardware import Hardware
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import TrainingJob
 
-__all__ = ["Compute", "LayerCompute", "layer_compute", "output_compute", "update_s"]
+__all__ = ["ComputeTime", "LayerCompute", "layer_compute", "output_compute", "update_s"]
 
 OTHER_KERNELS = 12
 """Of a layer, forward and backward each: norms, dropout with addition, activation, transposes, softmax."""
@@ -27,7 +27,7 @@ LOSS_BYTES = 20
 """Per logit: written in 16 bits, read for the f32 loss, kept, and the same for the gradient."""
 
 
-class Compute(NamedTuple):
+class ComputeTime(NamedTuple):
     """Seconds of matrix products and of the other operators."""
 
     matrix_s: float = 0.0
@@ -38,21 +38,21 @@ class Compute(NamedTuple):
         """Both."""
         return self.matrix_s + self.other_s
 
-    def plus(self, other: Compute) -> Compute:
+    def plus(self, other: ComputeTime) -> ComputeTime:
         """One after the other."""
-        return Compute(self.matrix_s + other.matrix_s, self.other_s + other.other_s)
+        return ComputeTime(self.matrix_s + other.matrix_s, self.other_s + other.other_s)
 
 
 class LayerCompute(NamedTuple):
     """A layer and a micro-batch: forward, backward, and the scores of unfused attention alone."""
 
-    forward: Compute
-    backward: Compute
-    core: Compute
+    forward: ComputeTime
+    backward: ComputeTime
+    core: ComputeTime
 
-    def again(self, recompute: str) -> Compute:
+    def again(self, recompute: str) -> ComputeTime:
         """What backward computes again."""
-        return {"none": Compute(), "selective": self.core, "full": self.forward}[recompute]
+        return {"none": ComputeTime(), "selective": self.core, "full": self.forward}[recompute]
 
 
 class Roofline(NamedTuple):
@@ -104,7 +104,9 @@ def layer_compute(job: TrainingJob, tensor: int, micro_batch: int, *, sequence: 
     other = roof.moved_s((10 * width + masks) * cut + 2 * width * mlp + heads, OTHER_KERNELS)
     other_backward = roof.moved_s((16 * width + masks) * cut + 4 * width * mlp + 2 * heads, OTHER_KERNELS)
     return LayerCompute(
-        Compute(forward, other).plus(core), Compute(backward, other_backward).plus(core_backward), core
+        ComputeTime(forward, other).plus(core),
+        ComputeTime(backward, other_backward).plus(core_backward),
+        core,
     )
 
 
@@ -119,29 +121,31 @@ def _matrices(shape: TransformerShape, tensor: int) -> list[tuple[float, float]]
     ]
 
 
-def _core(shape: TransformerShape, roof: Roofline, tensor: int, micro_batch: int) -> tuple[Compute, Compute]:
+def _core(
+    shape: TransformerShape, roof: Roofline, tensor: int, micro_batch: int
+) -> tuple[ComputeTime, ComputeTime]:
     """The products with the scores, softmax and its dropout: forward and backward."""
     length, count = shape.sequence, micro_batch * shape.heads / tensor
     if shape.attention == "fused":
         flops_s = 4 * count * length * length * shape.head * CAUSAL / roof.flops
         moved = roof.width * count * length * shape.head * 4 / roof.bytes_per_s
         busy = max(flops_s, moved)
-        return Compute(busy + roof.kernel_s), Compute(FUSED_BACKWARD * busy + 2 * roof.kernel_s)
+        return ComputeTime(busy + roof.kernel_s), ComputeTime(FUSED_BACKWARD * busy + 2 * roof.kernel_s)
     scores, width = count * length * length, roof.width
     products = roof.product_s(length, length, shape.head, count)
     products += roof.product_s(length, shape.head, length, count)
     dropout = 2 * width + 1 if shape.dropout else 0
-    forward = Compute(products, roof.moved_s((2 * width + dropout) * scores, 0))
-    return forward, Compute(2 * products, roof.moved_s((3 * width + dropout) * scores, 0))
+    forward = ComputeTime(products, roof.moved_s((2 * width + dropout) * scores, 0))
+    return forward, ComputeTime(2 * products, roof.moved_s((3 * width + dropout) * scores, 0))
 
 
-def output_compute(job: TrainingJob, tensor: int, micro_batch: int) -> tuple[Compute, Compute]:
+def output_compute(job: TrainingJob, tensor: int, micro_batch: int) -> tuple[ComputeTime, ComputeTime]:
     """The output matrix and the loss of a micro-batch on one rank: forward and backward."""
     shape, roof = job.shape, Roofline.of(job)
     tokens, rows = micro_batch * shape.sequence, shape.table(tensor) / shape.hidden
     product = roof.product_s(tokens, rows, shape.hidden)
     loss = roof.moved_s(LOSS_BYTES / 2 * tokens * rows)
-    return Compute(product, loss), Compute(2 * product, loss)
+    return ComputeTime(product, loss), ComputeTime(2 * product, loss)
 
 
 def update_s(elements: float, job: TrainingJob) -> float:

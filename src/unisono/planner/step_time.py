@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from unisono.planner.interconnect import RankLayout, collective_s, message_s
 from unisono.planner.memory import ends_elements
-from unisono.planner.operators import Compute, layer_compute, output_compute, update_s
+from unisono.planner.operators import ComputeTime, layer_compute, output_compute, update_s
 from unisono.planner.stages import StageLayers, stage_layers
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
@@ -60,9 +60,9 @@ class PlannedCollective(NamedTuple):
 class _LayerTime(NamedTuple):
     """A layer and a micro-batch. `pair_s`: a reduce-scatter and an all-gather, or one all-reduce."""
 
-    forward: Compute
-    backward: Compute
-    core: Compute
+    forward: ComputeTime
+    backward: ComputeTime
+    core: ComputeTime
     forward_tensor_s: float
     backward_tensor_s: float
     pair_s: float
@@ -87,7 +87,7 @@ class TimeModel:
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self._layers: dict[tuple[int, int, bool], _LayerTime] = {}
-        self._outputs: dict[tuple[int, int], tuple[Compute, Compute]] = {}
+        self._outputs: dict[tuple[int, int], tuple[ComputeTime, ComputeTime]] = {}
 
     def step(self, plan: TrainingPlan) -> StepTime:
         """The time of a step, by cause."""
@@ -138,7 +138,7 @@ class TimeModel:
 
     def _stage_times(
         self, plan: TrainingPlan, layer: _LayerTime, counts: StageLayers, again_s: float, messages_s: float
-    ) -> tuple[float, float, int, Compute]:
+    ) -> tuple[float, float, int, ComputeTime]:
         """Seconds of a micro-batch on the slowest rank and in the middle; the slowest's layers and output."""
         each = layer.forward.total_s + layer.backward.total_s + layer.forward_tensor_s
         each += layer.backward_tensor_s + again_s
@@ -147,7 +147,7 @@ class TimeModel:
         last = counts.last * each + output.total_s + messages_s
         if last >= middle:
             return last, middle, counts.last, output
-        return middle, middle, counts.middle, Compute()
+        return middle, middle, counts.middle, ComputeTime()
 
     def _layer(self, plan: TrainingPlan) -> _LayerTime:
         key = plan.tensor, plan.micro_batch, plan.sequence
@@ -172,7 +172,7 @@ class TimeModel:
     def _activation_bytes(self, plan: TrainingPlan) -> float:
         return self.job.width * plan.micro_batch * self.job.shape.sequence * self.job.shape.hidden
 
-    def _output(self, plan: TrainingPlan) -> Compute:
+    def _output(self, plan: TrainingPlan) -> ComputeTime:
         key = plan.tensor, plan.micro_batch
         if key not in self._outputs:
             self._outputs[key] = output_compute(self.job, *key)
