@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -111,6 +112,22 @@ def test_unknown_options_are_errors(capsys: pytest.CaptureFixture[str], option: 
 def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*ON_64.split()[:1], "--model", "/nowhere.json", *ON_64.split()[11:]]) == 1
     assert "/nowhere.json" in capsys.readouterr().err
+
+
+def test_the_trade_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trade.svg"
+    rest = "--batch 8 --gpus 8 --hardware v100-32g --json"
+    assert cli.main(f"plan --model gpt2-xl {rest} -o {file}".split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    root = ElementTree.parse(file).getroot()
+    names = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert names[0].startswith(f"{record['candidates']:,} plans")
+    assert len(names) > 20
+    chosen = record["plan"]
+    assert any(f"data={chosen['data']},tensor={chosen['tensor']}" in name for name in names[1:])
+    for words in (f"{ON_64} --plan tensor=8 -o {file}", f"{ON_64} -o trade.png"):
+        assert cli.main(words.split()) == 2
+        assert "expected a name that ends in .svg" in capsys.readouterr().err
 
 
 # ---- hardware ----------------------------------------------------------------------------------------------

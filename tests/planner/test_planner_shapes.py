@@ -27,6 +27,12 @@ LLAMA_405B = {
         (read_shape(CONFIGS / "llama3_8b.json", 8192), 8_030_261_248),
         (read_shape(CONFIGS / "qwen2_0.5b.json", 2048), 494_032_768),
         (shape_of("llama", **LLAMA_405B), 405_853_388_800),
+        (read_shape("llama3-405b", 8192), 405_853_388_800),
+        (read_shape("llama3-70b", 8192), 70_553_706_496),
+        (read_shape("llama3-8b", 8192), 8_030_261_248),
+        (read_shape("mistral-7b", 8192), 7_241_732_096),
+        (read_shape("gpt2"), 124_439_808),
+        (read_shape("gpt2-xl"), 1_557_611_200),
     ],
 )
 def test_parameters_are_those_of_the_published_models(shape: TransformerShape, parameters: int) -> None:
@@ -106,6 +112,11 @@ def test_files_that_are_no_configs_are_refused(tmp_path: Path, text: str, messag
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_shape(tmp_path / "config.json", 8)
+
+
+def test_names_that_are_not_shipped_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no model 'gpt5': expected a config.json, or one of gpt2, "):
+        read_shape("gpt5")
 
 
 def test_a_config_without_a_length_needs_one() -> None:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from unisono.networks.toml import tables_of, text_of
 from unisono.planner.shape import TransformerShape, shape_of
 
-__all__ = ["read_shape"]
+__all__ = ["named_models", "read_shape"]
 
 MOST_BYTES = 1 << 20
+NAMED = Path(__file__).parent / "models.toml"
 KINDS = ("gpt2", "llama", "mistral", "qwen2")
 
 GPT2 = {
@@ -29,20 +31,33 @@ LLAMA = {
 }
 
 
+def named_models() -> dict[str, dict[str, Any]]:
+    """The configs that are shipped, by name."""
+    return tables_of(text_of(NAMED), str(NAMED))
+
+
 def read_shape(file: str | Path, sequence: int | None = None, **changes: Any) -> TransformerShape:
-    """The shape that a config.json describes, or the config.json in a folder.
+    """The shape of a config.json, of the one in a folder, or of a model that is shipped (`named_models`).
+
+    A text that contains a / or ends in .json is a file; all others are names.
 
     Args:
         sequence: tokens of a sequence; None: as many as a table of positions has rows, where there is one.
         changes: fields of `TransformerShape` that differ, such as attention="fused".
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no config of a gpt2, llama, mistral or qwen2, or lacks a number.
+        ValueError: it is no config of a gpt2, llama, mistral or qwen2, or lacks a number; no such name.
     """
-    file = Path(file)
-    if file.is_dir():
-        file = file / "config.json"
-    config = _read(file)
+    if isinstance(file, Path) or "/" in file or file.endswith(".json"):
+        file = Path(file)
+        if file.is_dir():
+            file = file / "config.json"
+        config = _read(file)
+    else:
+        named = named_models()
+        if file not in named:
+            raise ValueError(f"no model {file!r}: expected a config.json, or one of {', '.join(named)}")
+        config = named[file]
     try:
         fields = _fields(config)
         if sequence is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from unisono.planner.shape import TransformerShape
 from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, parse_plan
 
-__all__ = ["NoPlanFitsError", "plan"]
+__all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
 
@@ -83,6 +83,13 @@ def plan(
     return PlanChoice(
         job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
     )
+
+
+def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[PricedPlan]:
+    """Every plan of a job's space with its time and memory, also those that do not fit."""
+    model = TimeModel(job)
+    for each in plan_space(job, _fields(fix)):
+        yield price(model, each)
 
 
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:

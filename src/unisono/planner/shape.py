@@ -10,7 +10,7 @@ from unisono.engine.base.validation import flag, whole
 
 __all__ = ["FAMILIES", "TransformerShape", "shape_of"]
 
-MOST = 1 << 40
+MOST, MOST_LAYERS = 1 << 28, 1 << 14
 ATTENTIONS = ("unfused", "fused")
 BIASES = ("all", "heads", "none")
 
@@ -60,7 +60,7 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "sequence"):
-            whole(getattr(self, name), name, 1, MOST)
+            whole(getattr(self, name), name, 1, MOST_LAYERS if name == "layers" else MOST)
         for name in ("kv_heads", "ffn", "head_size", "positions"):
             whole(getattr(self, name), name, 0, MOST)
         for name in ("gated", "tied", "dropout"):

@@ -1,6 +1,6 @@
 """`unisono plan`: the best way to train a transformer on given hardware, with its reasons. Nothing runs.
 
-docs/planner.md is the tour.
+picture   the drawing as SVG; docs/planner.md is the tour
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         default="",
-        metavar="FILE",
-        help="a Hugging Face config.json, or its folder; or the numbers:",
+        metavar="MODEL",
+        help="config.json, its folder, gpt2, llama3-8b ...; or numbers:",
     )
     for name, text in (
         ("layers", "layers"),
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of gradients: f32 (default), or low as --compute",
     )
     add("--overlap", default=None, metavar="yes|no", help="data collectives travel during compute")
+    add("-o", "--output", default="", metavar="FILE.svg", help="draw time over memory of all plans")
     add("--json", action="store_true", help="the choice on standard output as JSON")
 
 
@@ -88,11 +90,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _planned(args: argparse.Namespace) -> str:
+    from unisono.commands.plan.picture import svg
     from unisono.networks.quantities import nbytes
     from unisono.planner import plan
+    from unisono.planner.planner import all_plans
 
     if args.overlap not in (None, *YES):
         raise ValueError(f"--overlap {args.overlap}: expected yes or no")
+    if args.output and (args.plan or Path(args.output).suffix != ".svg"):
+        raise ValueError(f"-o {args.output}: expected a name that ends in .svg, and no --plan")
     choice = plan(
         _shape(args),
         batch=args.batch,
@@ -106,6 +112,8 @@ def _planned(args: argparse.Namespace) -> str:
         reduce=args.reduce,
         overlap=None if args.overlap is None else YES[args.overlap],
     )
+    if args.output:
+        Path(args.output).write_text(svg(choice, all_plans(choice.job, args.fix)), encoding="utf-8")
     return json.dumps(choice.record(), indent=1) if args.json else str(choice)
 
 
