@@ -77,6 +77,7 @@ def all_plans(job: TrainingJob) -> list[TrainingPlan]:
     return found
 
 
+@pytest.mark.timeout(600)
 @each("seed", range(times(60, 1000)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
@@ -197,7 +198,16 @@ def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> 
 
 @each(
     "given",
-    [{"shape": 1}, {"gpus": 1.5}, {"plan": 8}, {"overlap": 1}, {"plan": {"tensor": "8"}}, {"memory": "80G"}],
+    [
+        {"shape": 1},
+        {"hardware": 1},
+        {"network": 1},
+        {"gpus": 1.5},
+        {"plan": 8},
+        {"overlap": 1},
+        {"plan": {"tensor": "8"}},
+        {"memory": "80G"},
+    ],
 )
 def test_arguments_of_other_types_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(TypeError):

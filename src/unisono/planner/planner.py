@@ -60,6 +60,8 @@ def plan(
         OSError: a file cannot be read.
     """
     instance(shape, TransformerShape, "shape")
+    instance(hardware, (Hardware, str, Path), "hardware")
+    instance(network, (Network, str, Path, type(None)), "network")
     if plan is not None and fix is not None:
         raise ValueError("plan prices one plan and fix searches: give one or the other")
     whole(gpus, "gpus", 1)
