@@ -33,6 +33,7 @@ from .monitored_barrier import MonitoredBarrier
 from .nccl_substitute import current
 from .openmp import warn_if_crowded
 from .reconfiguration import Reconfigurable, Unconnected
+from .shrinking import Shrinkable
 from .store import TorchStore
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks, Subgroups
 from .unsupported import UnsupportedMethods
@@ -69,7 +70,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 
 
 class ProcessGroupUnisono(  # type: ignore[misc]
-    UnsupportedMethods, HookMethods, Reconfigurable, Subgroups, Collectives, c10d.ProcessGroup
+    UnsupportedMethods, HookMethods, Reconfigurable, Shrinkable, Subgroups, Collectives, c10d.ProcessGroup
 ):
     """`torch.distributed` over one `unisono.Group`."""
 
@@ -119,7 +120,6 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """
         rank, size, name = self._rank, self._size, self._group_name
         timeout_s = (timeout or self._timeout).total_seconds()
-        self._futures = WorkFutures(f"unisono futures {name}")
         parent = parent_ranks.parent(f"making {name}", size)
         self._group_counter = GroupCounter(store, rank, parent_ranks.group)
         keys = self._group_counter.keys()
@@ -135,6 +135,12 @@ class ProcessGroupUnisono(  # type: ignore[misc]
             )
         if parent_ranks is NO_PARENT:
             warn_if_crowded(group._hosts, rank)
+        self._take(group, keys)
+
+    def _take(self, group: NativeGroup, keys: c10d.Store) -> None:
+        """Become the process group of an engine's group. keys: a part of the store for this group only."""
+        rank, size = self._rank, self._size
+        self._futures = WorkFutures(f"unisono futures {self._group_name}")
         # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
         group.timeout_s = self._timeout.total_seconds()
@@ -233,7 +239,6 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     supports_splitting = True
     supports_coalescing = False  # waiting for works one by one costs nothing here
     supports_time_estimate = False
-    supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
         """False: the backend needs no memory of its own."""
@@ -301,11 +306,11 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         timeout: timedelta,
         name: str,
         parent_ranks: ParentRanks,
+        connects: bool = True,
     ) -> ProcessGroupUnisono:
         """Make a group of this one's kind."""
-        return ProcessGroupUnisono(
-            store, rank, size, timeout, name, backend=self._backend, parent_ranks=parent_ranks
-        )
+        kind = {"backend": self._backend, "parent_ranks": parent_ranks, "connects": connects}
+        return ProcessGroupUnisono(store, rank, size, timeout, name, **kind)
 
     # ---- other ranks ----
 
@@ -364,6 +369,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """Close the part that moves CPU memory."""
         if isinstance(self._group, Unconnected):
             return
+        self._leave_survivors()
         healthy = not self._group.closed and not self._group._planner.engine.faulted
         try:
             self._finalizer()

@@ -1,0 +1,31 @@
+"""`torch.distributed.shrink_group`: ranks go by will, die, or disagree; what PyTorch's tests for NCCL ask, and worse."""
+
+from pathlib import Path
+
+import pytest
+
+SIZE = 4
+DIE = {"killed": {0, 1}, "killed_unnoticed": {2}, "subgroup_killed": {1}, "further": {1, 2}}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "by_will", "twice", "destroyed_first", "killed", "killed_unnoticed", "pending", "subgroup",
+        "subgroup_killed", "disagree", "further", "wrong", "reconfigured",
+    ],
+)  # fmt: skip
+def test_a_group_loses_ranks(forks, tmp_path: Path, way: str):
+    found(forks, tmp_path, way, "unisono")
+
+
+@pytest.mark.parametrize("way", ["by_will", "killed"])
+def test_a_group_in_place_of_gloo(forks, tmp_path: Path, way: str):
+    found(forks, tmp_path, way, "gloo")
+
+
+def found(forks, folder: Path, way: str, backend: str) -> None:
+    printed = forks.run(folder, {way: ("programs.shrinks", SIZE, [way, backend])})[way]
+    for rank, text in enumerate(printed):
+        expected = "(ended with -9)" if rank in DIE.get(way, ()) else "fine\n"
+        assert text.endswith(expected), "\n".join(printed)
