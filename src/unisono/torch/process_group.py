@@ -35,7 +35,7 @@ from .openmp import warn_if_crowded
 from .reconfiguration import Reconfigurable, Unconnected
 from .shrinking import Shrinkable
 from .store import TorchStore
-from .subgroups import NO_PARENT, GroupCounter, ParentRanks, Subgroups
+from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
 from .work import TransferWork, UnisonoWork, WorkFutures
 
@@ -70,7 +70,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 
 
 class ProcessGroupUnisono(  # type: ignore[misc]
-    UnsupportedMethods, HookMethods, Reconfigurable, Shrinkable, Subgroups, Collectives, c10d.ProcessGroup
+    UnsupportedMethods, HookMethods, Reconfigurable, Shrinkable, Collectives, c10d.ProcessGroup
 ):
     """`torch.distributed` over one `unisono.Group`."""
 
@@ -298,19 +298,11 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     def _wait_for_pending_works(self) -> None:
         """Do nothing: there are no hooks to wait for."""
 
-    def _make(
-        self,
-        store: c10d.Store,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        name: str,
-        parent_ranks: ParentRanks,
-        connects: bool = True,
-    ) -> ProcessGroupUnisono:
+    def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
-        kind = {"backend": self._backend, "parent_ranks": parent_ranks, "connects": connects}
-        return ProcessGroupUnisono(store, rank, size, timeout, name, **kind)
+        return ProcessGroupUnisono(
+            *place, backend=self._backend, parent_ranks=parent_ranks, connects=connects
+        )
 
     # ---- other ranks ----
 

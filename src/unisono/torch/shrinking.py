@@ -1,7 +1,7 @@
 """Process groups that lose ranks: the method behind PyTorch's `shrink_group`.
 
-The engine's group makes the next one of the ranks that are left, see `Group.shrink`. That needs no store. PyTorch
-makes further groups through a store, and the one of the job may have ended with its rank. So each shrunk group
+The engine's group makes the next one of the ranks that are left, see `Group.shrink`. That needs no store.
+PyTorch makes further groups through a store, and the job's may have ended with a rank. So each shrunk group
 has a store of its own, in the process of its rank 0.
 """
 
@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from unisono.engine.base.validation import listed, whole
+from unisono.engine.diagnosis.fault_reader import publish_close_reason
+from unisono.engine.membership.eviction import eviction
 from unisono.errors import PeerLost, UnisonoError, message
 from unisono.torch_internals import c10d
 from unisono.torch_internals.shrinking import have_shrinking
 
-from .subgroups import NO_PARENT, GroupCounter, ParentRanks
+from .subgroups import GroupCounter, Subgroups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from unisono.engine.group.departure import Departure
     from unisono.engine.group.native import NativeGroup
 
+    from .cuda import CudaGroup
     from .hooks import AbortHooks
 
 __all__ = ["Shrinkable"]
@@ -52,19 +55,13 @@ class Survivors(NamedTuple):
         return Survivors(group, ranks, self.lost | {self.ranks[each.rank]: each for each in group.left})
 
 
-class Shrinkable:
+class Shrinkable(Subgroups):
     """The methods of a process group that makes the group of the ranks that are left."""
 
-    _group: NativeGroup
     _hooks: AbortHooks
-    _cuda: Any
+    _cuda: CudaGroup
     _global_ranks: list[int]
-    _group_counter: GroupCounter
-    _group_name: str
-    _rank: int
     _size: int
-    _store: c10d.Store
-    _timeout: timedelta
     _survivors: Survivors | None = None  # after a call of `shrink` that failed: the next one begins with them
 
     @property
@@ -79,8 +76,8 @@ class Shrinkable:
 
     def shrink(
         self, ranks_to_exclude: Sequence[int], shrink_flags: int = DEFAULT, opts_override: Any = None
-    ) -> Shrinkable:
-        """Make the group of the other ranks, which all call this. Programs use `torch.distributed.shrink_group`.
+    ) -> Any:
+        """Make the group of the other ranks, which all call this. Programs use `dist.shrink_group`.
 
         The survivors keep their order. This group ends, and an excluded rank gets `Evicted` at its next call.
 
@@ -116,7 +113,9 @@ class Shrinkable:
         return made
 
     def _excluded(self, given: Sequence[int]) -> list[int]:
-        ranks = [whole(rank, "shrink: a rank", 0, self._size - 1) for rank in listed(given, "ranks_to_exclude")]
+        ranks = [
+            whole(rank, "shrink: a rank", 0, self._size - 1) for rank in listed(given, "ranks_to_exclude")
+        ]
         expected = f"different ranks of {self._size}, without this one, {self._rank}"
         if not ranks or len({*ranks}) < len(ranks) or self._rank in ranks:
             text = message("shrink: these ranks cannot be excluded", observed=f"{ranks}", expected=expected)
@@ -124,39 +123,41 @@ class Shrinkable:
         return sorted(ranks)
 
     def _abort_calls(self) -> None:
-        """End all calls with an error; in the engine they do, before `Group.abort` returns."""
+        """End all calls with an error, on every rank."""
         try:
             self._hooks.before_abort()
         finally:
+            publish_close_reason(self._group._planner.engine, "a call of shrink_group")
             self._group.abort()
 
     def _require_no_calls(self) -> None:
         planner = self._group._planner
+        if gone := eviction(planner.engine, self._rank, self._size):
+            raise planner.evicted("shrink_group", gone.why)
         works: list[Any] = [*self._group._works, *planner.outstanding_messages.works()]
         pending = sum(not work.done() for work in works)
         if planner.engine.faulted:
             observed = "a call of this group has failed"
         elif pending:
-            observed = f"{pending} calls of this group are under way"
+            observed = f"calls under way: {pending}"
         else:
             return
         raise RuntimeError(
             message(
                 "shrink_group: SHRINK_DEFAULT is for a group without a fault and without calls under way",
-                where=f"group={self._group_name} rank={self._rank}/{self._size}",
+                where=f"group={self._group.name} rank={self._rank}/{self._size}",
                 observed=observed,
                 remedy="Wait for its works first, or pass shrink_flags=SHRINK_ABORT on every rank.",
             )
         )
 
-    def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:
+    def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:  # noqa: ARG002
         """A process group for the survivors, without ranks yet."""
-        is_world = dist.GroupMember.WORLD is self
+        world: Any = dist.GroupMember.WORLD
         size = len(survivors.ranks)
-        made: Any = self._make(
-            self._store, survivors.group.rank, size, timeout, self._group_name, NO_PARENT, connects=False
-        )
-        if not is_world:
+        place = (self._store, survivors.group.rank, size, timeout, self._group_name)
+        made = self._make(*place, connects=False)
+        if world is not self:
             made._global_ranks = [self._global_ranks[rank] for rank in survivors.ranks]
         return made
 
@@ -179,7 +180,7 @@ class Shrinkable:
             first, second = sorted([(self._rank, wanted), (survivors.ranks[other], lists[other])])
             raise ValueError(
                 message(
-                    f"shrink_group: the ranks of group {self._group_name!r} disagree",
+                    f"shrink_group: the ranks of group {self._group.name!r} disagree",
                     observed=f"rank {first[0]} keeps {first[1]}, rank {second[0]} {second[1]}",
                     remedy="Every rank that stays calls shrink_group with the same list.",
                 )
@@ -189,16 +190,16 @@ class Shrinkable:
             raise self._too_few(further)
         return str(answers[0][1])
 
-    def _too_few(self, lost: dict[int, Departure | PeerLost]) -> PeerLost:
+    def _too_few(self, lost: Mapping[int, Departure | PeerLost]) -> PeerLost:
         """The error that names the ranks that were lost and not excluded."""
-        named = [f"rank {rank} ({each.why})" if hasattr(each, "why") else f"rank {rank}" for rank, each in lost.items()]
         first = next(iter(lost))
+        named = [f"rank {rank} ({each.why})" for rank, each in lost.items() if not isinstance(each, PeerLost)]
         return PeerLost(
             message(
-                f"shrink_group: {', '.join(named)} is lost, too",
-                where=f"group={self._group_name} rank={self._rank}/{self._size}",
+                f"shrink_group: {', '.join(named) or f'rank {first}'} is lost, too",
+                where=f"group={self._group.name} rank={self._rank}/{self._size}",
                 expected="all ranks that are not in the list",
-                remedy="Call shrink_group again on every rank that is left, with the lost ranks in the list, too.",
+                remedy="Call shrink_group again on every rank that is left, with all lost ranks in the list.",
             ),
             rank=first,
             pid=lost[first].pid,
@@ -219,10 +220,6 @@ class Shrinkable:
                 survivors.group.close()
 
     # ---- the process group's own -----------------------------------------------------------------------
-
-    def _make(self, *place: Any, connects: bool = True) -> Any:
-        """Make a group of this one's kind."""
-        raise NotImplementedError
 
     def _store_at(self, handle: str, prefix: str, timeout_s: float) -> c10d.Store:
         """The part of the store of a handle."""

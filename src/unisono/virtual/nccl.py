@@ -139,20 +139,10 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         if kind not in self._takes:
             raise RuntimeError(f"No backend type associated with device type {kind}")
 
-    def _make(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        name: str,
-        parent_ranks: ParentRanks,
-        connects: bool = True,
-    ) -> ProcessGroupVirtual:
+    def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
-        kind = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
-        more = {"parent_ranks": parent_ranks, "connects": connects}
-        return ProcessGroupVirtual(store, rank, size, timeout, name, **kind, **more)
+        kind: Any = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
+        return ProcessGroupVirtual(*place, parent_ranks=parent_ranks, connects=connects, **kind)
 
     def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:
         """A process group for the survivors of `shrink`, with the options that it was given."""

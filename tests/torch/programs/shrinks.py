@@ -1,4 +1,4 @@
-"""Ranks that `torch.distributed.shrink_group` takes out of a group, and what the others do then. Run by suite.py.
+"""Ranks that `dist.shrink_group` takes out of a group, and what the others do then. Run by suite.py.
 
 Each function is one scenario, `how(rank, size)`. A rank that is done prints "fine".
 """
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch._C._distributed_c10d import Backend
 from torch.distributed.distributed_c10d import SHRINK_ABORT
 from torch.nn.parallel import DistributedDataParallel
 
@@ -136,12 +137,10 @@ def twice(rank: int, size: int) -> None:
     for gone in range(size - 1):
         if rank == gone:
             time.sleep(0.2 * gone)
-            return  # without destroy_process_group
-        if gone == size - 2:
-            dist.shrink_group([0], pg_options=dist.distributed_c10d.Backend.Options("unisono", timedelta(seconds=9)))
-            assert dist.group.WORLD.options._timeout == timedelta(seconds=9)
-        else:
-            dist.shrink_group([0])
+            return
+        options = Backend.Options("unisono", timedelta(seconds=9 + gone))
+        dist.shrink_group([0], pg_options=options)
+        assert dist.group.WORLD.options._timeout == timedelta(seconds=9 + gone)
         check_world(size - 1 - gone, rank - 1 - gone)
 
 
@@ -186,14 +185,16 @@ def pending(rank: int, size: int) -> None:
     last = size - 1
     dist.barrier()
     if rank == last:
+        time.sleep(1)  # it computes
         with pytest.raises(GroupError):
-            while True:
-                dist.group.WORLD.allreduce([torch.ones(1)]) if hasattr(dist.group.WORLD, "never") else time.sleep(0.05)
-                dist.barrier() if time.monotonic() > last_call + 1 else None
-        dist.destroy_process_group()
+            dist.all_reduce(torch.ones(1))
         return
     x = torch.ones(1_000_000)
-    works = [dist.all_reduce(x, async_op=True), dist.irecv(torch.ones(1), last), dist.all_reduce(torch.ones(1), async_op=True)]
+    works = [
+        dist.all_reduce(x, async_op=True),
+        dist.irecv(torch.ones(1), last),
+        dist.all_reduce(torch.ones(1), async_op=True),
+    ]
     future = works[2].get_future()
     found: list[BaseException] = []
 
@@ -206,9 +207,12 @@ def pending(rank: int, size: int) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.05)
-    with pytest.raises(RuntimeError, match="calls of this group are under way"):
+    with pytest.raises(RuntimeError, match="calls under way: 3"):
         dist.shrink_group([last])
     assert not works[0].is_completed()
+    keys = dist.distributed_c10d._get_default_store()
+    keys.set(f"refused/{rank}", "")
+    keys.wait([f"refused/{each}" for each in range(last)])
     dist.shrink_group([last], shrink_flags=SHRINK_ABORT)
     thread.join(5)
     assert found
@@ -219,9 +223,6 @@ def pending(rank: int, size: int) -> None:
     with pytest.raises(RuntimeError):
         future.wait()
     check_world(size - 1, rank)
-
-
-last_call = time.monotonic()
 
 
 def subgroup(rank: int, size: int) -> None:
