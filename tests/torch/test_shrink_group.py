@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from effort import LONG
+
 SIZE = 4
-DIE = {"killed": {0, 2}, "killed_unnoticed": {2}, "subgroup_killed": {1}, "further": {1, 2}}
+DIE = {"killed": {0, 2}, "killed_unnoticed": {2}, "subgroup_killed": {1}, "further": {1, 2}, "during": {2}}
 
 
 @pytest.mark.parametrize(
     "way",
     [
         "by_will", "twice", "destroyed_first", "killed", "killed_unnoticed", "pending", "subgroup",
-        "subgroup_killed", "disagree", "further", "wrong", "reconfigured",
+        "subgroup_killed", "disagree", "further", "ends_at_once", "wrong", "reconfigured",
     ],
 )  # fmt: skip
 def test_a_group_loses_ranks(forks, tmp_path: Path, way: str):
@@ -24,8 +26,13 @@ def test_a_group_in_place_of_gloo(forks, tmp_path: Path, way: str):
     found(forks, tmp_path, way, "gloo")
 
 
-def found(forks, folder: Path, way: str, backend: str) -> None:
-    printed = forks.run(folder, {way: ("programs.shrinks", SIZE, [way, backend])})[way]
+@pytest.mark.parametrize("seed", range(20 if LONG else 4))
+def test_a_rank_dies_during_the_call(forks, tmp_path: Path, seed: int):
+    found(forks, tmp_path, "during", "unisono", str(seed))
+
+
+def found(forks, folder: Path, way: str, backend: str, *more: str) -> None:
+    printed = forks.run(folder, {way: ("programs.shrinks", SIZE, [way, backend, *more])})[way]
     for rank, text in enumerate(printed):
         expected = "(ended with -9)" if rank in DIE.get(way, ()) else "fine\n"
         assert text.endswith(expected), "\n".join(printed)

@@ -7,7 +7,7 @@ has a store of its own, in the process of its rank 0.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,15 +23,19 @@ from unisono.torch_internals.shrinking import have_shrinking
 from .subgroups import GroupCounter, Subgroups
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from unisono.engine.group.departure import Departure
     from unisono.engine.group.native import NativeGroup
 
     from .cuda import CudaGroup
     from .hooks import AbortHooks
+    from .store import EngineStore
 
 __all__ = ["Shrinkable"]
+
+CONNECT_S = 10.0
+"""For the store in the new group's rank 0, which listens already."""
 
 DEFAULT, ABORT = 0, 1  # `dist.distributed_c10d.SHRINK_DEFAULT`, SHRINK_ABORT
 
@@ -104,7 +108,9 @@ class Shrinkable(Subgroups):
         self._survivors = survivors = before.shrunk(excluded)
         made = self._successor(survivors, timeout, opts_override)
         try:
-            made._succeed(survivors.group, self._agreed(survivors, excluded, made))
+            handle = self._agreed(survivors, excluded, made)
+            with self._renumbering(survivors):
+                made._succeed(survivors.group, handle)
         except BaseException:
             made.shutdown()
             raise
@@ -170,10 +176,8 @@ class Shrinkable(Subgroups):
         group, members = survivors.group, self._group.members
         wanted = [members[rank] for rank in range(self._size) if rank not in excluded]
         handle = made.get_reconfigure_handle() if group.rank == 0 else ""
-        try:
+        with self._renumbering(survivors):
             answers = group.all_gather_object([wanted, handle])
-        except PeerLost as error:
-            raise self._too_few({survivors.ranks[error.rank]: error}) from error
         lists = [answer[0] for answer in answers]
         other = next((rank for rank, each in enumerate(lists) if each != wanted), None)
         if other is not None:
@@ -189,6 +193,14 @@ class Shrinkable(Subgroups):
         if further:
             raise self._too_few(further)
         return str(answers[0][1])
+
+    @contextmanager
+    def _renumbering(self, survivors: Survivors) -> Iterator[None]:
+        """A rank that is lost inside has its number in this group, as the next call needs it."""
+        try:
+            yield
+        except PeerLost as error:
+            raise self._too_few({survivors.ranks[error.rank]: error}) from error
 
     def _too_few(self, lost: Mapping[int, Departure | PeerLost]) -> PeerLost:
         """The error that names the ranks that were lost and not excluded."""
@@ -208,8 +220,11 @@ class Shrinkable(Subgroups):
 
     def _succeed(self, group: NativeGroup, handle: str) -> None:
         """Become the process group of an engine's group. handle: of its rank 0, where its store is."""
-        self._store = self._store_at(handle, "shrunk/", self._timeout.total_seconds())
-        self._group_counter = GroupCounter(self._store, self._rank, None)
+        store = self._store_at(handle, "shrunk/", CONNECT_S)
+        store.inner.timeout_s = self._timeout.total_seconds()
+        self._store = store
+        self._group_counter = GroupCounter(store, self._rank, None)
+        group.barrier()  # its rank 0 may end right after this call
         self._take(group, self._group_counter.keys())
 
     def _leave_survivors(self) -> None:
@@ -221,7 +236,7 @@ class Shrinkable(Subgroups):
 
     # ---- the process group's own -----------------------------------------------------------------------
 
-    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> c10d.Store:
+    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> EngineStore:
         """The part of the store of a handle."""
         raise NotImplementedError
 

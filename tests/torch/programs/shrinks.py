@@ -1,9 +1,10 @@
 """Ranks that `dist.shrink_group` takes out of a group, and what the others do then. Run by suite.py.
 
-Each function is one scenario, `how(rank, size)`. A rank that is done prints "fine".
+Each function is one scenario, `how(rank, size, ...)`. A rank that is done prints "fine".
 """
 
 import os
+import random
 import signal
 import threading
 import time
@@ -296,6 +297,32 @@ def further(rank: int, size: int) -> None:
     check_world(size - 2, rank // 3)
 
 
+def during(rank: int, size: int, seed: str) -> None:
+    """A rank dies at any moment of the call: some may have the group that still has it, others may not."""
+    dist.barrier()
+    if rank == 1:
+        return
+    if rank == 2:
+        threading.Timer(random.Random(seed).random() * 0.03, die).start()
+    excluded = [1]
+    while dist.get_world_size() > 2:
+        try:
+            dist.shrink_group(excluded, shrink_flags=SHRINK_ABORT)
+            excluded = []
+            while dist.get_world_size() > 2:
+                dist.all_reduce(torch.ones(1000))
+        except PeerLost as error:
+            excluded = [*excluded, error.rank]
+    check_world(2, rank // 3)
+
+
+def ends_at_once(rank: int, size: int) -> None:
+    """The ranks do nothing with the shrunk group."""
+    dist.barrier()
+    if rank:
+        dist.shrink_group([0])
+
+
 def wrong(rank: int, size: int) -> None:
     """Wrong arguments, of PyTorch's function and of the method behind it."""
     group = dist.group.WORLD
@@ -345,14 +372,14 @@ def reconfigured(rank: int, size: int) -> None:
     dist.barrier()
 
 
-def main(rank: int, size: int, folder: Path, way: str, backend: str = "unisono") -> None:
+def main(rank: int, size: int, folder: Path, way: str, backend: str = "unisono", *more: str) -> None:
     if backend == "gloo":
         os.environ["UNISONO_REPLACE"] = "gloo"
         ut._register()
-    how: Callable[[int, int], None] = globals()[way]
+    how: Callable[..., None] = globals()[way]
     place = {"rank": rank, "world_size": size, "store": store(rank, folder)}
     dist.init_process_group(backend, timeout=timedelta(seconds=20), **place)
-    how(rank, size)
+    how(rank, size, *more)
     if dist.is_initialized() and dist.group.WORLD.size() > 0:
         dist.destroy_process_group()
     print("fine")

@@ -33,7 +33,7 @@ OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
 
 LAST_CALLS_S = 1.0
-"""For excluded ranks to end the calls that have ended here. A rank that does not call at all costs this time."""
+"""For excluded ranks to end the calls that have ended here; one that does not call at all costs this time."""
 
 HAND_OVER_S = 2.5
 """For the other ranks to pass on their ends of the connections: each does so right after the decision. One
