@@ -7,7 +7,7 @@ import pytest
 
 from effort import LONG
 
-PROGRAM = Path(__file__).parent / "programs" / "shrinks.py"
+PROGRAM = Path(__file__).parent / "programs" / "shrinks_with_gpus.py"
 WAYS = ("basic", "first", "unbound", "several", "aborted", "options", "subgroup", "repeated", "validated")
 
 
