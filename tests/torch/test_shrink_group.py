@@ -14,7 +14,7 @@ DIE = {"killed": {0, 2}, "killed_unnoticed": {2}, "subgroup_killed": {1}, "furth
     "way",
     [
         "by_will", "twice", "destroyed_first", "killed", "killed_unnoticed", "pending", "subgroup",
-        "subgroup_killed", "disagree", "further", "ends_at_once", "wrong", "reconfigured",
+        "subgroup_killed", "disagree", "further", "ends_at_once", "hooked", "wrong", "reconfigured",
     ],
 )  # fmt: skip
 def test_a_group_loses_ranks(forks, tmp_path: Path, way: str):

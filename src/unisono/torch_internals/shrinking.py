@@ -64,8 +64,10 @@ def _created(original: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Ca
         metadata["store"] = group.get_group_store()
         if metadata["bound_device_id"] is not None:
             group.bound_device_id = metadata["bound_device_id"]
-        group.setGroupName(metadata["new_group_name"])
-        group.setGroupDesc("default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk")
+        group._set_group_name(metadata["new_group_name"])
+        group._set_group_desc(
+            "default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk"
+        )
         return group
 
     return call

@@ -25,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono.torch as ut
 from unisono.errors import Evicted, GroupError, PeerLost, UnisonoError
+from unisono.torch.process_group import ProcessGroupUnisono
+from unisono.torch_internals.hooks import have_hooks
 
 TIMEOUT = timedelta(seconds=20)
 
@@ -103,7 +105,7 @@ def check_world(size: int, rank: int) -> None:
     world = dist.group.WORLD
     assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
     assert world.group_desc == "default:shrunken"
-    assert type(world).__name__ == "ProcessGroupUnisono", world
+    assert isinstance(world, ProcessGroupUnisono), world
     check(world, list(range(size)))
     ranks = [0, size - 1] if size > 1 else [0]
     for part in (dist.new_group(ranks), dist.new_group()):
@@ -320,6 +322,29 @@ def during(rank: int, size: int, seed: str) -> None:
         except PeerLost as error:
             excluded = [*excluded, error.rank]
     check_world(2, rank // 3)
+
+
+def hooked(rank: int, size: int) -> None:
+    """Hooks of the group end with it; the new one takes others."""
+    if not have_hooks():
+        return
+    before, aborts, after = [], [], []
+    old = dist.group.WORLD
+    old.register_pre_hook(0, lambda given: before.append(given.name))
+    old.register_abort_hook(0, lambda: aborts.append(rank))
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.5)
+        return
+    made = dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
+    seen = len(before)
+    assert seen
+    assert aborts == [rank]
+    check_world(size - 1, rank - (rank > 1))
+    assert len(before) == seen
+    made.register_pre_hook(0, lambda given: after.append(given.name))
+    check_world(size - 1, rank - (rank > 1))
+    assert after
 
 
 def ends_at_once(rank: int, size: int) -> None:
