@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from unisono.engine.base.validation import listed, whole
 from unisono.engine.diagnosis.fault_reader import publish_close_reason
+from unisono.engine.group.shrink import await_last_calls
 from unisono.engine.membership.eviction import eviction
 from unisono.errors import PeerLost, UnisonoError, message
 from unisono.torch_internals import c10d
@@ -129,7 +130,8 @@ class Shrinkable(Subgroups):
         return sorted(ranks)
 
     def _abort_calls(self) -> None:
-        """End all calls with an error, on every rank."""
+        """End all calls under way with an error, on every rank; not those that have ended here."""
+        await_last_calls(self._group, [rank for rank in range(self._size) if rank != self._rank])
         try:
             self._hooks.before_abort()
         finally:

@@ -33,7 +33,7 @@ OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
 
 LAST_CALLS_S = 1.0
-"""For excluded ranks to end the calls that have ended here; one that does not call at all costs this time."""
+"""For other ranks to end the calls that have ended here; one that does not call at all costs this time."""
 
 HAND_OVER_S = 2.5
 """For the other ranks to pass on their ends of the connections: each does so right after the decision. One
@@ -186,15 +186,16 @@ class _Agreeing:
         return self._group._planner.evicted("shrink", why)
 
 
-def await_last_calls(group: MembershipGroup, excluded: tuple[int, ...]) -> None:
-    """Wait until excluded ranks have ended the collectives that have ended here: eviction would end them.
+def await_last_calls(group: MembershipGroup, ranks: Sequence[int]) -> None:
+    """Wait until these ranks have ended the collectives that have ended here.
 
-    A rank may return from a barrier before another one does, and exclude it.
+    A rank may return from a barrier before another one does. To exclude that one, or to abort, would end its
+    barrier with an error.
     """
     engine = group._planner.engine
     ended = engine.record_of(group.rank).finished
     deadline = time.monotonic() + LAST_CALLS_S
-    behind = list(excluded)
+    behind = list(ranks)
     while behind and not engine.faulted and time.monotonic() < deadline:
         behind = [rank for rank in behind if _is_behind(engine, rank, ended)]
         if behind:
