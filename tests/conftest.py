@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ import loops
 # and look like leaked threads.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# What a test starts would compile the package again: 0.1 s in each of two thousand processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Nor may what somebody has measured on this machine choose other algorithms than elsewhere.
 os.environ["UNISONO_CALIBRATION"] = "none"
