@@ -124,7 +124,7 @@ def test_every_operation_leaves_the_right_values(ranks: int):
 
 
 def test_every_operation_has_a_limit():
-    """`unisono bench` would line up thousands of times for each size: the passes take less than a microsecond."""
+    """`unisono bench` would line ranks up thousands of times: a pass takes less than a microsecond."""
     with WorkerGroup("limit", 2) as side:
         for operation in OPERATIONS:
             side.ask({"do": "bind", "case": BenchCase(operation, 1024, "f32", "sum", 0, 2).to_json()})
