@@ -103,15 +103,6 @@ def test_every_operation(net: hosts.Network, layout: tuple[int, ...]):
     assert fine(start(net, layout, "conformance")) == [f"hosts {len(layout)}\n"] * sum(layout)
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[suite.Forks]:
-    """A Python that has imported PyTorch, which takes seconds. Its forks are the ranks."""
-    pytest.importorskip("torch")
-    made = suite.Forks()
-    yield made
-    made.close()
-
-
 def forked(
     forks: suite.Forks, folder: Path, net: hosts.Network, layout: tuple[int, ...], *words: str, dead: int = 0
 ) -> str:
@@ -125,16 +116,19 @@ def forked(
     return "".join(printed)
 
 
+@pytest.mark.torch
 def test_pytorch_trains_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
     printed = forked(forks, tmp_path, net, (1, 1), TORCH_PROGRAM, "2")
     assert printed.splitlines().count("fine") == 2
 
 
+@pytest.mark.torch
 def test_parallel_plans_train_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
     printed = forked(forks, tmp_path, net, (2, 2), PLANS_PROGRAM, "unisono")
     assert printed.count("Plan(") == 8
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("way", "dead"), [("by_will", 0), ("destroyed_first", 0), ("disagree", 0), ("subgroup", 0), ("killed", 2)]
 )
