@@ -32,6 +32,9 @@ peer = $(BIN)/python -m venv .venv-$(1) && .venv-$(1)/bin/python -m pip --disabl
 say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\033[0m\n' $(1); else echo "==>" $(1); fi
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
+# A suite starts thousands of processes: each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
 

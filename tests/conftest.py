@@ -5,7 +5,10 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,11 +17,16 @@ import failure_reports
 import hosts
 import leaks
 import loops
+import suite
 
 # Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
 # and look like leaked threads.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# What a test starts would compile the package again: 0.1 s in each of two thousand processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Nor may what somebody has measured on this machine choose other algorithms than elsewhere.
 os.environ["UNISONO_CALIBRATION"] = "none"
@@ -34,12 +42,14 @@ NIGHTLY_TIMEOUT_S = 3600
 ABOUT_TORCH = (HERE / "torch", HERE / "virtual")
 # These begin first, so that no worker is left with one of them when the others are done. The longest first.
 TAKE_LONG = (
-    "test_groups_on_hosts.py", "test_pytorch_suite.py", "test_torch_launch.py", "test_train_benchmark.py",
-    "test_parallel_features.py", "test_ranks_that_die.py", "test_bench_runs.py", "test_checks.py",
-    "test_parallel_compression.py", "test_torch_failures.py", "test_fuzz_mismatches.py", "test_examples.py",
-    "test_parallel_checkpoints.py", "test_launch_on_hosts.py", "test_subgroups.py",
-    "test_parallel_elastic.py",
+    "test_bugs.py", "test_parallel_features.py", "test_groups_on_hosts.py", "test_ranks_that_die.py",
+    "test_pytorch_suite.py", "test_torch_launch.py", "test_checks.py", "test_train_benchmark.py",
+    "test_chaos.py", "test_survivors_on_hosts.py", "test_collectives.py", "test_subgroups.py",
+    "test_launch_endings.py", "test_parallel_swap.py", "test_parallel_compression.py", "test_bench_runs.py",
+    "test_torch_ends.py", "test_calibrate_hosts.py", "test_mismatches.py", "test_backends.py",
 )  # fmt: skip
+# Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
+SHARE_MACHINES = ("test_bugs.py", "test_losses.py", "test_plans.py", "test_virtual.py", "test_determinism.py")
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -56,6 +66,21 @@ def pytest_report_header() -> str:
     """Say which tests this machine leaves out."""
     torch = "installed" if HAVE_TORCH else "not installed, the tests that need it are left out"
     return f"torch: {torch}; several hosts: {_why_no_hosts() or 'yes'}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile`: a file stays in one worker, and here some files do so together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByMachine(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "machines" if file.rpartition("/")[2] in SHARE_MACHINES else file
+
+    return ByMachine(config, log)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -77,9 +102,17 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
-    """Let the garbage collector skip what pytest and PyTorch have made: looking through it takes 0.2 s."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector skip what pytest and PyTorch make: looking through it takes half of the time
+    to collect, and 0.2 s later on.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @functools.cache
@@ -107,6 +140,14 @@ def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     for name, value in loops.SPREADS[request.param].items():
         monkeypatch.setenv(name, value)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[suite.Forks]:
+    """The Python whose forks are the ranks: PyTorch takes seconds to import."""
+    made = suite.Forks()
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ _HOMES = {
     "unisono.engine.backends": ("is_available",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
+    "unisono.planner": ("plan",),
     "unisono.simulation": ("simulate",),
     "unisono.errors": (
         "Aborted",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
         Timeout,
         UnisonoError,
     )
+    from unisono.planner import plan
     from unisono.simulation import simulate
 
     SUM, AVG, PRODUCT, MIN = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN
@@ -146,6 +148,7 @@ __all__ = [
     "is_available",
     "join",
     "networks",
+    "plan",
     "premul_sum",
     "simulate",
     "wait_all",

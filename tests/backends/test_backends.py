@@ -77,7 +77,9 @@ def group(monkeypatch: pytest.MonkeyPatch):
         yield made
 
 
-@each(("module", "name"), [("mpi", "MpiDriver"), ("pytorch", "GlooDriver"), ("pytorch", "NcclDriver")])
+@pytest.mark.parametrize(
+    ("module", "name"), [("mpi", "MpiDriver"), ("pytorch", "GlooDriver"), ("pytorch", "NcclDriver")]
+)
 def test_each_driver_has_a_method_for_every_contract(module: str, name: str) -> None:
     if module == "pytorch":
         pytest.importorskip("torch")

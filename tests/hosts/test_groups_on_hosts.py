@@ -20,6 +20,7 @@ pytestmark = pytest.mark.hosts
 PROGRAM = str(Path(__file__).with_name("group_program.py"))
 TORCH_PROGRAM = str(Path(__file__).with_name("torch_program.py"))
 PLANS_PROGRAM = str(Path(__file__).resolve().parents[1] / "torch" / "programs" / "plans.py")
+SHRINKS_PROGRAM = str(Path(PLANS_PROGRAM).with_name("shrinks.py"))
 TESTS = Path(__file__).resolve().parents[1]
 PLACES = os.pathsep.join([str(TESTS / "support"), str(TESTS / "torch")])
 Ranks = list["subprocess.Popen[str]"]
@@ -102,31 +103,38 @@ def test_every_operation(net: hosts.Network, layout: tuple[int, ...]):
     assert fine(start(net, layout, "conformance")) == [f"hosts {len(layout)}\n"] * sum(layout)
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[suite.Forks]:
-    """A Python that has imported PyTorch, which takes seconds. Its forks are the ranks."""
-    pytest.importorskip("torch")
-    made = suite.Forks()
-    yield made
-    made.close()
+def forked(
+    forks: suite.Forks, folder: Path, net: hosts.Network, layout: tuple[int, ...], *words: str, dead: int = 0
+) -> str:
+    """Run a program of PyTorch on `layout[i]` ranks of host i; what they printed.
 
-
-def forked(forks: suite.Forks, folder: Path, net: hosts.Network, layout: tuple[int, ...], *words: str) -> str:
-    """Run a program of PyTorch on `layout[i]` ranks of host i, all of which end well; what they printed."""
+    dead: how many are killed. All others end well.
+    """
     places = json.dumps([(host.pid, environ) for host, environ in placed(net, layout)])
     printed = forks.run(folder, {"ranks": ("on_hosts", sum(layout), [places, *words])}, limit_s=100)["ranks"]
-    assert "(ended with" not in "".join(printed), "\n".join(printed)
+    assert sum("(ended with" in text for text in printed) == dead, "\n".join(printed)
     return "".join(printed)
 
 
+@pytest.mark.torch
 def test_pytorch_trains_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
     printed = forked(forks, tmp_path, net, (1, 1), TORCH_PROGRAM, "2")
     assert printed.splitlines().count("fine") == 2
 
 
+@pytest.mark.torch
 def test_parallel_plans_train_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
     printed = forked(forks, tmp_path, net, (2, 2), PLANS_PROGRAM, "unisono")
     assert printed.count("Plan(") == 8
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("way", "dead"), [("by_will", 0), ("destroyed_first", 0), ("disagree", 0), ("subgroup", 0), ("killed", 2)]
+)
+def test_shrink_group(net: hosts.Network, forks: suite.Forks, tmp_path: Path, way: str, dead: int):
+    printed = forked(forks, tmp_path, net, (2, 2), SHRINKS_PROGRAM, way, dead=dead)
+    assert printed.splitlines().count("fine") == 4 - dead
 
 
 @pytest.mark.parametrize("way", ["MASTER_ADDR", "INIT_METHOD"])

@@ -57,6 +57,7 @@ PUBLIC = [
     "is_available",
     "join",
     "networks",
+    "plan",
     "premul_sum",
     "simulate",
     "wait_all",

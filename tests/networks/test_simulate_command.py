@@ -12,7 +12,7 @@ import unisono as un
 from loops import each
 from unisono import networks
 from unisono.commands import cli
-from unisono.commands.simulate import trials
+from unisono.commands.simulate import report, trials
 from unisono.networks import Network
 from unisono.plans import ALGORITHMS, prove
 from unisono.schedules import load
@@ -172,6 +172,18 @@ def test_wrong_usage_gets_one_line(command: str, says: str, capsys: pytest.Captu
     assert not out
     assert says in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_long_search_says_what_it_has_done_also_into_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"{SIMULATE} --bytes 8 --algorithm ring,two_shot".split()
+    assert cli.main(command) == 0
+    assert not capsys.readouterr().err  # it is done in less than ten seconds
+    monkeypatch.setattr(report, "BETWEEN_LINES_S", 0.0)
+    assert cli.main(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[:2] for line in lines] == [["1:", "ring"], ["2:", "two_shot"]]
 
 
 def test_a_network_is_described_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(
-    r"^ *(?:[A-Z_]+=\S+ )*(unisono (?:run|bench|draw|demo|doctor|calibrate|simulate|network)(?= |$).*)$",
+    r"^ *(?:[A-Z_]+=\S+ )*(unisono (?:run|bench|draw|demo|doctor|calibrate|simulate|network|plan)(?= |$).*)$",
     re.MULTILINE,
 )
 

@@ -4,9 +4,6 @@ backward.
 
 import copy
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,26 +122,25 @@ def test_moving_weights_away_before_backward_is_wrong() -> None:
 
 
 @pytest.mark.timeout(320)
-def test_four_times_the_memory_allowed() -> None:
+def test_four_times_the_memory_allowed(forks: suite.Forks, tmp_path: Path) -> None:
     """AdamW's state of 101 MB trains in a quarter of it; in memory it does not."""
-    allowed = limited.STATE_MB / 4
 
-    def run(how: str, megabytes: float) -> subprocess.CompletedProcess[str]:
-        places = [str(suite.HERE), str(suite.HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-        environ |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "parallel.limited", how, str(megabytes)]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    def run(how: str, megabytes: float) -> tuple[str, Path]:
+        name = f"{how} {megabytes:.0f}"
+        job = ("parallel.limited", 1, [how, str(megabytes)])
+        (printed,) = forks.run(tmp_path, {name: job}, limit_s=300)[name]
+        return printed, tmp_path / name / "losses.json"
 
-    plain = run("plain", 2 * limited.STATE_MB)
-    assert plain.returncode == 0, plain.stderr
-    refused = run("plain", allowed)
-    assert refused.returncode != 0
-    assert "memory" in refused.stderr.lower()
-    swapped = run("swapped", allowed)
-    assert swapped.returncode == 0, swapped.stderr
-    assert swapped.stdout == plain.stdout
-    assert "waiting for the disk" in swapped.stderr
+    said, plain = run("plain", 2 * limited.STATE_MB)
+    assert "(ended with" not in said, said
+    said, refused = run("plain", limited.STATE_MB / 4)
+    assert "(ended with 1)" in said
+    assert "memory" in said.lower()
+    assert not refused.exists()
+    said, swapped = run("swapped", limited.STATE_MB / 4)
+    assert "(ended with" not in said, said
+    assert swapped.read_text() == plain.read_text()
+    assert "waiting for the disk" in said
 
 
 class Full(Host):

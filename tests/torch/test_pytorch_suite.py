@@ -5,6 +5,7 @@ Only the tests that results.json knows to run without a GPU. `make test-torch` r
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from effort import LONG
 from pytorch_suite import notes
 from recording import table, torch_features
 
@@ -22,6 +24,9 @@ pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run_pytorch_suite.py"
 WAYS = ("gloo", "mpi")
 KNOWN = json.loads(table.RESULTS.read_text())
+# Others of the suite do the same with one thing changed: the profiler, the reduction in a group, the group
+# of an all-to-all. For `make test-long`; `make test-torch` runs all.
+FURTHER = re.compile(r"_autograd_profiler$|group_(product|min|max)$|^test_all_to_all_.*full_group$")
 
 
 def runs(way: str) -> list[str]:
@@ -30,7 +35,9 @@ def runs(way: str) -> list[str]:
     return [
         test
         for test, ends in KNOWN["suite"].items()
-        if ends.get(f"{way} x3") == "passed" and not any(ends.get(other) == "passed" for other in others)
+        if ends.get(f"{way} x3") == "passed"
+        and not any(ends.get(other) == "passed" for other in others)
+        and (LONG or not FURTHER.search(test))
     ]
 
 

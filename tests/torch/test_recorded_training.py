@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import suite
 from unisono import networks
-from unisono.simulation import Call, RecvFrom, SendTo, read_program, scaled, simulate_program
+from unisono.simulation import Call, Program, RecvFrom, SendTo, scaled, simulate_program
+from unisono.simulation.recording import program_of, read_parts
 
-PROGRAM = Path(__file__).with_name("programs") / "recorded_training.py"
 
-
-def recorded(kind: str, tmp_path: Path) -> Path:
-    file = tmp_path / "step.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "unisono", "run", "-n", "4", "--record", str(file), str(PROGRAM), kind],
-        capture_output=True, text=True, timeout=170, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return file
+def recorded(forks: suite.Forks, folder: Path, kind: str) -> Program:
+    printed = forks.run(folder, {kind: ("programs.recorded_training", 4, [kind])}, limit_s=170)[kind]
+    assert "(ended with" not in "".join(printed), printed
+    return program_of(read_parts(str(folder / kind / "step.json")))
 
 
 @pytest.mark.timeout(200)
-def test_tensor_and_data_parallel_training(tmp_path: Path) -> None:
-    program = read_program(recorded("tensor", tmp_path))
+def test_tensor_and_data_parallel_training(forks: suite.Forks, tmp_path: Path) -> None:
+    program = recorded(forks, tmp_path, "tensor")
     calls = {call.collective for items in program.ranks for call in items if isinstance(call, Call)}
     assert "all_reduce" in calls
     groups = {tuple(group) for group in program.groups}
@@ -41,8 +35,8 @@ def test_tensor_and_data_parallel_training(tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(200)
-def test_pipeline_parallel_training(tmp_path: Path) -> None:
-    program = read_program(recorded("pipeline", tmp_path))
+def test_pipeline_parallel_training(forks: suite.Forks, tmp_path: Path) -> None:
+    program = recorded(forks, tmp_path, "pipeline")
     sent = [item for items in program.ranks for item in items if isinstance(item, SendTo)]
     taken = [item for items in program.ranks for item in items if isinstance(item, RecvFrom)]
     assert len(sent) == len(taken) > 0

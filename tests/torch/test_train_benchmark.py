@@ -12,8 +12,9 @@ BENCHMARKS = suite.HERE.parents[1] / "benchmarks"
 
 
 @pytest.mark.timeout(300)
-def test_both_backends_train_and_agree():
-    tiny = ["--model", "70K", "--context", "8", "--rounds", "2", "--steps", "1"]
+@pytest.mark.parametrize("ranks", cases([1], long=[2]))  # each rank of two sides imports PyTorch
+def test_both_backends_train_and_agree(ranks):
+    tiny = ["--ranks", str(ranks), "--model", "70K", "--context", "8", "--rounds", "1", "--steps", "1"]
     out = run(str(BENCHMARKS / "train.py"), *tiny, limit_s=280)
     for way in ("ddp", "fsdp2"):
         assert re.search(rf"^{way} +unisono .* ratio +\d+\.\d+ ", out, re.MULTILINE), out

@@ -118,7 +118,8 @@ def test_a_place_that_cannot_be_written_to_is_told(cache: Path, capsys: pytest.C
 # ---- the command ---------------------------------------------------------------------------------------
 
 
-def test_the_command_measures_once_shows_and_refreshes(cache: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_measures_once_shows_and_refreshes(cache: Path, capsys: pytest.CaptureFixture[str],
+                                                       monkeypatch: pytest.MonkeyPatch):  # fmt: skip
     assert command("--json") == 0
     first = json.loads(capsys.readouterr().out)
     assert first["machine"] == machine.identity()
@@ -126,15 +127,18 @@ def test_the_command_measures_once_shows_and_refreshes(cache: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert first["measured"] in shown
     assert "GB/s" in shown
+    again = msgspec.structs.replace(HERE, measured="2026-01-01T00:00:00+00:00")  # seconds of all cores less
+    monkeypatch.setattr("unisono.commands.calibrate.measure.measure", lambda: again)
     file = machine.cache_file(env.read())
     file.write_text("rubbish")
     assert command("--json") == 0
     told = capsys.readouterr()
     assert "is damaged" in told.err
-    assert machine.load(file)[0] == msgspec.convert(json.loads(told.out), MachineCalibration)
+    assert machine.load(file)[0] == again == msgspec.convert(json.loads(told.out), MachineCalibration)
     machine.save(HERE, file)
     assert command("--refresh", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["measured"]
+    assert machine.load(file)[0] == again
+    assert json.loads(capsys.readouterr().out)["measured"] == again.measured
 
 
 def test_a_malformed_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

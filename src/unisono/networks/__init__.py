@@ -4,7 +4,7 @@ network.py      Network, NetworkLink, Symmetry; costs.py: what messages cost a r
 generators.py   fat_tree, torus, dragonfly ... ; fabric.py and fabrics.py build them
 graph.py        nodes and cables by name
 description.py  TOML files
-quantities.py   "5 us", "100 Gbit/s"
+quantities.py   "5 us", "100 Gbit/s"; toml.py: files as tables
 """
 
 from __future__ import annotations

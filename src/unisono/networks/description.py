@@ -24,9 +24,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ from unisono.networks.graph import Connection, RankLocation, network_of
 from unisono.networks.network import Machine, Network
 from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, seconds
+from unisono.networks.toml import tables_of, text_of
 
 __all__ = ["FABRICS", "parse", "read"]
 
@@ -58,7 +57,6 @@ FABRICS: dict[str, Callable[..., Network]] = {
 }
 """The kinds of a fabric."""
 
-MOST_BYTES = 64 << 20
 MOST_CABLES = 1 << 20
 SWITCHING = ("cut-through", "store-and-forward")
 
@@ -72,16 +70,7 @@ def read(file: str | Path, size: int = 0) -> Network:
         OSError: the file cannot be read.  ValueError: it is wrong; the message names the file and the line.
     """
     file = Path(file)
-    with file.open("rb") as opened:
-        data = opened.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{file}: is larger than {MOST_BYTES >> 20} MiB")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{file}:{line}: is not UTF-8: {error.reason}") from None
-    return parse(text, str(file), size)
+    return parse(text_of(file), str(file), size)
 
 
 def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
@@ -91,7 +80,7 @@ def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
         ValueError: it is wrong; the message names the file and the line.
         ModuleNotFoundError: Python 3.10 without the package tomli.
     """
-    tables = _tables(text, file)
+    tables = tables_of(text, file)
     try:
         found = _network(tables)
         while found.size < size and "grows" in tables:
@@ -100,28 +89,6 @@ def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
         return found
     except DescriptionError as error:
         raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
-
-
-def _tables(text: str, file: str) -> dict[str, Any]:
-    try:
-        tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "reading TOML on Python 3.10 needs the package tomli: pip install 'unisono[networks]'",
-            name="tomli",
-        ) from None
-    try:
-        found: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = where[1] if where else str(text.count("\n") + 1)
-        reason = re.sub(r" \(at .*\)$", "", str(error))
-        raise ValueError(f"{file}:{line}: {reason}") from None
-    except RecursionError:
-        raise ValueError(f"{file}:1: is nested too deeply") from None
-    except ValueError as error:  # a number of too many digits
-        raise ValueError(f"{file}: {error}") from None
-    return found
 
 
 # ---- the tables --------------------------------------------------------------------------------------

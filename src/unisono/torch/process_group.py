@@ -33,8 +33,9 @@ from .monitored_barrier import MonitoredBarrier
 from .nccl_substitute import current
 from .openmp import warn_if_crowded
 from .reconfiguration import Reconfigurable, Unconnected
+from .shrinking import Shrinkable
 from .store import TorchStore
-from .subgroups import NO_PARENT, GroupCounter, ParentRanks, Subgroups
+from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
 from .work import TransferWork, UnisonoWork, WorkFutures
 
@@ -69,7 +70,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 
 
 class ProcessGroupUnisono(  # type: ignore[misc]
-    UnsupportedMethods, HookMethods, Reconfigurable, Subgroups, Collectives, c10d.ProcessGroup
+    UnsupportedMethods, HookMethods, Reconfigurable, Shrinkable, Collectives, c10d.ProcessGroup
 ):
     """`torch.distributed` over one `unisono.Group`."""
 
@@ -134,17 +135,18 @@ class ProcessGroupUnisono(  # type: ignore[misc]
             )
         if parent_ranks is NO_PARENT:
             warn_if_crowded(group._hosts, rank)
-        group.timeout_s = self._timeout.total_seconds()
-        self._begin(group, keys)
+        self._take(group, keys)
 
-    def _begin(self, group: NativeGroup, keys: c10d.Store) -> None:
-        """Be the process group of an engine's group, whose ranks share these keys of a store."""
+    def _take(self, group: NativeGroup, keys: c10d.Store) -> None:
+        """Become the process group of an engine's group. keys: a part of the store for this group only."""
+        rank, size = self._rank, self._size
         self._futures = WorkFutures(f"unisono futures {self._group_name}")
         # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
+        group.timeout_s = self._timeout.total_seconds()
         self._set_group(group)
-        self._cuda = CudaGroup(keys, self._rank, self._size, self._timeout)
-        self._monitored = MonitoredBarrier(keys, self._rank, self._size, group.last_seen)
+        self._cuda = CudaGroup(keys, rank, size, self._timeout)
+        self._monitored = MonitoredBarrier(keys, rank, size, group.last_seen)
 
     def _set_group(self, group: NativeGroup) -> None:
         self._group = group
@@ -237,7 +239,6 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     supports_splitting = True
     supports_coalescing = False  # waiting for works one by one costs nothing here
     supports_time_estimate = False
-    supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
         """False: the backend needs no memory of its own."""
@@ -297,18 +298,10 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     def _wait_for_pending_works(self) -> None:
         """Do nothing: there are no hooks to wait for."""
 
-    def _make(
-        self,
-        store: c10d.Store,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        name: str,
-        parent_ranks: ParentRanks,
-    ) -> ProcessGroupUnisono:
+    def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
         return ProcessGroupUnisono(
-            store, rank, size, timeout, name, backend=self._backend, parent_ranks=parent_ranks
+            *place, backend=self._backend, parent_ranks=parent_ranks, connects=connects
         )
 
     # ---- other ranks ----
@@ -331,7 +324,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._renumber(store, group.rank, group.size)
         self._timeout = timedelta(seconds=group.timeout_s)
         self._group_counter = GroupCounter(store, group.rank, None)
-        self._begin(group, self._group_counter.keys())
+        self._take(group, self._group_counter.keys())
         self._renewed()
 
     def _renumber(self, store: c10d.Store, rank: int, size: int) -> None:
@@ -382,6 +375,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """Close the part that moves CPU memory."""
         if isinstance(self._group, Unconnected):
             return
+        self._leave_survivors()
         healthy = not self._group.closed and not self._group._planner.engine.faulted
         try:
             self._finalizer()

@@ -161,7 +161,7 @@ class Reconfigurable:
             )
         self._uuids |= {uuid}
         self._disconnect()
-        store = self._meet(handles, own, str(uuid), timeout_s)
+        store = self._meet(handles, str(uuid), timeout_s)
         self._connect(store, handles.index(own), len(handles), timedelta(seconds=timeout_s))
         return DONE
 
@@ -177,23 +177,12 @@ class Reconfigurable:
         own = self.get_reconfigure_handle()
         handles = group.all_gather_object(own)
         self._disconnect()
-        store = self._meet(handles, own, f"generation {group.generation}", group.timeout_s)
+        store = self._meet(handles, f"generation {group.generation}", group.timeout_s)
         self._take_over(group, store)
 
-    def _meet(self, handles: list[str], own: str, uuid: str, timeout_s: float) -> EngineStore:
+    def _meet(self, handles: list[str], uuid: str, timeout_s: float) -> EngineStore:
         """Return the part of the first process's store that is for this group."""
-        if self._meeting is not None:
-            self._meeting.close()
-            self._meeting = None
-        first = Handle.parse(handles[0])
-        if handles[0] == own:
-            assert self._endpoint is not None
-            meeting = self._endpoint
-        else:
-            meeting = self._meeting = TCPStore(
-                first.host, first.port, token=first.token.encode(), timeout_s=timeout_s
-            )
-        store = EngineStore(meeting, f"reconfigured/{uuid}/")
+        store = self._store_at(handles[0], f"reconfigured/{uuid}/", timeout_s)
         digest = f"{len(handles)} {hashlib.sha256(chr(10).join(handles).encode()).hexdigest()}"
         there = store.compare_set("handles", "", digest).decode()
         if there != digest:
@@ -206,6 +195,17 @@ class Reconfigurable:
                 )
             )
         return store
+
+    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> EngineStore:
+        """Return a part of the store of a handle: this process's own, or another's, to which it connects."""
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None
+        if self._endpoint is not None and handle == self.get_reconfigure_handle():
+            return EngineStore(self._endpoint, prefix)
+        host, port, token = Handle.parse(handle)
+        self._meeting = TCPStore(host, port, token=token.encode(), timeout_s=timeout_s)
+        return EngineStore(self._meeting, prefix)
 
     def _leave_meetings(self) -> None:
         """Close this process's store, and the connection to another's."""

@@ -12,7 +12,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.engine.environment import env
 from unisono.errors import message
-from unisono.torch_internals import hooks
+from unisono.torch_internals import hooks, shrinking
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -32,6 +32,7 @@ def register() -> None:
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
     hooks.before_attaching(_pass_dispatcher)
     hooks.records_itself("unisono")
+    shrinking.shrinks_itself(_is_ours)
     module: Any = c10d  # Any: for a type checker its classes are constants
     original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo raises its own error
     if env.replaced_backend() == "gloo" and type(original) not in (GlooReplacement, type(None)):
@@ -47,10 +48,14 @@ def _create(given: Any, backend_options: Any) -> ProcessGroup:
 
 def _pass_dispatcher(group: Any) -> None:
     """Make a group of Unisono call PyTorch's hooks; others do."""
+    if _is_ours(group):
+        group.pass_dispatcher()
+
+
+def _is_ours(group: Any) -> bool:
     from .process_group import ProcessGroupUnisono
 
-    if isinstance(group, ProcessGroupUnisono):
-        group.pass_dispatcher()
+    return isinstance(group, ProcessGroupUnisono)
 
 
 class GlooReplacement(type):

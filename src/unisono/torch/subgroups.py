@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import message
@@ -158,14 +158,17 @@ class Subgroups:
         desc: str,
         within: ParentRanks = NO_PARENT,
     ) -> c10d.ProcessGroup:
-        made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
-        named: Any = made  # PyTorch's stubs lack both methods
-        named.setGroupName(name)
-        named.setGroupDesc(desc)
-        return made
+        place = (store, rank, size, timeout or self._timeout, f"group {name}")
+        made = self._make(*place, parent_ranks=within)
+        made.setGroupName(name)
+        made.setGroupDesc(desc)
+        return cast("c10d.ProcessGroup", made)
 
-    def _make(
-        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
-    ) -> c10d.ProcessGroup:
-        """Make a group of this one's kind."""
+    def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
+        """Make a group of this one's kind.
+
+        Args:
+            place: its store, rank, size, timeout and name.
+            connects: False: it has no ranks yet.
+        """
         raise NotImplementedError

@@ -8,7 +8,6 @@ from typing import Any
 from unisono.errors import message
 
 UNSUPPORTED = {
-    "shrink": "a group keeps its ranks. Use new_group with the ranks that remain.",
     "new_window": "there are no one-sided windows. Use send and recv, or unisono.torch.empty for memory that "
     "other ranks of a host read.",
     "split": "a backend is not split by itself. Use torch.distributed.split_group or new_group.",

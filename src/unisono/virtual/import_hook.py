@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-class ImportHook(importlib.abc.MetaPathFinder):
+class ImportHook:
     """Calls a function before or after certain modules are executed.
 
     Args:

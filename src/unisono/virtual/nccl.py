@@ -40,6 +40,9 @@ from .device_owners import DeviceOwners
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from unisono.engine.group.native import NativeGroup
+    from unisono.torch.shrinking import Survivors
+
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
@@ -103,13 +106,10 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
             store, rank, size, timeout, name, backend=backend, parent_ranks=parent_ranks, connects=connects
         )
 
-    def _join(
-        self, store: Any, parent_ranks: ParentRanks = NO_PARENT, timeout: timedelta | None = None
-    ) -> None:
-        """Make the engine's group, of the ranks that meet in the store."""
-        super()._join(store, parent_ranks, timeout)
-        keys = c10d.PrefixStore("devices/", self._group_counter.keys())
-        self._owners = DeviceOwners(keys, self._rank, self._size)
+    def _take(self, group: NativeGroup, keys: Any) -> None:
+        """Become the process group of an engine's group."""
+        super()._take(group, keys)
+        self._owners = DeviceOwners(c10d.PrefixStore("devices/", keys), self._rank, self._size)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -139,12 +139,17 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         if kind not in self._takes:
             raise RuntimeError(f"No backend type associated with device type {kind}")
 
-    def _make(
-        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, parent_ranks: ParentRanks
-    ) -> ProcessGroupVirtual:
+    def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
-        kind = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
-        return ProcessGroupVirtual(store, rank, size, timeout, name, parent_ranks=parent_ranks, **kind)
+        kind: Any = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
+        return ProcessGroupVirtual(*place, parent_ranks=parent_ranks, connects=connects, **kind)
+
+    def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:
+        """A process group for the survivors of `shrink`, with the options that it was given."""
+        made = super()._successor(survivors, timeout, opts)
+        if opts is not None:
+            made._options = opts
+        return made
 
 
 class _UnevenCollectives:

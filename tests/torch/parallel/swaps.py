@@ -1,6 +1,5 @@
 """Swapping under a plan: the losses of the same plan without it, bit for bit, and a quarter of the memory."""
 
-import ctypes
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from torch.nn import functional
 import unisono.parallel as up
 from parallel import limited, models
 from parallel.run_features import Branches, adamw, in_group, made, whole
-
-M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3  # of mallopt
 
 
 def trained(name: str, plan: up.Plan, steps: int = 3, **more: Any) -> tuple[list[float], up.Run]:
@@ -91,8 +88,7 @@ def check_four_times_the_memory_allowed(folder: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
-    for option, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 65536)):  # memory that is freed is given back
-        ctypes.CDLL(None).mallopt(option, value)
+    limited.give_freed_memory_back()
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     losses(2, "disk")  # libraries and threads come first
     wanted = losses(limited.LAYERS, None)

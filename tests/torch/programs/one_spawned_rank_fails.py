@@ -3,6 +3,7 @@
 `one_spawned_rank_fails.py FOLDER START_METHOD RANKS:ATTEMPTS ...`
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -28,6 +29,7 @@ def rank_main(rank: int, folder: str, ranks: int) -> None:
 def main(place: str, start: str, *jobs: str) -> None:
     if start == "fork":  # DDP imports it, which takes seconds: once, before the ranks are forked
         importlib.import_module("torch._dynamo")
+        gc.freeze()  # at their end the ranks need not look through all that PyTorch has made
     for job in jobs:
         ranks, attempts = map(int, job.split(":"))
         for attempt in range(attempts):

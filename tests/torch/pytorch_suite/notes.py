@@ -31,10 +31,7 @@ NOTES: dict[str, tuple[str, str]] = {
         "differs",
         "PyTorch requires an accelerator bound to the group, for every backend; use `new_group`",
     ),
-    "Functions: shrink_group": (
-        "differs",
-        "PyTorch has it for NCCL only; use `new_group(ranks)`, or `init_process_group` after a rank died",
-    ),
+    "Functions: shrink_group": ("works", "the job's store and rank 0 may be gone"),
     "SyncBatchNorm": ("differs", "PyTorch itself accepts only CUDA tensors"),
     "bf16_compress_hook": (
         "differs",

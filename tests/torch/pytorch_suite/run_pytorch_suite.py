@@ -38,11 +38,13 @@ def main() -> int:
     screen = os.fdopen(os.dup(1), "w", buffering=1)
     with tempfile.TemporaryDirectory() as folder:
         prepare(arguments, folder)
+        gc.disable()  # collections while modules are imported take half a second
         suite = import_suite(arguments.way)
         made = make_class(suite, f"suite {arguments.way} x{arguments.world_size}", spawn=arguments.spawn)
         chosen = arguments.names or [name for name in names(suite) if name not in arguments.without]
         tests = [made(name) for name in chosen]
         gc.freeze()  # a collection in a rank would copy every page of what was imported
+        gc.enable()
         result = Recorded(screen, len(tests))
         unittest.TestSuite(tests).run(result)
     arguments.out.write_text(json.dumps(result.outcomes, indent=1) + "\n")

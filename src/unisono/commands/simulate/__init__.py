@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _simulated(args: argparse.Namespace) -> int:
     from unisono.commands.simulate.programs import is_program, simulate_job
-    from unisono.commands.simulate.report import as_json, progress, table
+    from unisono.commands.simulate.report import TrialProgress, as_json, table
     from unisono.commands.simulate.search import candidates, save
     from unisono.commands.simulate.trials import run, timeline
 
@@ -94,15 +94,16 @@ def _simulated(args: argparse.Namespace) -> int:
     if args.output and not args.best:
         raise ValueError("-o needs --best: it writes the winner")
     trials: list[Trial] = []
+    progress = TrialProgress()
     for nbytes in sizes:
         for wish in wishes:
             trials.append(run(network, wish._replace(nbytes=nbytes), args.patience))
-            progress(trials[-1])
+            progress.show(trials[-1])
         if args.best:
             found = [trial for trial in trials if trial.wish.nbytes == nbytes and not trial.problem]
             for wish in candidates(network, found):
                 trials.append(run(network, wish, args.patience))
-                progress(trials[-1])
+                progress.show(trials[-1])
     done = sorted((trial for trial in trials if not trial.problem), key=lambda trial: trial.seconds)
     print(as_json(network, trials) if args.json else table(network, trials))
     if not done:

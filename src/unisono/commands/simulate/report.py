@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 from unisono.commands.simulate.trials import Trial
 from unisono.networks import Network
 from unisono.networks.quantities import written_time
 
-__all__ = ["as_json", "progress", "table"]
+__all__ = ["TrialProgress", "as_json", "table"]
 
 COLUMNS = ("algorithm", "time", "busbw", "messages", "latency", "bytes", "overhead", "compute", "limit")
 
 FASTEST = ("collective", "algorithm", "bytes", "seconds", "messages", "limit")
 
+BETWEEN_LINES_S = 10.0  # where standard error is no terminal
 
-def progress(trial: Trial) -> None:
-    """Say on standard error what has been simulated, if that is a terminal."""
-    if sys.stderr.isatty():
+
+class TrialProgress:
+    """Says on standard error what has been simulated: each trial on a terminal, elsewhere one every 10 s."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._last = time.monotonic()
+
+    def show(self, trial: Trial) -> None:
+        """Count a trial that has ended, and print it if a line is due."""
+        self._done += 1
+        if not sys.stderr.isatty() and time.monotonic() - self._last < BETWEEN_LINES_S:
+            return
+        self._last = time.monotonic()
         wish = trial.wish
         text = trial.problem or written_time(trial.seconds)
-        print(f"{wish.algorithm} {wish.note} {wish.nbytes} B: {text}", file=sys.stderr)
+        print(f"{self._done}: {_name(trial)} {wish.nbytes} B: {text}", file=sys.stderr)
 
 
 def table(network: Network, trials: Sequence[Trial]) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from unisono import _native
-from unisono._native import Fate, FaultKind
+from unisono._native import Contact, Fate, FaultKind
 from unisono.engine.bootstrap.forming import Identity, OpenConnections, next_engine, next_identity
 from unisono.engine.diagnosis.fault_reader import last_operation
 from unisono.engine.diagnosis.fault_text import signal_name
@@ -24,13 +24,16 @@ from unisono.engine.membership.eviction import eviction
 from unisono.engine.membership.proposal import MembershipProposal, Phase, decode, encode, ranks_of
 from unisono.errors import Evicted, Timeout, message
 
-__all__ = ["CallMismatch", "agree", "departures", "excluded_ranks", "form", "refuse"]
+__all__ = ["CallMismatch", "agree", "await_last_calls", "departures", "excluded_ranks", "form", "refuse"]
 
 SLICE_S = 0.002
 """How long a rank sleeps between two looks at the others' processes; a proposal ends the sleep."""
 
 OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
+
+LAST_CALLS_S = 1.0
+"""For other ranks to end the calls that have ended here; one that does not call at all costs this time."""
 
 HAND_OVER_S = 2.5
 """For the other ranks to pass on their ends of the connections: each does so right after the decision. One
@@ -181,6 +184,28 @@ class _Agreeing:
             why = found.why if found else ""
         self._publish()
         return self._group._planner.evicted("shrink", why)
+
+
+def await_last_calls(group: MembershipGroup, ranks: Sequence[int]) -> None:
+    """Wait until these ranks have ended the collectives that have ended here.
+
+    A rank may return from a barrier before another one does. To exclude that one, or to abort, would end its
+    barrier with an error.
+    """
+    engine = group._planner.engine
+    ended = engine.record_of(group.rank).finished
+    deadline = time.monotonic() + LAST_CALLS_S
+    behind = list(ranks)
+    while behind and not engine.faulted and time.monotonic() < deadline:
+        behind = [rank for rank in behind if _is_behind(engine, rank, ended)]
+        if behind:
+            engine.ask()
+            time.sleep(SLICE_S)
+
+
+def _is_behind(engine: _native.Engine, rank: int, ended: int) -> bool:
+    record = engine.record_of(rank)
+    return record.finished < ended and not record.left and engine.state(rank) == Contact.OPEN
 
 
 def agree(

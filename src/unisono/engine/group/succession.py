@@ -11,7 +11,7 @@ from unisono import _native
 from unisono.engine.bootstrap.forming import OpenConnections
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.membership import Former, MembershipGroup
-from unisono.engine.group.shrink import CallMismatch, agree, departures, form
+from unisono.engine.group.shrink import CallMismatch, agree, await_last_calls, departures, form
 from unisono.engine.membership.agreement import Agreement
 from unisono.engine.membership.eviction import eviction
 from unisono.engine.store import PrefixStore
@@ -28,6 +28,7 @@ def shrink_group(group: MembershipGroup, excluded: tuple[int, ...], deadline: fl
     if group._identity is None:
         raise NotSupported("shrink: this group has no memory that a next one could continue in")
     engine = group._planner.engine
+    await_last_calls(group, excluded)
     try:
         agreement = _agreed(group, excluded, deadline)
     except Evicted:

@@ -1,0 +1,139 @@
+"""`unisono plan`: the best way to train a transformer on given hardware, with its reasons. Nothing runs.
+
+picture   the drawing as SVG; docs/planner.md is the tour
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.planner import TransformerShape
+
+__all__ = ["add_arguments", "main"]
+
+NUMBERS = ("layers", "hidden", "heads", "vocab")
+YES = {"yes": True, "no": False}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.allow_abbrev = False
+    add = parser.add_argument
+    add(
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="config.json, its folder, gpt2, llama3-8b ...; or numbers:",
+    )
+    for name, text in (
+        ("layers", "layers"),
+        ("hidden", "width of the model"),
+        ("heads", "heads of attention"),
+        ("kv-heads", "heads of keys and values (default: as --heads)"),
+        ("ffn", "width of the MLP (default: 4 x hidden)"),
+        ("vocab", "tokens that there are"),
+        ("sequence", "tokens of a sequence"),
+    ):
+        add(f"--{name}", type=int, default=None, metavar="N", help=text)
+    add("--family", default=None, metavar="NAME", help="gpt (default) or llama: gated MLP, no biases, untied")
+    add("--attention", default=None, metavar="NAME", help="unfused or fused (default: unfused for gpt)")
+    add("--batch", type=int, required=True, metavar="N", help="sequences of a step, of all GPUs")
+    add("--gpus", type=int, required=True, metavar="N", help="how many there are")
+    add("--hardware", required=True, metavar="HW", help="FILE.toml, or a100-80g, h100-80g, v100-32g")
+    add("--network", default="", metavar="NET", help="FILE.toml, or a name that `unisono network` lists")
+    add("--memory", default="", metavar="SIZE", help="of a GPU that a plan may use, such as 70G or 65GiB")
+    add(
+        "--plan",
+        default="",
+        metavar="PLAN",
+        help="price this one: tensor=8,pipeline=12,data=4,recompute=full",
+    )
+    add("--fix", default="", metavar="PLAN", help="search only plans with these fields, such as sequence=no")
+    add("--compute", default=None, metavar="TYPE", help="bf16, fp16 or f32 (default: the hardware's first)")
+    add(
+        "--reduce",
+        default="f32",
+        metavar="TYPE",
+        help="type of gradients: f32 (default), or low as --compute",
+    )
+    add("--overlap", default=None, metavar="yes|no", help="data collectives travel during compute")
+    add("-o", "--output", default="", metavar="FILE.svg", help="draw time over memory of all plans")
+    add("--json", action="store_true", help="the choice on standard output as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Plan, and print the choice.
+
+    Exit code: 0; 1: no plan fits, or a file cannot be read; 2: wrong usage.
+    """
+    from unisono.planner.planner import NoPlanFitsError
+
+    try:
+        print(_planned(args))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"unisono plan: {error.filename or error}: {error.strerror}", file=sys.stderr)
+        return 1
+    except NoPlanFitsError as error:
+        print(f"unisono plan: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
+        print(f"unisono plan: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _planned(args: argparse.Namespace) -> str:
+    from unisono.commands.plan.picture import svg
+    from unisono.networks.quantities import nbytes
+    from unisono.planner import plan
+    from unisono.planner.planner import all_plans
+
+    if args.overlap not in (None, *YES):
+        raise ValueError(f"--overlap {args.overlap}: expected yes or no")
+    if args.output and (args.plan or Path(args.output).suffix != ".svg"):
+        raise ValueError(f"-o {args.output}: expected a name that ends in .svg, and no --plan")
+    choice = plan(
+        _shape(args),
+        batch=args.batch,
+        gpus=args.gpus,
+        hardware=args.hardware,
+        network=args.network or None,
+        memory=nbytes(args.memory) if args.memory else None,
+        plan=args.plan or None,
+        fix=args.fix or None,
+        compute=args.compute,
+        reduce=args.reduce,
+        overlap=None if args.overlap is None else YES[args.overlap],
+    )
+    if args.output:
+        Path(args.output).write_text(svg(choice, all_plans(choice.job, args.fix)), encoding="utf-8")
+    return json.dumps(choice.record(), indent=1) if args.json else str(choice)
+
+
+def _shape(args: argparse.Namespace) -> TransformerShape:
+    """The shape of the config file, or of the numbers."""
+    from unisono.planner.model_config import read_shape
+    from unisono.planner.shape import shape_of
+
+    changes: dict[str, Any] = {} if args.attention is None else {"attention": args.attention}
+    numbers = {name: getattr(args, name) for name in (*NUMBERS, "kv_heads", "ffn")}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if args.model:
+        if given or args.family is not None:
+            name = next(iter(given), "family")
+            raise ValueError(f"--{name.replace('_', '-')} and --model: give one or the other")
+        return read_shape(args.model, args.sequence, **changes)
+    for name in (*NUMBERS, "sequence"):
+        if getattr(args, name) is None:
+            raise ValueError(f"--{name} is missing: give the numbers of the model, or --model")
+    family = args.family or "gpt"
+    if family == "gpt":
+        changes["positions"] = args.sequence
+    return shape_of(family, sequence=args.sequence, **given, **changes)

@@ -1,0 +1,227 @@
+"""The answer of the planner: a plan, and everything that speaks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from unisono.planner.neighbours import RefusedNeighbour
+from unisono.planner.search import PricedPlan
+from unisono.planner.step_time import PlannedCollective
+from unisono.planner.training_plan import TrainingJob, TrainingPlan
+
+__all__ = ["PlanChoice"]
+
+GIB = 1 << 30
+MOST_COLLECTIVES, MOST_REFUSED = 5, 8
+
+CAUSES = {
+    "matrix": "matrix products",
+    "other": "other operators",
+    "recompute": "recomputation",
+    "tensor": "tensor collectives",
+    "messages": "pipeline messages",
+    "bubble": "pipeline bubble",
+    "data": "data collectives",
+    "update": "optimizer",
+}
+MEMORY_CAUSES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "moments": "moments",
+    "activations": "activations",
+    "recomputed": "one layer again",
+    "ends": "embedding, loss",
+    "buffers": "buffers",
+}
+
+
+class PlanChoice(NamedTuple):
+    """A plan of a job, priced, with its reasons. `print` shows it on a screen.
+
+    Attributes:
+        job: what it is for.  chosen: the plan, its time and its memory, by cause.
+        collectives: of a step, those that take longest first.
+        next_best: up to five others that fit.  refused: the plans one step away.
+        candidates: the plans that were compared.
+    """
+
+    job: TrainingJob
+    chosen: PricedPlan
+    collectives: list[PlannedCollective]
+    next_best: list[PricedPlan]
+    refused: list[RefusedNeighbour]
+    candidates: int
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """The plan."""
+        return self.chosen.plan
+
+    @property
+    def seconds(self) -> float:
+        """A step."""
+        return self.chosen.time.total
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the fullest rank."""
+        return self.chosen.memory.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank has this memory."""
+        return self.memory_bytes <= self.job.limit_bytes
+
+    @property
+    def tflops_per_gpu(self) -> float:
+        """TFLOP/s of a rank; what is computed again counts. Narayanan et al., 2021, equation 3."""
+        return self._tflops(self.plan.recompute)
+
+    @property
+    def model_tflops_per_gpu(self) -> float:
+        """The same without what is computed again."""
+        return self._tflops("none")
+
+    @property
+    def limit(self) -> str:
+        """The cause that takes the largest share of the step."""
+        return max(zip(self.chosen.time, self.chosen.time._fields, strict=True))[1]
+
+    def runtime_arguments(self) -> dict[str, Any]:
+        """The arguments of `unisono.parallel.Plan` for this plan.
+
+        Raises:
+            ValueError: that runtime has no selective recomputation and does not cut tokens (sequence).
+        """
+        plan = self.plan
+        if plan.sequence or plan.recompute == "selective":
+            what = "sequence=yes" if plan.sequence else "recompute=selective"
+            raise ValueError(
+                f"unisono.parallel does not run {what}: plan with sequence=no, recompute=full or none"
+            )
+        found: dict[str, Any] = {
+            "data": plan.data,
+            "tensor": plan.tensor,
+            "pipeline": plan.pipeline,
+            "zero": plan.zero,
+            "micro_batches": plan.micro_batches(self.job.batch),
+            "recompute": plan.recompute == "full",
+            "precision": self.job.compute,
+            "reduce": self.job.reduce,
+        }
+        if plan.interleave > 1:
+            found |= {"schedule": "interleaved", "stages_per_rank": plan.interleave}
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
+        chosen, job = self.chosen, self.job
+        return {
+            "plan": _fields(chosen.plan),
+            "seconds": self.seconds,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "model_tflops_per_gpu": self.model_tflops_per_gpu,
+            "memory_bytes": self.memory_bytes,
+            "limit_bytes": job.limit_bytes,
+            "fits": self.fits,
+            "limit": self.limit,
+            "bubble_seconds": chosen.time.bubble,
+            "time": chosen.time._asdict(),
+            "memory": {name: round(value) for name, value in chosen.memory._asdict().items()},
+            "collectives": [{**each._asdict(), "nbytes": round(each.nbytes)} for each in self.collectives],
+            "next_best": [
+                {"plan": _fields(each.plan), "seconds": each.time.total, "memory_bytes": each.memory.total}
+                for each in self.next_best
+            ],
+            "refused": [each._asdict() for each in self.refused],
+            "candidates": self.candidates,
+            "parameters": job.shape.parameters,
+            "gpus": job.ranks,
+            "batch": job.batch,
+            "hardware": job.hardware.name,
+            "network": job.links.name,
+            "efficiency": job.hardware.efficiency.source,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [*self._head(), "", *self._parts(), *self._collective_lines(), *self._others(), *self._refusals()]
+        )
+
+    def _tflops(self, recompute: str) -> float:
+        return self.job.shape.step_flops(self.job.batch, recompute) / self.job.ranks / self.seconds / 1e12
+
+    def _head(self) -> Iterator[str]:
+        job, tokens = self.job, self.job.batch * self.job.shape.sequence
+        yield (
+            f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
+            f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}, {job.compute}"
+        )
+        yield f"  {self.plan}   ({'the best of ' if self.candidates > 1 else ''}{self.candidates:,})"
+        again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
+        yield (
+            f"  {_seconds(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
+            f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}"
+        )
+        state = "fits" if self.fits else "DOES NOT FIT"
+        yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}"
+
+    def _parts(self) -> Iterator[str]:
+        time, memory = self.chosen.time, self.chosen.memory
+        left = [
+            f"{CAUSES[name]:<19}{_seconds(value):>9}{100 * value / time.total:>6.1f} %"
+            for name, value in time._asdict().items()
+        ]
+        right = [f"{MEMORY_CAUSES[name]:<17}{_gib(value):>8} GiB" for name, value in memory._asdict().items()]
+        for one, other in zip(left, [*right, f"limit: {CAUSES[self.limit]}"], strict=True):
+            yield f"  {one}    {other}"
+
+    def _collective_lines(self) -> Iterator[str]:
+        if self.collectives:
+            columns = f"{'ranks':>7}{'MiB':>10}{'calls':>10}{'time':>11}{'not hidden':>12}"
+            yield f"  {'collectives of a rank':<26}{columns}"
+        for each in self.collectives[:MOST_COLLECTIVES]:
+            name = f"{each.collective} ({each.axis})"
+            size = f"{each.ranks:>7,}{each.nbytes / (1 << 20):>10,.1f}{each.calls:>10,}"
+            yield f"    {name:<24}{size}{_seconds(each.seconds):>11}{_seconds(each.exposed):>12}"
+
+    def _others(self) -> Iterator[str]:
+        if self.next_best:
+            yield "  next best"
+        for each in self.next_best:
+            seconds, gib = _seconds(each.time.total), _gib(each.memory.total)
+            yield f"    {seconds:>9}{gib:>8} GiB  {each.plan.changes(self.plan)}"
+
+    def _refusals(self) -> Iterator[str]:
+        if self.refused:
+            yield "  one step away"
+        for each in self.refused[:MOST_REFUSED]:
+            yield f"    {each.change:<26}  {_refusal(each)}"
+
+
+def _refusal(each: RefusedNeighbour) -> str:
+    if each.problem:
+        return each.problem
+    slower = f"{each.excess_s:+.3g} s"
+    if each.excess_bytes:
+        return f"{_gib(each.excess_bytes)} GiB too many; {slower}"
+    return f"{slower} ({CAUSES[each.cause[0]]} {each.cause[1]:+.3g} s)"
+
+
+def _fields(plan: TrainingPlan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__struct_fields__}
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.4g} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / GIB:.2f}"
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3f} s"
+    return f"{1e3 * value:.1f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"

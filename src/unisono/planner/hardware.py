@@ -1,0 +1,177 @@
+"""Hardware as data: accelerators, the links between them, and how much of their rates a training step gets.
+
+The files are small; `shipped/` has some, with the sources of their figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from unisono.networks.cost_table import known, quantity
+from unisono.networks.places import At, DescriptionError, line_of
+from unisono.networks.quantities import bytes_per_s, nbytes, seconds
+from unisono.networks.toml import tables_of, text_of
+
+__all__ = ["Efficiency", "Hardware", "LinkRate", "find_hardware", "shipped"]
+
+FOLDER = Path(__file__).parent / "shipped"
+COMPUTE = ("bf16", "fp16", "f32")
+
+
+class LinkRate(NamedTuple):
+    """What a rank sends over: `latency_s` of a message, `bytes_per_s` in one direction."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of each rate that a training step gets: at most four numbers that are fitted or assumed.
+
+    Attributes:
+        matrix: of the rate of matrix products.  memory: of the memory's rate.  links: of the links' rates.
+        kernel_s: seconds that each kernel takes beside its work.
+        source: where the four come from.
+    """
+
+    matrix: float
+    memory: float
+    links: float
+    kernel_s: float
+    source: str
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """An accelerator and its links.
+
+    Attributes:
+        name: for people.
+        flops: of matrix products, by type of compute: bf16, fp16, f32; the first one is the default.
+        memory_bytes: of one accelerator.
+        reserved_bytes: what driver, libraries and fragmentation take of it.
+        memory_bytes_per_s: the rate of its memory.
+        ranks: accelerators of a host.  inside, between: a rank's links within a host and between hosts.
+        overlap: gradients are reduced during backward.
+    """
+
+    name: str
+    flops: dict[str, float]
+    memory_bytes: int
+    reserved_bytes: int
+    memory_bytes_per_s: float
+    ranks: int
+    inside: LinkRate
+    between: LinkRate
+    overlap: bool
+    efficiency: Efficiency
+
+    @property
+    def compute(self) -> str:
+        """The type of compute that is the default."""
+        return next(iter(self.flops))
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a plan may use."""
+        return self.memory_bytes - self.reserved_bytes
+
+
+def shipped() -> list[str]:
+    """The names of the hardware that is shipped."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def find_hardware(name: str | Path) -> Hardware:
+    """The hardware in a file, or the shipped one of this name.
+
+    Raises:
+        OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
+    """
+    if isinstance(name, Path) or "/" in name or name.endswith(".toml"):
+        return _read(Path(name))
+    if name not in shipped():
+        raise ValueError(f"no hardware {name!r}: expected a file, or one of {', '.join(shipped())}")
+    return _read(FOLDER / f"{name}.toml")
+
+
+def _read(file: Path) -> Hardware:
+    text = text_of(file)
+    tables = tables_of(text, str(file))
+    try:
+        return _hardware(tables, file.stem)
+    except DescriptionError as error:
+        raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
+
+
+def _hardware(tables: dict[str, Any], name: str) -> Hardware:
+    top = At(())
+    keys = {"name", "memory", "reserved", "memory_rate", "ranks", "overlap"}
+    known(tables, top, {*keys, "flops", "inside", "between", "efficiency"})
+    for key in ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency"):
+        if key not in tables:
+            raise DescriptionError(top, f"lacks {key}")
+    memory = quantity(nbytes, tables["memory"], top / "memory")
+    reserved = quantity(nbytes, tables.get("reserved", 0), top / "reserved")
+    if reserved >= memory:
+        raise DescriptionError(top / "reserved", f"is {reserved}, expected less than the memory, {memory}")
+    ranks, overlap = tables["ranks"], tables.get("overlap", True)
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise DescriptionError(top / "ranks", f"is {ranks!r}, expected a whole number of at least 1")
+    if not isinstance(overlap, bool):
+        raise DescriptionError(top / "overlap", f"is {overlap!r}, expected true or false")
+    return Hardware(
+        name=str(tables.get("name", name)),
+        flops=_flops(_table(tables, "flops"), top / "flops"),
+        memory_bytes=memory,
+        reserved_bytes=reserved,
+        memory_bytes_per_s=quantity(bytes_per_s, tables["memory_rate"], top / "memory_rate"),
+        ranks=ranks,
+        inside=_link(_table(tables, "inside"), top / "inside"),
+        between=_link(_table(tables, "between"), top / "between"),
+        overlap=overlap,
+        efficiency=_efficiency(_table(tables, "efficiency"), top / "efficiency"),
+    )
+
+
+def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
+    value = tables[key]
+    if not isinstance(value, dict):
+        raise DescriptionError(At((key,)), f"is {value!r}, expected a table")
+    return value
+
+
+def _flops(table: dict[str, Any], at: At) -> dict[str, float]:
+    known(table, at, set(COMPUTE))
+    if not table:
+        raise DescriptionError(at, f"is empty, expected one of {', '.join(COMPUTE)}")
+    return {key: _number(value, at / key) for key, value in table.items()}
+
+
+def _link(table: dict[str, Any], at: At) -> LinkRate:
+    known(table, at, {"latency", "rate"})
+    if "rate" not in table:
+        raise DescriptionError(at, "lacks a rate")
+    latency = quantity(seconds, table.get("latency", 0), at / "latency")
+    return LinkRate(latency, quantity(bytes_per_s, table["rate"], at / "rate"))
+
+
+def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
+    shares = ("matrix", "memory", "links")
+    known(table, at, {*shares, "kernel", "source"})
+    if missing := [key for key in (*shares, "kernel", "source") if key not in table]:
+        raise DescriptionError(at, f"lacks {missing[0]}")
+    found = {key: _number(table[key], at / key) for key in shares}
+    for key, share in found.items():
+        if share > 1:
+            raise DescriptionError(at / key, f"is {share}, expected a share above 0, at most 1")
+    kernel = quantity(seconds, table["kernel"], at / "kernel")
+    return Efficiency(**found, kernel_s=kernel, source=str(table["source"]))
+
+
+def _number(value: Any, at: At) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise DescriptionError(at, f"is {value!r}, expected a number above 0")
+    return float(value)

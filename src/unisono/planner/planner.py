@@ -1,0 +1,146 @@
+"""From the numbers of a model, hardware and a network to the best plan of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.engine.base.validation import instance, whole
+from unisono.networks import Network, find
+from unisono.planner.choice import PlanChoice
+from unisono.planner.hardware import Hardware, find_hardware
+from unisono.planner.interconnect import interconnect_of
+from unisono.planner.neighbours import refused_neighbours
+from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
+from unisono.planner.shape import TransformerShape
+from unisono.planner.step_time import TimeModel
+from unisono.planner.training_plan import TrainingJob, TrainingPlan, parse_plan
+
+__all__ = ["NoPlanFitsError", "all_plans", "plan"]
+
+SHOWN = 6
+
+
+class NoPlanFitsError(ValueError):
+    """No plan fits into the memory, or no plan can be cut so. It names the one that needs least."""
+
+
+def plan(
+    shape: TransformerShape,
+    *,
+    batch: int,
+    gpus: int,
+    hardware: Hardware | str | Path,
+    network: Network | str | Path | None = None,
+    memory: int | None = None,
+    plan: str | Mapping[str, Any] | None = None,
+    fix: str | Mapping[str, Any] | None = None,
+    compute: str | None = None,
+    reduce: str = "f32",
+    overlap: bool | None = None,
+) -> PlanChoice:
+    """Choose how to train a transformer: the fastest plan that fits, with its reasons. Nothing runs.
+
+    Args:
+        shape: the model.  batch: sequences of a step, of all ranks.  gpus: ranks.
+        hardware: a file, or the name of one that is shipped: a100-80g, h100-80g, v100-32g.
+        network: as `un.simulate` takes it; None: the links of the hardware.
+        memory: bytes of a rank that a plan may use; None: the hardware's, less what it reserves.
+        plan: price this plan; nothing is searched. A text such as "tensor=8,pipeline=12,recompute=full", or
+            the fields of `TrainingPlan`. Without `data` that follows from `gpus`; without `micro_batch` the
+            fastest that fits is taken; other fields have their defaults.
+        fix: search only plans with these fields, such as "sequence=no,zero=1".
+        compute: bf16, fp16 or f32; None: the hardware's first.
+        reduce: gradients are kept and reduced in "f32", or "low" for the type of compute.
+        overlap: collectives of the data axis travel during compute; None: as the hardware's file says.
+    Raises:
+        NoPlanFitsError: a ValueError that names the plan which needs least.
+        ValueError, TypeError: wrong arguments.
+        OSError: a file cannot be read.
+    """
+    instance(shape, TransformerShape, "shape")
+    instance(hardware, (Hardware, str, Path), "hardware")
+    instance(network, (Network, str, Path, type(None)), "network")
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
+    whole(gpus, "gpus", 1)
+    found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    links = network if network is None or isinstance(network, Network) else find(network, gpus)
+    job = TrainingJob(
+        shape=shape,
+        hardware=found,
+        links=interconnect_of(found, links, gpus),
+        batch=batch,
+        ranks=gpus,
+        limit_bytes=found.usable_bytes if memory is None else memory,
+        compute=found.compute if compute is None else compute,
+        reduce=reduce,
+        overlap=found.overlap if overlap is None else overlap,
+    )
+    model = TimeModel(job)
+    result = _searched(model, _fields(fix or "")) if plan is None else _priced(model, _fields(plan))
+    chosen = result.best[0]
+    refused = refused_neighbours(model, chosen)
+    return PlanChoice(
+        job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
+    )
+
+
+def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[PricedPlan]:
+    """Every plan of a job's space with its time and memory, also those that do not fit."""
+    model = TimeModel(job)
+    for each in plan_space(job, _fields(fix)):
+        yield price(model, each)
+
+
+def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(plan, str):
+        return parse_plan(plan) if plan.strip() else {}
+    fields = dict(instance(plan, Mapping, "plan"))
+    for name in fields:
+        if name not in TrainingPlan.__struct_fields__:
+            raise ValueError(
+                f"plan: {name!r} is unknown, expected {', '.join(TrainingPlan.__struct_fields__)}"
+            )
+    TrainingPlan(**fields)
+    return fields
+
+
+def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
+    found = search(model, fixed, SHOWN)
+    if found.best:
+        return found
+    job, smallest = model.job, found.smallest
+    if smallest is None and fixed:
+        raise NoPlanFitsError(
+            f"no plan of {job.ranks} ranks has {fixed}, or they cannot cut the batch or the model"
+        )
+    if smallest is None:
+        raise NoPlanFitsError(
+            f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
+            f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
+        )
+    raise NoPlanFitsError(
+        f"no plan fits {job.limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
+        f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
+    )
+
+
+def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
+    """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
+    job = model.job
+    defaults = dict(zip(TrainingPlan.__struct_fields__, TrainingPlan.__struct_defaults__, strict=True))
+    fixed = {**defaults, **fields}
+    if "data" not in fields:
+        fixed["data"] = max(1, job.ranks // (fixed["tensor"] * fixed["pipeline"]))
+    if problem := TrainingPlan(**fixed).problem(job):
+        raise ValueError(f"plan: {problem}")
+    if "micro_batch" not in fields:
+        del fixed["micro_batch"]
+    plans = [price(model, each) for each in plan_space(job, fixed)]
+    fitting = [each for each in plans if each.memory.total <= job.limit_bytes]
+    if fitting:
+        return SearchResult(sorted(fitting, key=lambda each: each.order)[:SHOWN], len(plans), None)
+    smallest: PricedPlan = min(plans, key=lambda each: each.memory.total)
+    return SearchResult([smallest], len(plans), None)

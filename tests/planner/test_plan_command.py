@@ -1,0 +1,181 @@
+"""`unisono plan` as a user calls it, and the files it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from loops import each
+from unisono.commands import cli
+from unisono.planner import find_hardware
+from unisono.planner.hardware import shipped
+
+CONFIGS = Path(__file__).parent / "configs"
+GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"
+ON_64 = f"{GPT3} --batch 64 --gpus 64 --hardware a100-80g"
+ON_128 = f"{GPT3} --batch 128 --gpus 128 --hardware a100-80g"
+A100 = (Path(__file__).parents[2] / "src/unisono/planner/shipped/a100-80g.toml").read_text()
+
+
+def test_json_has_all_of_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(f"{ON_64} --network selene --json".split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["seconds"] == pytest.approx(sum(record["time"].values()))
+    assert record["memory_bytes"] == pytest.approx(sum(record["memory"].values()), abs=10)
+    assert record["memory_bytes"] <= record["limit_bytes"]
+    assert record["fits"] is True
+    plan = record["plan"]
+    assert plan["data"] * plan["tensor"] * plan["pipeline"] == 64
+    assert 100 < record["model_tflops_per_gpu"] <= record["tflops_per_gpu"] < 312
+    assert record["limit"] in record["time"]
+    assert record["bubble_seconds"] == record["time"]["bubble"]
+    assert len(record["next_best"]) == 5
+    assert record["collectives"][0]["seconds"] > 0
+    assert {"change", "problem", "excess_bytes", "excess_s", "cause"} == set(record["refused"][0])
+    assert record["network"] == "selene"
+
+
+def test_one_plan_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "tensor=8,pipeline=12,data=4,recompute=full"
+    words = (
+        f"{GPT3} --kv-heads 96 --ffn 49152 --batch 1536 --gpus 384 --hardware a100-80g --plan {text} --json"
+    )
+    assert cli.main(words.split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["plan"] == {
+        "data": 4, "tensor": 8, "sequence": False, "pipeline": 12, "interleave": 1, "zero": 0,
+        "micro_batch": 1, "recompute": "full",
+    }  # fmt: skip
+    assert record["tflops_per_gpu"] == pytest.approx(4 / 3 * record["model_tflops_per_gpu"], rel=0.01)
+
+
+def test_the_answer_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(ON_64.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+    text = "\n".join(lines)
+    for word in ("a step", "GiB", "pipeline bubble", "limit:", "collectives", "next best", "one step away"):
+        assert word in text
+
+
+def test_models_are_read_from_config_files(capsys: pytest.CaptureFixture[str]) -> None:
+    rest = "--batch 64 --gpus 8 --hardware v100-32g --json"
+    assert cli.main(f"plan --model {CONFIGS / 'gpt2.json'} {rest}".split()) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 124_439_808
+    words = f"plan --model {CONFIGS / 'llama3_8b.json'} --sequence 4096 --attention unfused {rest}"
+    assert cli.main(words.split()) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 8_030_261_248
+
+
+def test_less_memory_is_another_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(f"{ON_128} --memory 40G --json".split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["limit_bytes"] == 40_000_000_000
+    assert record["memory_bytes"] <= 40_000_000_000
+    assert cli.main(f"{ON_128} --memory 4G".split()) == 1
+    assert "the smallest needs" in capsys.readouterr().err
+
+
+@each(
+    "words, message",
+    [
+        (f"{ON_64} --model {CONFIGS / 'gpt2.json'}", "--layers and --model"),
+        (
+            f"plan --model {CONFIGS / 'gpt2.json'} --family gpt --batch 8 --gpus 8 --hardware a100-80g",
+            "--family",
+        ),
+        ("plan --batch 8 --gpus 8 --hardware a100-80g", "--layers is missing"),
+        (f"{ON_64} --memory 80Q", "is no size"),
+        (f"{ON_64} --overlap perhaps", "expected yes or no"),
+        (f"{ON_64} --plan tensor=3", "3 ranks"),
+        (f"{ON_64} --family bert", "no family"),
+        (f"{ON_64} --hardware z80", "no hardware"),
+        (f"{ON_64} --compute fp8", "fp8"),
+    ],
+)
+def test_wrong_options_are_errors(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+    assert cli.main(words.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+@each("option", ["--experts 8", "--context 2", "--gpu 8", "--layers ten", "--seq 8"])
+def test_unknown_options_are_errors(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(f"{ON_64} {option}".split())
+    assert ended.value.code == 2
+
+
+def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*ON_64.split()[:1], "--model", "/nowhere.json", *ON_64.split()[11:]]) == 1
+    assert "/nowhere.json" in capsys.readouterr().err
+
+
+def test_the_trade_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trade.svg"
+    rest = "--batch 8 --gpus 8 --hardware v100-32g --json"
+    assert cli.main(f"plan --model gpt2-xl {rest} -o {file}".split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    root = ElementTree.parse(file).getroot()
+    names = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert names[0].startswith(f"{record['candidates']:,} plans")
+    assert len(names) > 20
+    chosen = record["plan"]
+    assert any(f"data={chosen['data']},tensor={chosen['tensor']}" in name for name in names[1:])
+    for words in (f"{ON_64} --plan tensor=8 -o {file}", f"{ON_64} -o trade.png"):
+        assert cli.main(words.split()) == 2
+        assert "expected a name that ends in .svg" in capsys.readouterr().err
+
+
+# ---- hardware ----------------------------------------------------------------------------------------------
+
+
+@each("name", shipped())
+def test_shipped_hardware_is_complete(name: str) -> None:
+    hardware = find_hardware(name)
+    assert hardware.name == name
+    assert hardware.inside.bytes_per_s > hardware.between.bytes_per_s
+    assert hardware.usable_bytes < hardware.memory_bytes
+    assert hardware.efficiency.source
+
+
+def test_three_are_shipped() -> None:
+    assert shipped() == ["a100-80g", "h100-80g", "v100-32g"]
+
+
+@each(
+    "old, new, message",
+    [
+        ("ranks = 8", "ranks = 0", "ranks"),
+        ("ranks = 8", "ranks = 8\nwatts = 400", "watts: is unknown"),
+        ('memory = "80 GiB"', 'memory = "80 gigs"', "is no size"),
+        ('memory = "80 GiB"', "", "lacks memory"),
+        ('reserved = "4 GiB"', 'reserved = "80 GiB"', "expected less than the memory"),
+        ("overlap = false", 'overlap = "no"', "expected true or false"),
+        ("bf16 = 312e12", "bf16 = 0", "above 0"),
+        ("bf16 = 312e12", "fp4 = 1e15", "fp4: is unknown"),
+        ('rate = "300 GB/s"', "", "lacks a rate"),
+        ("matrix = 0.756", "matrix = 1.2", "expected a share"),
+        ("matrix = 0.756", "", "lacks matrix"),
+        ("[flops]", "[flops", ":"),
+    ],
+)
+def test_wrong_files_name_the_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in A100
+    file = tmp_path / "mine.toml"
+    file.write_text(A100.replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"mine\.toml:\d+") as raised:
+        find_hardware(file)
+    assert message in str(raised.value)
+
+
+def test_a_file_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(A100.replace('"80 GiB"', '"40 GiB"').replace('name = "a100-80g"\n', ""))
+    assert cli.main(f"{GPT3} --batch 128 --gpus 128 --hardware {file} --json".split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["hardware"] == "mine"
+    assert record["limit_bytes"] == 36 << 30

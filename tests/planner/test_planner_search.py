@@ -1,0 +1,219 @@
+"""The search is that of all plans, one by one; a choice says why."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+
+import unisono as un
+from effort import cases, times
+from loops import each
+from unisono.planner import NoPlanFitsError, TrainingPlan, find_hardware, shape_of
+from unisono.planner.interconnect import interconnect_of
+from unisono.planner.search import divisors, price, search
+from unisono.planner.step_time import TimeModel
+from unisono.planner.training_plan import RECOMPUTE, TrainingJob
+
+GIB = 1 << 30
+LLAMA_405B = shape_of(
+    "llama", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, sequence=8192
+)
+
+
+def random_job(seed: int) -> TrainingJob:
+    """A small space: any shape, hardware, batch and limit."""
+    draw = random.Random(seed)
+    heads = draw.choice([2, 3, 4, 6, 8])
+    shape = shape_of(
+        draw.choice(["gpt", "llama"]),
+        layers=draw.randint(1, 9),
+        hidden=heads * draw.choice([16, 64, 128]),
+        heads=heads,
+        kv_heads=draw.choice(divisors(heads)),
+        ffn=draw.choice([0, 96, 1024]),
+        vocab=draw.randint(10, 50000),
+        sequence=draw.choice([8, 128, 1000, 2048]),
+    )
+    ranks = draw.choice([1, 2, 3, 4, 6, 8, 12, 16, 24])
+    hardware = find_hardware(draw.choice(["a100-80g", "h100-80g", "v100-32g"]))
+    return TrainingJob(
+        shape=shape,
+        hardware=hardware,
+        links=interconnect_of(hardware, None, ranks),
+        batch=draw.choice([1, 2, 6, 8, 12, 24, 32, 48]),
+        ranks=ranks,
+        limit_bytes=round(10 ** draw.uniform(6, 10.5)),
+        compute=hardware.compute,
+        reduce=draw.choice(["f32", "low"]),
+        overlap=draw.random() < 0.5,
+    )
+
+
+def all_plans(job: TrainingJob) -> list[TrainingPlan]:
+    """Every combination of every value, and what the job allows of them."""
+    sizes, batches = divisors(job.ranks), divisors(job.batch)
+    found = []
+    for data, tensor, pipeline in itertools.product(sizes, repeat=3):
+        if data * tensor * pipeline != job.ranks:
+            continue
+        chunks = [n for n in range(1, job.shape.layers + 1) if -(-job.shape.layers // pipeline) % n == 0]
+        rest = itertools.product((False, True), chunks, range(4), batches, RECOMPUTE)
+        for sequence, interleave, zero, micro_batch, recompute in rest:
+            plan = TrainingPlan(
+                data=data,
+                tensor=tensor,
+                sequence=sequence,
+                pipeline=pipeline,
+                interleave=interleave,
+                zero=zero,
+                micro_batch=micro_batch,
+                recompute=recompute,
+            )
+            if not plan.problem(job):
+                found.append(plan)
+    return found
+
+
+@pytest.mark.timeout(600)
+@each("seed", range(times(60, 1000)))
+def test_the_search_is_exact(seed: int) -> None:
+    job = random_job(seed)
+    model = TimeModel(job)
+    plans = all_plans(job)
+    priced = [price(TimeModel(job), plan) for plan in plans]
+    fitting = sorted((p for p in priced if p.memory.total <= job.limit_bytes), key=lambda p: p.order)
+    found = search(model, {}, 6)
+    assert found.candidates == len(plans)
+    assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
+    if not fitting and plans:
+        assert found.smallest is not None
+        assert found.smallest.memory.total == min(p.memory.total for p in priced)
+
+
+def test_random_spaces_are_of_all_kinds() -> None:
+    found = [search(TimeModel(random_job(seed)), {}, 6) for seed in range(60)]
+    assert sum(not result.best for result in found) > 3
+    assert sum(bool(result.best) for result in found) > 20
+    assert max(result.candidates for result in found) > 500
+
+
+@each("batch", cases([2048], [16384]))
+def test_a_large_search_is_quick(batch: int) -> None:
+    begun = time.process_time()
+    choice = un.plan(LLAMA_405B, batch=batch, gpus=16384, hardware="h100-80g", network="dgx_h100")
+    assert time.process_time() - begun < 10
+    assert choice.fits
+    assert choice.candidates > 5000
+    assert choice.plan.ranks == 16384
+
+
+# ---- choices -----------------------------------------------------------------------------------------------
+
+GPT3 = shape_of("gpt", layers=96, hidden=12288, heads=96, vocab=51200, sequence=2048)
+
+
+def test_a_choice_says_why() -> None:
+    choice = un.plan(GPT3, batch=1536, gpus=384, hardware="a100-80g")
+    assert choice.fits
+    assert choice.limit == "matrix"
+    assert len(choice.next_best) == 5
+    steps = [choice.chosen, *choice.next_best]
+    assert [step.time.total for step in steps] == sorted(step.time.total for step in steps)
+    assert choice.refused
+    for refused in choice.refused:  # slower, too large, or impossible: never better
+        assert refused.problem or refused.excess_bytes > 0 or refused.excess_s >= 0
+    text = str(choice).splitlines()
+    assert len(text) <= 40
+    assert max(map(len, text)) <= 120
+
+
+def test_fixed_fields_are_kept() -> None:
+    fixed = {"sequence": False, "recompute": "full"}
+    choice = un.plan(GPT3, batch=256, gpus=128, hardware="a100-80g", fix=fixed)
+    for priced in (choice.chosen, *choice.next_best):
+        assert not priced.plan.sequence
+        assert priced.plan.recompute == "full"
+    free = un.plan(GPT3, batch=256, gpus=128, hardware="a100-80g")
+    assert free.seconds < choice.seconds
+
+
+def test_one_plan_is_priced() -> None:
+    choice = un.plan(
+        GPT3, batch=1536, gpus=384, hardware="a100-80g", plan="tensor=8,pipeline=12,recompute=full"
+    )
+    plan = choice.plan
+    assert (plan.data, plan.tensor, plan.pipeline, plan.interleave, plan.zero) == (4, 8, 12, 1, 0)
+    given = un.plan(GPT3, batch=1536, gpus=384, hardware="a100-80g", plan=str(plan))
+    assert given.seconds == choice.seconds
+    assert given.candidates == 1
+
+
+def test_a_plan_that_does_not_fit_is_priced_and_says_so() -> None:
+    choice = un.plan(GPT3, batch=8, gpus=8, hardware="a100-80g", plan="tensor=8")
+    assert not choice.fits
+    assert "DOES NOT FIT" in str(choice)
+
+
+def test_no_plan_fits_names_the_smallest() -> None:
+    with pytest.raises(
+        NoPlanFitsError, match=r"no plan fits 76.00 GiB: of [\d,]+ the smallest needs \d+.\d+ GiB, data="
+    ):
+        un.plan(GPT3, batch=8, gpus=8, hardware="a100-80g")
+
+
+@each(
+    "given, message",
+    [
+        ({"gpus": 0}, "gpus is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"hardware": "tpu"}, "no hardware 'tpu'"),
+        ({"network": "nowhere"}, "no network 'nowhere'"),
+        ({"memory": 0}, "memory is 0"),
+        ({"compute": "fp8"}, "no rate for 'fp8'"),
+        ({"reduce": "bf16"}, "reduce is 'bf16'"),
+        ({"plan": "tensor=5"}, "5 ranks, and there are 8"),
+        ({"plan": "tensor=8,pipeline=2"}, "16 ranks, and there are 8"),
+        ({"plan": "tensor=8,tensor=8"}, "twice"),
+        ({"plan": "width=8"}, "expected FIELD=VALUE"),
+        ({"plan": "tensor"}, "whole number"),
+        ({"plan": "tensor=-8"}, "whole number"),
+        ({"plan": "zero=4"}, "zero is 4"),
+        ({"plan": "recompute=some"}, "recompute is 'some'"),
+        ({"plan": "sequence=maybe"}, "yes or no"),
+        ({"plan": "sequence=yes"}, "needs tensor > 1"),
+        ({"plan": "tensor=8,zero=1"}, "needs data > 1"),
+        ({"plan": "micro_batch=3"}, "cannot be cut"),
+        ({"plan": {"width": 8}}, "'width' is unknown"),
+        ({"plan": "tensor=8", "fix": "zero=1"}, "one or the other"),
+        ({"fix": "tensor=7"}, "no plan of 8 ranks"),
+    ],
+)
+def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        un.plan(GPT3, **{"batch": 8, "gpus": 8, "hardware": "a100-80g", **given})
+
+
+@each(
+    "given",
+    [
+        {"shape": 1},
+        {"hardware": 1},
+        {"network": 1},
+        {"gpus": 1.5},
+        {"plan": 8},
+        {"overlap": 1},
+        {"plan": {"tensor": "8"}},
+        {"memory": "80G"},
+    ],
+)
+def test_arguments_of_other_types_are_refused(given: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        un.plan(**{"shape": GPT3, "batch": 8, "gpus": 8, "hardware": "a100-80g", **given})
+
+
+def test_selective_recomputation_needs_unfused_attention() -> None:
+    with pytest.raises(ValueError, match="this attention is fused"):
+        un.plan(LLAMA_405B, batch=8, gpus=8, hardware="h100-80g", plan="tensor=8,recompute=selective")

@@ -1,0 +1,124 @@
+"""Shapes: parameters of published models, what the ranks of a tensor axis have, config files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loops import each
+from unisono.planner import TransformerShape, shape_of
+from unisono.planner.model_config import read_shape
+
+CONFIGS = Path(__file__).parent / "configs"
+GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}
+LLAMA_405B = {
+    "layers": 126, "hidden": 16384, "heads": 128, "kv_heads": 8, "ffn": 53248, "vocab": 128256,
+    "sequence": 8192,
+}  # fmt: skip
+
+
+@each(
+    "shape, parameters",
+    [
+        (read_shape(CONFIGS / "gpt2.json"), 124_439_808),
+        (read_shape(CONFIGS / "llama3_8b.json", 8192), 8_030_261_248),
+        (read_shape(CONFIGS / "qwen2_0.5b.json", 2048), 494_032_768),
+        (shape_of("llama", **LLAMA_405B), 405_853_388_800),
+        (read_shape("llama3-405b", 8192), 405_853_388_800),
+        (read_shape("llama3-70b", 8192), 70_553_706_496),
+        (read_shape("llama3-8b", 8192), 8_030_261_248),
+        (read_shape("mistral-7b", 8192), 7_241_732_096),
+        (read_shape("gpt2"), 124_439_808),
+        (read_shape("gpt2-xl"), 1_557_611_200),
+    ],
+)
+def test_parameters_are_those_of_the_published_models(shape: TransformerShape, parameters: int) -> None:
+    assert shape.parameters == parameters
+
+
+def test_flops_are_those_of_the_paper() -> None:
+    """Narayanan et al., 2021, equation 3: all activations are computed again."""
+    shape = shape_of("gpt", **GPT3)
+    batch, s, layers, h, v = 1536, 2048, 96, 12288, 51200
+    expected = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    assert shape.step_flops(batch, "full") == pytest.approx(expected, rel=1e-12)
+
+
+@each("family", ["gpt", "llama"])
+@each("tensor", [1, 2, 4, 8])
+def test_the_parts_of_tensor_ranks_make_the_whole(family: str, tensor: int) -> None:
+    shape = shape_of(family, **{**GPT3, "kv_heads": 8})
+    assert shape.cuts(tensor)
+    assert shape.matrices(tensor) * tensor == shape.matrices()
+    assert shape.table(tensor) * tensor == shape.table()
+
+
+def test_ranks_share_a_key_head_where_there_are_fewer() -> None:
+    shape = shape_of("llama", **LLAMA_405B)
+    assert shape.cuts(16)
+    assert shape.keys(16) == shape.keys(8) == shape.head
+    assert not shape.cuts(3)
+
+
+@each(
+    "changes, message",
+    [
+        ({"layers": 0}, "layers"),
+        ({"hidden": 100}, "not a multiple of heads"),
+        ({"kv_heads": 7}, "kv_heads"),
+        ({"attention": "flash"}, "attention"),
+        ({"biases": "some"}, "biases"),
+        ({"family": "bert"}, "no family"),
+        ({"vocab": -1}, "vocab"),
+    ],
+)
+def test_numbers_that_no_transformer_has_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shape_of(**{**GPT3, **changes})
+
+
+@each("changes", [{"layers": 1.5}, {"heads": "96"}, {"gated": 1}])
+def test_values_of_other_types_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        shape_of(**{**GPT3, **changes})
+
+
+@each(
+    "changes, message",
+    [
+        ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_size": "4096"}, "hidden"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"num_key_value_heads": 3}, "kv_heads"),
+    ],
+)
+def test_configs_that_are_not_understood_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads((CONFIGS / "llama3_8b.json").read_text())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ValueError, match=message) as raised:
+        read_shape(tmp_path, 2048)
+    assert str(file) in str(raised.value)
+
+
+@each("text, message", [("[1]", "expected an object"), ("{", "no JSON"), ('{"model_type": "gpt2"}', "lacks")])
+def test_files_that_are_no_configs_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_shape(tmp_path / "config.json", 8)
+
+
+def test_names_that_are_not_shipped_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no model 'gpt5': expected a config.json, or one of gpt2, "):
+        read_shape("gpt5")
+
+
+def test_a_config_without_a_length_needs_one() -> None:
+    with pytest.raises(ValueError, match="--sequence"):
+        read_shape(CONFIGS / "llama3_8b.json")
