@@ -175,7 +175,8 @@ def test_other_python_threads_go_on_while_a_large_message_is_copied(first: str) 
 def test_small_call_keeps_no_large_message(per_host: int | None) -> None:
     """A large message of another tag is arriving: memory for it is not made while the GIL is held."""
     sender, receiver = ranks.groups(2, cores=2, zero_copy=False, per_host=per_host)
-    large, small = np.ones(63 << 20, np.uint8), np.zeros(1)
+    large, small = np.ones(63 << 20, np.uint8), np.ones(1)
+    got_large, got_small = np.zeros_like(large), np.zeros_like(small)  # TSan sees no order behind a socket
     gaps = []
     try:
         for _ in range(5):
@@ -183,14 +184,15 @@ def test_small_call_keeps_no_large_message(per_host: int | None) -> None:
             time.sleep(0.05)  # the header has arrived
             arriving: list[Any] = []
             gaps.append(
-                longest_gap(lambda arriving=arriving: arriving.append(receiver.irecv(small, 0, 2)))[0]
+                longest_gap(lambda arriving=arriving: arriving.append(receiver.irecv(got_small, 0, 2)))[0]
             )
-            receiver.recv(large, 0, 1)
+            receiver.recv(got_large, 0, 1)
             for work in leaving + arriving:
                 work.wait()
     finally:
         sender.close()
         receiver.close()
+    assert got_small == 1 and got_large.all()
     assert min(gaps) < GAP_S, gaps
 
 

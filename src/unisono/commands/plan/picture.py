@@ -32,8 +32,8 @@ def svg(choice: PlanChoice, plans: Iterable[PricedPlan]) -> str:
     """The drawing: each point names its plan; the ring is the chosen one, the line the limit of memory."""
     needed, limit_bytes = choice.memory_bytes, choice.job.limit_bytes
     x_low, x_high = min(needed, limit_bytes) / SPAN, max(needed, limit_bytes) * SPAN / 2
-    x_axis = _Axis(x_low, x_high, 1 / GIB, EDGE, WIDTH - 20, "GiB")
-    y_axis = _Axis(choice.seconds / 1.5, choice.seconds * SPAN, 1.0, HEIGHT - EDGE, 60, "s")
+    x_axis = _LogScale(x_low, x_high, 1 / GIB, EDGE, WIDTH - 20, "GiB")
+    y_axis = _LogScale(choice.seconds / 1.5, choice.seconds * SPAN, 1.0, HEIGHT - EDGE, 60, "s")
     cells: dict[tuple[int, int], PricedPlan] = {}
     for each in plans:
         x, y = x_axis.at(each.memory.total), y_axis.at(each.time.total)
@@ -65,7 +65,7 @@ def svg(choice: PlanChoice, plans: Iterable[PricedPlan]) -> str:
     return "\n".join([*lines, "</svg>\n"])
 
 
-class _Axis:
+class _LogScale:
     """A logarithmic axis from `low` to `high`, between two pixels."""
 
     def __init__(self, low: float, high: float, scale: float, first: float, last: float, unit: str) -> None:
@@ -88,7 +88,7 @@ class _Axis:
         return found
 
 
-def _scales(x_axis: _Axis, y_axis: _Axis) -> list[str]:
+def _scales(x_axis: _LogScale, y_axis: _LogScale) -> list[str]:
     bottom = HEIGHT - EDGE
     lines = [
         f'<line class="a" x1="{EDGE}" x2="{WIDTH - 20}" y1="{bottom}" y2="{bottom}"/>',
