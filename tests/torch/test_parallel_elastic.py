@@ -118,6 +118,7 @@ def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
     check_truth(forks, job)
 
 
+@pytest.mark.sweep
 def test_ranks_die_between_steps_in_a_save_and_where_an_epoch_begins(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
@@ -127,6 +128,7 @@ def test_ranks_die_between_steps_in_a_save_and_where_an_epoch_begins(
     check_truth(forks, job)
 
 
+@pytest.mark.sweep
 def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.Forks) -> None:
     job = run(launcher, "3", "10", "1:raise:4")
     assert "left because of ArithmeticError: a bad sample" in job.output
@@ -144,6 +146,7 @@ def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
     check_truth(forks, job)
 
 
+@pytest.mark.sweep
 def test_a_rank_that_stops_is_out(launcher: Launcher, forks: suite.Forks) -> None:
     job = run(launcher, "3", "10", "1:stop:4", flags=("--grace", "0.1"))
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
@@ -160,6 +163,7 @@ def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
     check_truth(forks, job)
 
 
+@pytest.mark.sweep
 def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
@@ -174,10 +178,20 @@ def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
 @pytest.mark.parametrize(
     ("plan", "faults", "sizes"),
     [
-        ({"zero": 1}, ("3:forward:3", "0:exchange:6"), [(4, 3), (3, 2)]),
-        ({"zero": 2}, ("0:optimizer:3", "1:copied:5", "2:save:6"), [(4, 3), (3, 2)]),
+        pytest.param({"zero": 1}, ("3:forward:3", "0:exchange:6"), [(4, 3), (3, 2)], marks=pytest.mark.sweep),
+        pytest.param(
+            {"zero": 2},
+            ("0:optimizer:3", "1:copied:5", "2:save:6"),
+            [(4, 3), (3, 2)],
+            marks=pytest.mark.sweep,
+        ),
         ({"zero": 3}, ("1:exchange:3", "3:draw:9"), [(4, 3), (3, 2)]),
-        ({"zero": 3, "shard": 2}, ("0:forward:3", "1:optimizer:6"), [(4, 3), (3, 2)]),
+        pytest.param(
+            {"zero": 3, "shard": 2},
+            ("0:forward:3", "1:optimizer:6"),
+            [(4, 3), (3, 2)],
+            marks=pytest.mark.sweep,
+        ),
     ],
     ids=str,
 )
@@ -193,6 +207,7 @@ def test_shards_of_a_dead_rank_come_from_copies(
     check_truth(forks, job, **plan, data=4)
 
 
+@pytest.mark.sweep
 def test_shards_that_died_with_their_copies_end_the_run(launcher: Launcher) -> None:
     launcher.environ["PLAN"] = json.dumps({"zero": 3})
     folder = launcher.folder / "job"
@@ -202,6 +217,7 @@ def test_shards_that_died_with_their_copies_end_the_run(launcher: Launcher) -> N
     assert "a shard of the state was lost with all its copies" in found.stderr
 
 
+@pytest.mark.sweep
 def test_a_newcomer_gets_shards(launcher: Launcher, forks: suite.Forks) -> None:
     launcher.environ["PLAN"] = json.dumps({"zero": 3})
     job = run(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
@@ -235,6 +251,7 @@ def test_calls_that_are_refused(forks: suite.Forks, tmp_path: Path, name: str) -
     assert printed == ["rank 0:\n"], "".join(printed)
 
 
+@pytest.mark.sweep
 def test_the_example_goes_on_without_a_rank_and_with_a_new_one(launcher: Launcher) -> None:
     launcher.environ["STEP_S"] = "0.15"
     example = suite.HERE.parents[1] / "examples" / "elastic_training.py"
