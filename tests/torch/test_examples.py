@@ -10,6 +10,7 @@ from ports import reserved
 EXAMPLES = suite.HERE.parents[1] / "examples"
 LINES = 80
 SHARED = {"timeline.py", "transformer.py"}
+ELSEWHERE = {"elastic_training.py"}  # it needs the launcher: test_parallel_elastic.py
 # program, ranks, arguments; and a text that rank 0 or the last rank prints
 RUNS = [
     ("ddp.py", 2, ["--epochs", "1"], "epoch 0: loss"),
@@ -54,6 +55,6 @@ def test_example(forks: suite.Forks, tmp_path: Path, run: tuple[str, int, list[s
 
 def test_every_example_is_run_and_short():
     programs = {path.name for path in EXAMPLES.glob("*.py")} - SHARED
-    assert programs == {run[0] for run in RUNS}
+    assert programs == {run[0] for run in RUNS} | ELSEWHERE
     for program in programs:
         assert len((EXAMPLES / program).read_text().splitlines()) < LINES, program
