@@ -90,12 +90,17 @@ def _folder(launcher: Launcher, name: str) -> Path:
 # --- the user ends it --------------------------------------------------------------------------------
 
 
-def _in_terminal(command: list[str], environ: dict[str, str]) -> tuple[int, int]:
-    """Start `command` as the foreground job of a new terminal; return its pid and our end."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execvpe(command[0], command, environ)
-    return pid, terminal
+def _in_terminal(command: list[str], environ: dict[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `command` as the foreground job of a new terminal; return it and our end.
+
+    Not by `pty.fork`: Python 3.15 warns of a fork in a process with threads.
+    """
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *command], env=environ, stdin=inside, stdout=inside, stderr=inside
+    )
+    os.close(inside)
+    return process, terminal
 
 
 def _read_terminal(terminal: int, until: Callable[[bytes], bool] = lambda seen: False) -> bytes:
@@ -112,11 +117,12 @@ def _read_terminal(terminal: int, until: Callable[[bytes], bool] = lambda seen: 
 def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
     for _ in range(3):  # on a busy machine a rank may not get to its last line before it is ended
         environ = {**launcher.environ, "TERM": "xterm"}
-        pid, terminal = _in_terminal(launcher.command(PROGRAMS / "counts_interrupts.py", "-n", "3"), environ)
+        command = launcher.command(PROGRAMS / "counts_interrupts.py", "-n", "3")
+        process, terminal = _in_terminal(command, environ)
         _read_terminal(terminal, lambda seen: seen.count(b"ready") == 3)
         os.write(terminal, b"\x03")
         seen = _read_terminal(terminal)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+        assert process.wait() == 130
         os.close(terminal)
         assert b"\x1b[" in seen  # colours on a terminal
         assert seen.count(b"interrupts") == seen.count(b"interrupts 1"), seen
@@ -305,10 +311,10 @@ def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
 
 def test_a_progress_bar_is_seen_before_its_line_ends(launcher: Launcher) -> None:
     command = launcher.command(PROGRAMS / "shows_progress.py", "-n", "2")
-    pid, terminal = _in_terminal(command, launcher.environ)
+    process, terminal = _in_terminal(command, launcher.environ)
     seen = _read_terminal(terminal, lambda seen: seen.count(b"10%") == 2)
-    os.kill(pid, signal.SIGTERM)
+    process.terminate()
     _read_terminal(terminal)
-    os.waitpid(pid, 0)
+    process.wait()
     os.close(terminal)
     assert b"[rank 0]" in seen and b"[rank 1]" in seen
