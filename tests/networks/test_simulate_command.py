@@ -17,6 +17,9 @@ from unisono.networks import Network
 from unisono.plans import ALGORITHMS, prove
 from unisono.schedules import load
 
+# The command forks, and is a process without threads; a worker of pytest has one. Python warns from 3.12 on.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
 SIMULATE = "simulate all_reduce --network two_hosts -n 4"
 
 
