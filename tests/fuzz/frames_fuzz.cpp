@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/codec.hpp"
 #include "protocol/frames.hpp"
 
 namespace {
@@ -31,7 +32,7 @@ Frame filled(const uint8_t* data, size_t size) {
 }
 
 bool refused(const FrameError& found) {
-  if (found.flaw == FrameErrorKind::kNone) return false;
+  if (found.kind == FrameErrorKind::kNone) return false;
   require(!describe(found).empty(), "a refusal has a text");
   return true;
 }
@@ -48,12 +49,23 @@ void check_fault(const Fault& fault, int ranks) {
 void control(const ControlBytes& bytes, int ranks) {
   ControlFrame frame;
   if (refused(parse(bytes, ranks, frame))) return;
+  if (frame.kind == ControlFrame::ControlKind::kProposal) {  // it has nothing else
+    require(frame.proposal.nbytes <= sizeof frame.proposal.bytes, "the proposal's length is within it");
+    const ControlBytes again = encode(frame);
+    const size_t used = sizeof(uint32_t) + sizeof frame.proposal.nbytes + sizeof frame.proposal.bytes;
+    require(std::memcmp(again.data(), bytes.data(), std::min(used, again.size())) == 0,
+            "encode gives the proposal that parse has read");
+    return;
+  }
   if (frame.kind == ControlFrame::ControlKind::kAbort) check_fault(frame.fault, ranks);
   require(frame.status.finished <= frame.status.started, "no call ends before it begins");
-  for (const CallRecord& call : frame.status.history)
+  for (const CallRecord& call : frame.status.history) {
+    const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
     if (call.seq != 0)
-      require(call.seq <= frame.status.started && call.dtype < kDTypeCount && call.op < kReduceOpCount,
+      require(call.seq <= frame.status.started && dtype < kDTypeCount && codec <= kCodecCount &&
+                  call.op < kReduceOpCount,
               "a remembered call is one");
+  }
   require(std::memchr(frame.status.report, 0, sizeof frame.status.report) != nullptr, "the text ends");
   require(encode(frame) == bytes, "encode gives the bytes that parse has read");
 }
