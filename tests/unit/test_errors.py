@@ -135,7 +135,7 @@ def test_every_public_value_survives(way):
     assert exported - known == set(), "a new class: is it a value, an error, or something that lives?"
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # pytest's worker has a thread
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # a worker has a thread
 def test_an_error_comes_out_of_a_pool():
     with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(PeerLost) as caught:
         pool.apply_async(lose, (1,)).get(timeout=30)
