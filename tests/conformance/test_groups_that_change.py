@@ -128,7 +128,8 @@ def test_wrong_lists_are_refused_before_anything_happens() -> None:
             ([0, 1], ValueError, "leaves no rank"),
             ("01", TypeError, "a list of ranks"),
             ([None], TypeError, "expected the number of a rank"),
-            (3, TypeError, "a list of ranks"),
+            (3, TypeError, "expected a list"),
+            (memoryview(np.zeros((2, 2))), TypeError, "expected a list"),
         ]
         for given, kind, text in wrong:
             with pytest.raises(kind, match=text):

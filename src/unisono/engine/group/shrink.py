@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from unisono import _native
 from unisono._native import Contact, Fate, FaultKind
+from unisono.engine.base.validation import listed
 from unisono.engine.bootstrap.forming import Identity, OpenConnections, next_engine, next_identity
 from unisono.engine.diagnosis.fault_reader import last_operation
 from unisono.engine.diagnosis.fault_text import signal_name
@@ -59,9 +60,10 @@ def excluded_ranks(group: MembershipGroup, exclude: Sequence[int]) -> tuple[int,
     Raises:
         ValueError, TypeError: no list of ranks, one twice, or all.
     """
-    if isinstance(exclude, (str, bytes)) or not hasattr(exclude, "__iter__"):
+    if isinstance(exclude, (str, bytes)):
         raise TypeError(f"shrink: exclude is {exclude!r}, expected a list of ranks")
-    ranks = [group._planner.member("shrink", rank, "an excluded rank") for rank in exclude]
+    given = listed(exclude, "shrink: exclude", group.size)
+    ranks = [group._planner.member("shrink", rank, "an excluded rank") for rank in given]
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"shrink: exclude={ranks} names a rank twice")
     if len(ranks) == group.size:
