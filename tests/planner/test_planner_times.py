@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -45,7 +47,7 @@ def test_prices_are_those_of_the_simulator(
 ) -> None:
     """On one level exact. On two levels the simulated algorithms do not overlap both, as segments would."""
     links = interconnect_of(A100, network, network.size)
-    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks), nbytes, links, 1.0)
+    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks, network.size), nbytes, links, 1.0)
     assert least <= found / fastest_s(collective, network, nbytes) <= 1.02
 
 
@@ -53,22 +55,49 @@ def test_prices_are_those_of_the_simulator(
 @each("network", [ONE_HOST, ONE_RANK_EACH, RAILS])
 def test_latencies_are_those_of_the_simulator(collective: str, network: Network) -> None:
     links = interconnect_of(A100, network, network.size)
-    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks), 1000, links, 1.0)
+    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks, network.size), 1000, links, 1.0)
     assert found == pytest.approx(fastest_s(collective, network, 1000), rel=0.02)
 
 
 @each(
     "arguments, layout",
     [
-        ((4, 2, 8), (4, 4)),
-        ((4, 8, 8), (4, 1)),
-        ((8, 4, 8), (8, 2)),
-        ((16, 1, 8), (16, 8)),
-        ((1, 8, 8), (1, 1)),
+        ((4, 2, 8, 64), (4, 4)),
+        ((4, 8, 8, 64), (4, 1)),
+        ((8, 4, 8, 64), (8, 2)),
+        ((16, 1, 8, 64), (16, 8)),
+        ((1, 8, 8, 64), (1, 1)),
+        ((3, 1, 8, 24), (3, 2)),  # ranks 6, 7 and 8
+        ((6, 1, 8, 24), (6, 3)),
+        ((3, 2, 8, 6), (3, 3)),  # one host has all
+        ((2, 3, 4, 6), (2, 1)),  # ranks 1 and 4
     ],
 )
-def test_layouts(arguments: tuple[int, int, int], layout: tuple[int, int]) -> None:
+def test_layouts(arguments: tuple[int, int, int, int], layout: tuple[int, int]) -> None:
     assert RankLayout.of(*arguments) == layout
+
+
+def test_layouts_have_as_many_hosts_as_the_worst_group() -> None:
+    for size, stride, ranks, blocks in itertools.product(range(1, 9), range(1, 9), (1, 3, 4, 8), (1, 2, 3, 6)):
+        total = size * stride * blocks
+        spans = []
+        for begin, offset in itertools.product(range(0, total, size * stride), range(stride)):
+            group = range(begin + offset, begin + size * stride, stride)
+            # Where strides exceed hosts, a group leaves some out.
+            spans.append(min(size, group[-1] // ranks - group[0] // ranks + 1))
+        assert RankLayout.of(size, stride, ranks, total) == (size, -(-size // max(spans)))
+
+
+def test_a_tensor_axis_that_does_not_divide_a_host_pays_for_the_port() -> None:
+    """24 ranks on hosts of 8: tensor=3 has ranks 6 and 7 on one host and 8 on the next."""
+    shape = shape_of("gpt", layers=12, hidden=768, heads=12, vocab=50257, sequence=1024)
+
+    def call_s(tensor: int) -> float:
+        choice = un.plan(shape, batch=48, gpus=24, hardware=A100, plan=f"tensor={tensor},micro_batch=1")
+        (found,) = [each for each in choice.collectives if each.axis == "tensor"]
+        return found.seconds / found.calls
+
+    assert call_s(3) > 2 * call_s(4) > 2 * call_s(2)
 
 
 def test_shipped_networks_have_the_links_of_their_hardware() -> None:

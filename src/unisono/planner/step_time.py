@@ -162,9 +162,12 @@ class TimeModel:
         return self._layers[key]
 
     def _tensor_pair_s(self, plan: TrainingPlan) -> float:
-        layout = RankLayout.of(plan.tensor, 1, self.job.links.ranks)
+        layout = self._layout(plan.tensor, 1)
         names = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
         return sum(self._collective_s(name, layout, self._activation_bytes(plan)) for name in names)
+
+    def _layout(self, size: int, stride: int) -> RankLayout:
+        return RankLayout.of(size, stride, self.job.links.ranks, self.job.ranks)
 
     def _collective_s(self, collective: str, layout: RankLayout, nbytes: float) -> float:
         return collective_s(collective, layout, nbytes, self.job.links, self.job.hardware.efficiency.links)
@@ -200,7 +203,7 @@ class TimeModel:
         nbytes = self._activation_bytes(plan)
         seconds = message_s(nbytes / plan.tensor, links, share, inside=inside)
         if not plan.sequence:
-            seconds += self._collective_s("all_gather", RankLayout.of(plan.tensor, 1, links.ranks), nbytes)
+            seconds += self._collective_s("all_gather", self._layout(plan.tensor, 1), nbytes)
         return seconds
 
     def _messages_s(self, plan: TrainingPlan) -> float:
@@ -227,7 +230,7 @@ class TimeModel:
         visible = 2 * ((plan.recompute == "full") + 1) + (2 if plan.sequence else 0)
         pairs = 2 * ((plan.recompute == "full") + 2)
         nbytes = self._activation_bytes(plan)
-        layout = RankLayout.of(plan.tensor, 1, self.job.links.ranks)
+        layout = self._layout(plan.tensor, 1)
         if not plan.sequence:
             found = [("all_reduce", pairs)]
         else:
@@ -255,7 +258,7 @@ class TimeModel:
         if plan.data == 1:
             return []
         job, count = self.job, plan.micro_batches(self.job.batch)
-        layout = RankLayout.of(plan.data, plan.tensor, job.links.ranks)
+        layout = self._layout(plan.data, plan.tensor)
         gradients, parameters = elements * job.gradient_bytes, elements * job.width
         rounds = {0: 1, 1: 1, 2: count, 3: count}[plan.zero]
 
