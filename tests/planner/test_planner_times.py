@@ -213,3 +213,23 @@ def test_faster_hardware_is_never_slower(plan: str) -> None:
     ):
         assert seconds(msgspec.structs.replace(A100, **changes)) <= base
     assert seconds(A100, compute="f32") > base
+
+
+@each("zero, shared", [(0, 1), (1, 1), (2, 2), (3, 2)])
+def test_both_ends_of_a_pipeline_sum_the_gradients_of_a_shared_table(zero: int, shared: int) -> None:
+    """By hand: f32 gradients of 50257 x 1024 on two hosts' ports; a ring of two moves them once."""
+    numbers = {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 50257, "sequence": 1024}
+    hosts_of_one = msgspec.structs.replace(A100, ranks=1)
+    plan = f"data=2,pipeline=2,zero={zero},micro_batch=1"
+    tied, untied = (
+        un.plan(shape_of("gpt", **numbers, tied=tied), batch=16, gpus=4, hardware=hosts_of_one, plan=plan)
+        for tied in (True, False)
+    )
+    (table,) = [each for each in tied.collectives if (each.collective, each.axis) == ("all_reduce", "pipeline")]
+    nbytes = 50257 * 1024 * 4 / shared
+    assert (table.ranks, table.nbytes, table.calls) == (2, nbytes, 1)
+    between = A100.between
+    expected = nbytes / (between.bytes_per_s * A100.efficiency.links) + 2 * between.latency_s
+    assert table.seconds == table.exposed == pytest.approx(expected, rel=1e-9)
+    assert tied.chosen.time.messages - untied.chosen.time.messages == pytest.approx(expected, rel=1e-9)
+    assert not [each for each in untied.collectives if each.axis == "pipeline" and each.collective != "send"]

@@ -20,7 +20,7 @@ class StepTime(NamedTuple):
         matrix, other: matrix products, and all other operators, of forward and backward on the slowest rank.
         recompute: what backward computes again, with its collectives.
         tensor: collectives of the tensor axis that no compute hides.
-        messages: between stages.  bubble: waiting of a pipeline's ranks.
+        messages: between stages, and the gradients of a shared table.  bubble: waiting of a pipeline's ranks.
         data: collectives of the data axis that no compute hides.  update: the optimizer.
     """
 
@@ -129,7 +129,7 @@ class TimeModel:
             other=count * (layers * (forward.other_s + backward.other_s) + output.other_s),
             recompute=count * layers * again,
             tensor=count * layers * (layer.forward_tensor_s + layer.backward_tensor_s),
-            messages=count * messages,
+            messages=count * messages + self._table_s(plan),
             bubble=_bubble_s(plan, middle),
             data=sum(each.exposed for each in data),
             update=update_s(elements / (plan.data if plan.zero else 1), job),
@@ -216,9 +216,29 @@ class TimeModel:
         count = plan.micro_batches(self.job.batch)
         seconds = count * self._messages_s(plan)
         nbytes = self._activation_bytes(plan) / plan.tensor
-        return [
+        found = [
             PlannedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
         ]
+        if table_s := self._table_s(plan):
+            found.append(
+                PlannedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
+            )
+        return found
+
+    def _table_bytes(self, plan: TrainingPlan) -> float:
+        """Of the gradients that the first and the last rank have of a shared table."""
+        shared = plan.data if plan.zero >= 2 else 1
+        return self.job.shape.table(plan.tensor) * self.job.gradient_bytes / shared
+
+    def _table_s(self, plan: TrainingPlan) -> float:
+        """The two ends of a pipeline sum the gradients of a shared table after the last backward.
+
+        Source: Narayanan et al., 2021 (arXiv:2104.04473), whose Megatron-LM has a group for it.
+        """
+        if plan.pipeline == 1 or not self.job.shape.tied:
+            return 0.0
+        layout = self._layout(2, plan.data * plan.tensor * (plan.pipeline - 1))
+        return self._collective_s("all_reduce", layout, self._table_bytes(plan))
 
     # ---- tensor and data ---------------------------------------------------------------------------------
 
