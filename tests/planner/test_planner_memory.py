@@ -106,3 +106,15 @@ def test_every_saving_saves(name: str) -> None:
     states = [use.parameters + use.gradients + use.moments for use in totals]
     assert states == sorted(states, reverse=True)
     assert len(set(states)) == 4
+
+
+@each("zero, elements_bytes", [(2, 4), (3, 4 + 2)])
+def test_zero_has_one_table_whole_while_it_is_at_work(zero: int, elements_bytes: int) -> None:
+    """The output matrix of Llama 3 8B has 525 million elements, a layer 218: its gradient is whole, in f32."""
+    numbers = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 8192}
+    small, large = (shape_of("llama", **numbers, vocab=vocab) for vocab in (1024, 128256))
+    plan = TrainingPlan(data=8, zero=zero)
+    buffers = [memory_of(plan, job_of(shape, plan, 8)).buffers for shape in (small, large)]
+    layer = small.matrices() + small.vectors()
+    assert buffers[0] == layer * (elements_bytes + (2 if zero == 3 else 0))
+    assert buffers[1] - buffers[0] == (128256 * 4096 - layer) * elements_bytes
