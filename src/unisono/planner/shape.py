@@ -73,6 +73,10 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
         if self.heads % self.key_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.positions and self.sequence > self.positions:
+            raise ValueError(
+                f"sequence={self.sequence} is longer than the table of positions, {self.positions} rows"
+            )
 
     @property
     def key_heads(self) -> int:
