@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import json
 import time
 
+import numpy as np
 import pytest
 
 import unisono as un
@@ -189,6 +191,7 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"plan": {"width": 8}}, "'width' is unknown"),
         ({"plan": "tensor=8", "fix": "zero=1"}, "one or the other"),
         ({"fix": "tensor=7"}, "no plan of 8 ranks"),
+        ({"fix": {"sequence": True, "tensor": 1}}, "no plan of 8 ranks has sequence=yes,tensor=1,"),
     ],
 )
 def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> None:
@@ -204,6 +207,8 @@ def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> 
         {"network": 1},
         {"gpus": 1.5},
         {"plan": 8},
+        {"fix": []},
+        {"compute": []},
         {"overlap": 1},
         {"plan": {"tensor": "8"}},
         {"memory": "80G"},
@@ -217,3 +222,14 @@ def test_arguments_of_other_types_are_refused(given: dict[str, object]) -> None:
 def test_selective_recomputation_needs_unfused_attention() -> None:
     with pytest.raises(ValueError, match="this attention is fused"):
         un.plan(LLAMA_405B, batch=8, gpus=8, hardware="h100-80g", plan="tensor=8,recompute=selective")
+
+
+def test_whole_numbers_of_numpy_are_python_numbers() -> None:
+    """A product of int32 overflows, and JSON has no NumPy numbers."""
+    numbers = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}
+    shape = shape_of("gpt", **{name: np.int32(number) for name, number in numbers.items()})
+    given = {"batch": np.int32(64), "gpus": np.int64(64), "memory": np.int64(76 << 30)}
+    choice = un.plan(shape, **given, hardware="a100-80g", plan={"tensor": np.int32(8), "pipeline": True})
+    assert shape.parameters == GPT3.parameters
+    assert json.loads(json.dumps(choice.record()))["plan"]["tensor"] == 8
+    assert "pipeline=1" in str(choice)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.engine.base.validation import instance, whole
+from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Hardware, find_hardware
@@ -15,11 +15,12 @@ from unisono.planner.neighbours import refused_neighbours
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.step_time import TimeModel
-from unisono.planner.training_plan import TrainingJob, TrainingPlan, parse_plan
+from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
 
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
+COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute"}
 
 
 class NoPlanFitsError(ValueError):
@@ -64,22 +65,22 @@ def plan(
     instance(network, (Network, str, Path, type(None)), "network")
     if plan is not None and fix is not None:
         raise ValueError("plan prices one plan and fix searches: give one or the other")
-    whole(gpus, "gpus", 1)
+    gpus = int(whole(gpus, "gpus", 1))
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
     job = TrainingJob(
         shape=shape,
         hardware=found,
         links=interconnect_of(found, links, gpus),
-        batch=batch,
+        batch=int(whole(batch, "batch")),
         ranks=gpus,
-        limit_bytes=found.usable_bytes if memory is None else memory,
-        compute=found.compute if compute is None else compute,
+        limit_bytes=found.usable_bytes if memory is None else int(whole(memory, "memory")),
+        compute=found.compute if compute is None else text(compute, "compute"),
         reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
     )
     model = TimeModel(job)
-    result = _searched(model, _fields(fix or "")) if plan is None else _priced(model, _fields(plan))
+    result = _searched(model, {} if fix is None else _fields(fix)) if plan is None else _priced(model, _fields(plan))
     chosen = result.best[0]
     refused = refused_neighbours(model, chosen)
     return PlanChoice(
@@ -97,14 +98,16 @@ def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[P
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(plan, str):
         return parse_plan(plan) if plan.strip() else {}
-    fields = dict(instance(plan, Mapping, "plan"))
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"a plan is a {type(plan).__name__}, expected a text or a mapping")
+    fields = dict(plan)
     for name in fields:
         if name not in TrainingPlan.__struct_fields__:
             raise ValueError(
                 f"plan: {name!r} is unknown, expected {', '.join(TrainingPlan.__struct_fields__)}"
             )
     TrainingPlan(**fields)
-    return fields
+    return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
 def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
@@ -114,7 +117,7 @@ def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
         raise NoPlanFitsError(
-            f"no plan of {job.ranks} ranks has {fixed}, or they cannot cut the batch or the model"
+            f"no plan of {job.ranks} ranks has {fields_text(fixed)}, or they cannot cut the batch or the model"
         )
     if smallest is None:
         raise NoPlanFitsError(
