@@ -85,6 +85,11 @@ def test_llama_has_a_layer_less_at_both_ends() -> None:
     assert stage_layers(126, TrainingPlan(pipeline=16)) == (7, 8, 7)
 
 
+def test_two_ranks_have_no_middle() -> None:
+    """Ten layers in 2 x 3 stages: each rank has five, not six."""
+    assert stage_layers(10, TrainingPlan(pipeline=2, interleave=3)) == (5, 5, 5)
+
+
 def test_fewer_micro_batches_than_stages_keep_fewer() -> None:
     assert in_flight(TrainingPlan(pipeline=8), 0, 3) == 3
     assert in_flight(TrainingPlan(pipeline=8), 7, 300) == 1

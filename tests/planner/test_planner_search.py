@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 import json
+import random
 import time
 
 import numpy as np
@@ -157,6 +157,7 @@ def test_a_plan_that_does_not_fit_is_priced_and_says_so() -> None:
     choice = un.plan(GPT3, batch=8, gpus=8, hardware="a100-80g", plan="tensor=8")
     assert not choice.fits
     assert "DOES NOT FIT" in str(choice)
+    assert "efficiencies of a100-80g: fitted on two rows" in str(choice)
 
 
 def test_no_plan_fits_names_the_smallest() -> None:
@@ -174,6 +175,7 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"hardware": "tpu"}, "no hardware 'tpu'"),
         ({"network": "nowhere"}, "no network 'nowhere'"),
         ({"memory": 0}, "memory is 0"),
+        ({"memory": 500 << 30}, "and a100-80g has 85899345920 bytes"),
         ({"compute": "fp8"}, "no rate for 'fp8'"),
         ({"reduce": "bf16"}, "reduce is 'bf16'"),
         ({"plan": "tensor=5"}, "5 ranks, and there are 8"),

@@ -67,6 +67,9 @@ def plan(
         raise ValueError("plan prices one plan and fix searches: give one or the other")
     gpus = int(whole(gpus, "gpus", 1))
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    limit_bytes = found.usable_bytes if memory is None else int(whole(memory, "memory", 1))
+    if limit_bytes > found.memory_bytes:
+        raise ValueError(f"memory is {limit_bytes}, and {found.name} has {found.memory_bytes} bytes")
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
     job = TrainingJob(
         shape=shape,
@@ -74,7 +77,7 @@ def plan(
         links=interconnect_of(found, links, gpus),
         batch=int(whole(batch, "batch")),
         ranks=gpus,
-        limit_bytes=found.usable_bytes if memory is None else int(whole(memory, "memory")),
+        limit_bytes=limit_bytes,
         compute=found.compute if compute is None else text(compute, "compute"),
         reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
