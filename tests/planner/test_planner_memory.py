@@ -115,7 +115,7 @@ def test_every_saving_saves(name: str) -> None:
 
 @each("zero, elements_bytes", [(2, 4), (3, 4 + 2)])
 def test_zero_has_one_table_whole_while_it_is_at_work(zero: int, elements_bytes: int) -> None:
-    """The output matrix of Llama 3 8B has 525 million elements, a layer 218: its gradient is whole, in f32."""
+    """The output matrix of Llama 3 8B has 525 million elements, a layer 218."""
     numbers = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 8192}
     small, large = (shape_of("llama", **numbers, vocab=vocab) for vocab in (1024, 128256))
     plan = TrainingPlan(data=8, zero=zero)

@@ -47,7 +47,9 @@ def test_prices_are_those_of_the_simulator(
 ) -> None:
     """On one level exact. On two levels the simulated algorithms do not overlap both, as segments would."""
     links = interconnect_of(A100, network, network.size)
-    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks, network.size), nbytes, links, 1.0)
+    found = collective_s(
+        collective, RankLayout.of(network.size, 1, links.ranks, network.size), nbytes, links, 1.0
+    )
     assert least <= found / fastest_s(collective, network, nbytes) <= 1.02
 
 
@@ -55,7 +57,9 @@ def test_prices_are_those_of_the_simulator(
 @each("network", [ONE_HOST, ONE_RANK_EACH, RAILS])
 def test_latencies_are_those_of_the_simulator(collective: str, network: Network) -> None:
     links = interconnect_of(A100, network, network.size)
-    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks, network.size), 1000, links, 1.0)
+    found = collective_s(
+        collective, RankLayout.of(network.size, 1, links.ranks, network.size), 1000, links, 1.0
+    )
     assert found == pytest.approx(fastest_s(collective, network, 1000), rel=0.02)
 
 
@@ -78,7 +82,9 @@ def test_layouts(arguments: tuple[int, int, int, int], layout: tuple[int, int]) 
 
 
 def test_layouts_have_as_many_hosts_as_the_worst_group() -> None:
-    for size, stride, ranks, blocks in itertools.product(range(1, 9), range(1, 9), (1, 3, 4, 8), (1, 2, 3, 6)):
+    for size, stride, ranks, blocks in itertools.product(
+        range(1, 9), range(1, 9), (1, 3, 4, 8), (1, 2, 3, 6)
+    ):
         total = size * stride * blocks
         spans = []
         for begin, offset in itertools.product(range(0, total, size * stride), range(stride)):
@@ -225,7 +231,9 @@ def test_both_ends_of_a_pipeline_sum_the_gradients_of_a_shared_table(zero: int, 
         un.plan(shape_of("gpt", **numbers, tied=tied), batch=16, gpus=4, hardware=hosts_of_one, plan=plan)
         for tied in (True, False)
     )
-    (table,) = [each for each in tied.collectives if (each.collective, each.axis) == ("all_reduce", "pipeline")]
+    (table,) = [
+        each for each in tied.collectives if (each.collective, each.axis) == ("all_reduce", "pipeline")
+    ]
     nbytes = 50257 * 1024 * 4 / shared
     assert (table.ranks, table.nbytes, table.calls) == (2, nbytes, 1)
     between = A100.between

@@ -24,7 +24,7 @@ class MemoryUse(NamedTuple):
         activations: what its layers keep for backward, of all micro-batches in flight.
         recomputed: one layer's activations while they are computed again.
         ends: activations of the embedding, the output matrix and the loss.
-        buffers: whole parameters or gradients of the layers or tables at work (ZeRO), messages between stages.
+        buffers: whole parameters or gradients of the layers or tables at work (ZeRO); messages of stages.
     """
 
     parameters: float

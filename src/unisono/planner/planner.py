@@ -67,9 +67,6 @@ def plan(
         raise ValueError("plan prices one plan and fix searches: give one or the other")
     gpus = int(whole(gpus, "gpus", 1))
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
-    limit_bytes = found.usable_bytes if memory is None else int(whole(memory, "memory", 1))
-    if limit_bytes > found.memory_bytes:
-        raise ValueError(f"memory is {limit_bytes}, and {found.name} has {found.memory_bytes} bytes")
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
     job = TrainingJob(
         shape=shape,
@@ -77,13 +74,13 @@ def plan(
         links=interconnect_of(found, links, gpus),
         batch=int(whole(batch, "batch")),
         ranks=gpus,
-        limit_bytes=limit_bytes,
+        limit_bytes=_limit_bytes(found, memory),
         compute=found.compute if compute is None else text(compute, "compute"),
         reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
     )
     model = TimeModel(job)
-    result = _searched(model, {} if fix is None else _fields(fix)) if plan is None else _priced(model, _fields(plan))
+    result = _compared(model, plan, fix)
     chosen = result.best[0]
     refused = refused_neighbours(model, chosen)
     return PlanChoice(
@@ -96,6 +93,23 @@ def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[P
     model = TimeModel(job)
     for each in plan_space(job, _fields(fix)):
         yield price(model, each)
+
+
+def _compared(
+    model: TimeModel, plan: str | Mapping[str, Any] | None, fix: str | Mapping[str, Any] | None
+) -> SearchResult:
+    if plan is not None:
+        return _priced(model, _fields(plan))
+    return _searched(model, {} if fix is None else _fields(fix))
+
+
+def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
+    if memory is None:
+        return hardware.usable_bytes
+    limit_bytes = int(whole(memory, "memory", 1))
+    if limit_bytes > hardware.memory_bytes:
+        raise ValueError(f"memory is {limit_bytes}, and {hardware.name} has {hardware.memory_bytes} bytes")
+    return limit_bytes
 
 
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +134,8 @@ def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
         raise NoPlanFitsError(
-            f"no plan of {job.ranks} ranks has {fields_text(fixed)}, or they cannot cut the batch or the model"
+            f"no plan of {job.ranks} ranks has {fields_text(fixed)}, or they cannot cut "
+            "the batch or the model"
         )
     if smallest is None:
         raise NoPlanFitsError(
