@@ -193,7 +193,11 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"plan": {"width": 8}}, "'width' is unknown"),
         ({"plan": "tensor=8", "fix": "zero=1"}, "one or the other"),
         ({"fix": "tensor=7"}, "no plan of 8 ranks"),
-        ({"fix": {"sequence": True, "tensor": 1}}, "no plan of 8 ranks has sequence=yes,tensor=1,"),
+        ({"fix": {"sequence": True, "tensor": 1}}, "has sequence=yes,tensor=1: sequence=yes needs"),
+        (
+            {"fix": "tensor=5,zero=1"},
+            "no plan of 8 ranks has tensor=5,zero=1: data x tensor x pipeline = 1 x 5",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> None:

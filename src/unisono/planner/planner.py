@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice import PlanChoice
@@ -133,10 +135,8 @@ def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
         return found
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
-        raise NoPlanFitsError(
-            f"no plan of {job.ranks} ranks has {fields_text(fixed)}, or they cannot cut "
-            "the batch or the model"
-        )
+        problem = _with_defaults(fixed, job).problem(job) or "they cannot cut the batch or the model"
+        raise NoPlanFitsError(f"no plan of {job.ranks} ranks has {fields_text(fixed)}: {problem}")
     if smallest is None:
         raise NoPlanFitsError(
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
@@ -148,15 +148,21 @@ def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
     )
 
 
+def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
+    """The plan with these fields; `data` follows from the ranks."""
+    plan = TrainingPlan(**fields)
+    if "data" in fields:
+        return plan
+    return msgspec.structs.replace(plan, data=max(1, job.ranks // (plan.tensor * plan.pipeline)))
+
+
 def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
     job = model.job
-    defaults = dict(zip(TrainingPlan.__struct_fields__, TrainingPlan.__struct_defaults__, strict=True))
-    fixed = {**defaults, **fields}
-    if "data" not in fields:
-        fixed["data"] = max(1, job.ranks // (fixed["tensor"] * fixed["pipeline"]))
-    if problem := TrainingPlan(**fixed).problem(job):
+    base = _with_defaults(fields, job)
+    if problem := base.problem(job):
         raise ValueError(f"plan: {problem}")
+    fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
     plans = [price(model, each) for each in plan_space(job, fixed)]
