@@ -147,6 +147,11 @@ def test_a_model_longer_than_its_positions_is_refused() -> None:
         read_shape("gpt2", 4096)
 
 
+def test_other_types_are_no_files() -> None:
+    with pytest.raises(TypeError, match="file is a int"):
+        read_shape(5)  # type: ignore[arg-type]
+
+
 def test_a_folder_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text((CONFIGS / "gpt2.json").read_text())

@@ -241,3 +241,13 @@ def test_both_ends_of_a_pipeline_sum_the_gradients_of_a_shared_table(zero: int, 
     assert table.seconds == table.exposed == pytest.approx(expected, rel=1e-9)
     assert tied.chosen.time.messages - untied.chosen.time.messages == pytest.approx(expected, rel=1e-9)
     assert not [each for each in untied.collectives if each.axis == "pipeline" and each.collective != "send"]
+
+
+def test_equal_calls_are_one_entry() -> None:
+    """Under ZeRO 3 each micro-batch gathers the parameters twice, forward and backward."""
+    shape = shape_of("gpt", layers=24, hidden=1024, heads=16, vocab=50257, sequence=1024)
+    choice = un.plan(shape, batch=16, gpus=4, hardware=A100, plan="data=4,zero=3,micro_batch=1")
+    calls = {each.collective: each.calls for each in choice.collectives}
+    assert calls == {"all_gather": 2 * 4 * 24, "reduce_scatter": 4 * 24}
+    assert len(choice.collectives) == 2
+    assert sum(each.exposed for each in choice.collectives) == pytest.approx(choice.chosen.time.data)

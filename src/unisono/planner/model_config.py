@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unisono.engine.base.validation import whole
+from unisono.engine.base.validation import instance, whole
 from unisono.networks.toml import tables_of, text_of
 from unisono.planner.shape import TransformerShape, shape_of
 
@@ -50,6 +50,7 @@ def read_shape(file: str | Path, sequence: int | None = None, **changes: Any) ->
         OSError: the file cannot be read.
         ValueError: it is no config of a gpt2, llama, mistral or qwen2, or lacks a number; no such name.
     """
+    instance(file, (str, Path), "file")
     named = named_models()
     if isinstance(file, str) and file not in named and Path(file).is_dir():
         file = Path(file)

@@ -56,6 +56,14 @@ class PlannedCollective(NamedTuple):
     seconds: float
     exposed: float
 
+    def plus(self, other: PlannedCollective) -> PlannedCollective:
+        """More of the same calls."""
+        return self._replace(
+            calls=self.calls + other.calls,
+            seconds=self.seconds + other.seconds,
+            exposed=self.exposed + other.exposed,
+        )
+
 
 class _LayerTime(NamedTuple):
     """A layer and a micro-batch. `pair_s`: a reduce-scatter and an all-gather, or one all-reduce."""
@@ -94,11 +102,15 @@ class TimeModel:
         return self._priced(plan)[0]
 
     def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
-        """The collectives of a step, those that take longest first."""
+        """The collectives of a step, those that take longest first; equal calls are one entry."""
         counts = stage_layers(self.job.shape.layers, plan)
         found = [*self._tensor_collectives(plan, max(counts)), *self._message_list(plan)]
         found += self._priced(plan)[1]
-        return sorted(found, key=lambda each: -each.seconds)
+        equal: dict[tuple[str, str, float], PlannedCollective] = {}
+        for each in found:
+            key = each.collective, each.axis, each.nbytes
+            equal[key] = equal[key].plus(each) if key in equal else each
+        return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def least_s(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes and micro-batches is faster, whatever its zero and recompute."""
