@@ -32,6 +32,8 @@ LLAMA_405B = {
         (read_shape("llama3-8b", 8192), 8_030_261_248),
         (read_shape("mistral-7b", 8192), 7_241_732_096),
         (read_shape("gpt2"), 124_439_808),
+        (read_shape("gpt2-medium"), 354_823_168),
+        (read_shape("gpt2-large"), 774_030_080),
         (read_shape("gpt2-xl"), 1_557_611_200),
     ],
 )
