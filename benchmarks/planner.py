@@ -1,6 +1,6 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
-    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fit] [search]
+    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [fit] [search]
 
 `fit` solves for the two constants of a100-80g that are fitted, on the rows FITTED, and says how much the
 other two matter. `search` times the largest search. Nothing here needs a GPU.
@@ -74,6 +74,22 @@ LLAMA3 = {
     "plan": "tensor=8,sequence=yes,pipeline=16,zero=1,micro_batch=1,interleave=4",
     "rows": {8192: 430, 16384: 400},
 }
+FSDP = {
+    "source": "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, H100 80GB BF16: tokens/s of a GPU",
+    "columns": (
+        "layers", "hidden", "heads", "sequence", "gpus", "micro_batch", "micro_batches", "recompute",
+        "tokens_per_s", "parameters",
+    ),
+    "rows": {
+        "70b": (80, 8192, 64, 2048, 64, 8, 4, "full", 1039, 64_862_437_376),
+        "30b": (48, 7168, 56, 2048, 32, 14, 3, "full", 2308, 29_975_214_080),
+        "30b on 16": (48, 7168, 56, 2048, 16, 10, 3, "full", 2263, 29_975_214_080),
+        "13b": (40, 5120, 40, 2048, 64, 2, 1, "none", 4800, 12_853_954_560),
+        "7b": (32, 4096, 32, 2048, 8, 6, 1, "none", 10643, 6_658_859_008),
+        "7b of 8192": (32, 4096, 32, 8192, 8, 8, 2, "full", 6935, 6_684_024_832),
+        "1b": (24, 2048, 16, 2048, 64, 20, 1, "none", 44402, 1_315_950_592),
+    },
+}  # fmt: skip
 FITTED = (("22B", "full"), ("530B", "full"))
 MODES = {"full": "recompute=full", "selective": "recompute=selective,sequence=yes"}
 
@@ -284,6 +300,30 @@ def llama3() -> bool:
     return verdict("within 10 %", max(errors) <= 0.10, f"worst {max(errors):.1%}")
 
 
+def fsdp() -> bool:
+    """MPT under FSDP, in PyTorch without a compiler: what the planner's efficiencies leave out."""
+    print(FSDP["source"])
+    errors, wrong = {}, 0
+    for name, row in FSDP["rows"].items():
+        layers, hidden, heads, sequence, gpus, micro_batch, micro_batches, recompute, published, count = row
+        shape = shape_of(
+            "gpt", layers=layers, hidden=hidden, heads=heads, vocab=50368, sequence=sequence,
+            positions=sequence, dropout=False, attention="fused",
+        )  # fmt: skip
+        batch = gpus * micro_batch * micro_batches
+        plan = f"data={gpus},zero=3,micro_batch={micro_batch},recompute={recompute}"
+        choice = un.plan(shape, batch=batch, gpus=gpus, hardware="h100-80g", plan=plan)
+        found = batch * sequence / gpus / choice.seconds
+        errors[name] = found / published - 1
+        wrong += shape.parameters != count
+        print(f"    {name:>10} {found:7.0f} ({published:5}) tokens/s of a GPU  {errors[name]:+.1%}")
+    held = verdict("parameters exact", not wrong, f"{wrong} differ")
+    large = max(abs(error) for name, error in errors.items() if name[:3] in ("70b", "30b"))
+    held &= verdict("30b and 70b within 15 %", large <= 0.15, f"worst {large:.1%}")
+    verdict("all within 15 %", max(errors.values()) <= 0.15, f"worst {max(errors.values()):.1%}")
+    return held
+
+
 def search() -> bool:
     """A model like Llama 3 405B on 16,384 ranks."""
     held = True
@@ -300,8 +340,8 @@ def search() -> bool:
 def main() -> int:
     """Run what was asked for, or all; the exit code is 1 if a bound does not hold."""
     parts: dict[str, Callable[[], Any]] = {
-        "memory": memory, "zero": zero, "times": times, "sc21": sc21, "llama3": llama3, "fit": fit,
-        "search": search,
+        "memory": memory, "zero": zero, "times": times, "sc21": sc21, "llama3": llama3, "fsdp": fsdp,
+        "fit": fit, "search": search,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all)")

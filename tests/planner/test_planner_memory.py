@@ -85,6 +85,11 @@ def test_llama_has_a_layer_less_at_both_ends() -> None:
     assert stage_layers(126, TrainingPlan(pipeline=16)) == (7, 8, 7)
 
 
+def test_two_ranks_have_no_middle() -> None:
+    """Ten layers in 2 x 3 stages: each rank has five, not six."""
+    assert stage_layers(10, TrainingPlan(pipeline=2, interleave=3)) == (5, 5, 5)
+
+
 def test_fewer_micro_batches_than_stages_keep_fewer() -> None:
     assert in_flight(TrainingPlan(pipeline=8), 0, 3) == 3
     assert in_flight(TrainingPlan(pipeline=8), 7, 300) == 1
@@ -106,3 +111,15 @@ def test_every_saving_saves(name: str) -> None:
     states = [use.parameters + use.gradients + use.moments for use in totals]
     assert states == sorted(states, reverse=True)
     assert len(set(states)) == 4
+
+
+@each("zero, elements_bytes", [(2, 4), (3, 4 + 2)])
+def test_zero_has_one_table_whole_while_it_is_at_work(zero: int, elements_bytes: int) -> None:
+    """The output matrix of Llama 3 8B has 525 million elements, a layer 218."""
+    numbers = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 8192}
+    small, large = (shape_of("llama", **numbers, vocab=vocab) for vocab in (1024, 128256))
+    plan = TrainingPlan(data=8, zero=zero)
+    buffers = [memory_of(plan, job_of(shape, plan, 8)).buffers for shape in (small, large)]
+    layer = small.matrices() + small.vectors()
+    assert buffers[0] == layer * (elements_bytes + (2 if zero == 3 else 0))
+    assert buffers[1] - buffers[0] == (128256 * 4096 - layer) * elements_bytes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import time
 
+import numpy as np
 import pytest
 
 import unisono as un
@@ -155,6 +157,7 @@ def test_a_plan_that_does_not_fit_is_priced_and_says_so() -> None:
     choice = un.plan(GPT3, batch=8, gpus=8, hardware="a100-80g", plan="tensor=8")
     assert not choice.fits
     assert "DOES NOT FIT" in str(choice)
+    assert "efficiencies of a100-80g: fitted on two rows" in str(choice)
 
 
 def test_no_plan_fits_names_the_smallest() -> None:
@@ -172,6 +175,7 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"hardware": "tpu"}, "no hardware 'tpu'"),
         ({"network": "nowhere"}, "no network 'nowhere'"),
         ({"memory": 0}, "memory is 0"),
+        ({"memory": 500 << 30}, "and a100-80g has 85899345920 bytes"),
         ({"compute": "fp8"}, "no rate for 'fp8'"),
         ({"reduce": "bf16"}, "reduce is 'bf16'"),
         ({"plan": "tensor=5"}, "5 ranks, and there are 8"),
@@ -189,6 +193,11 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"plan": {"width": 8}}, "'width' is unknown"),
         ({"plan": "tensor=8", "fix": "zero=1"}, "one or the other"),
         ({"fix": "tensor=7"}, "no plan of 8 ranks"),
+        ({"fix": {"sequence": True, "tensor": 1}}, "has sequence=yes,tensor=1: sequence=yes needs"),
+        (
+            {"fix": "tensor=5,zero=1"},
+            "no plan of 8 ranks has tensor=5,zero=1: data x tensor x pipeline = 1 x 5",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> None:
@@ -204,6 +213,8 @@ def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> 
         {"network": 1},
         {"gpus": 1.5},
         {"plan": 8},
+        {"fix": []},
+        {"compute": []},
         {"overlap": 1},
         {"plan": {"tensor": "8"}},
         {"memory": "80G"},
@@ -217,3 +228,14 @@ def test_arguments_of_other_types_are_refused(given: dict[str, object]) -> None:
 def test_selective_recomputation_needs_unfused_attention() -> None:
     with pytest.raises(ValueError, match="this attention is fused"):
         un.plan(LLAMA_405B, batch=8, gpus=8, hardware="h100-80g", plan="tensor=8,recompute=selective")
+
+
+def test_whole_numbers_of_numpy_are_python_numbers() -> None:
+    """A product of int32 overflows, and JSON has no NumPy numbers."""
+    numbers = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}
+    shape = shape_of("gpt", **{name: np.int32(number) for name, number in numbers.items()})
+    given = {"batch": np.int32(64), "gpus": np.int64(64), "memory": np.int64(76 << 30)}
+    choice = un.plan(shape, **given, hardware="a100-80g", plan={"tensor": np.int32(8), "pipeline": True})
+    assert shape.parameters == GPT3.parameters
+    assert json.loads(json.dumps(choice.record()))["plan"]["tensor"] == 8
+    assert "pipeline=1" in str(choice)

@@ -32,6 +32,8 @@ LLAMA_405B = {
         (read_shape("llama3-8b", 8192), 8_030_261_248),
         (read_shape("mistral-7b", 8192), 7_241_732_096),
         (read_shape("gpt2"), 124_439_808),
+        (read_shape("gpt2-medium"), 354_823_168),
+        (read_shape("gpt2-large"), 774_030_080),
         (read_shape("gpt2-xl"), 1_557_611_200),
     ],
 )
@@ -73,6 +75,7 @@ def test_ranks_share_a_key_head_where_there_are_fewer() -> None:
         ({"biases": "some"}, "biases"),
         ({"family": "bert"}, "no family"),
         ({"vocab": -1}, "vocab"),
+        ({"positions": 1024}, "sequence=2048 is longer than the table of positions, 1024 rows"),
     ],
 )
 def test_numbers_that_no_transformer_has_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -94,6 +97,11 @@ def test_values_of_other_types_are_refused(changes: dict[str, Any]) -> None:
         ({"hidden_size": "4096"}, "hidden"),
         ({"attention_bias": True}, "attention_bias"),
         ({"num_key_value_heads": 3}, "kv_heads"),
+        ({"intermediate_size": 0}, "intermediate_size is 0"),
+        ({"intermediate_size": None}, "intermediate_size is None"),
+        ({"num_local_experts": 8}, "num_local_experts=8 is not planned"),
+        ({"model_type": "mistral", "sliding_window": 2047}, "sliding_window=2047 is shorter"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, "sliding_window=64"),
     ],
 )
 def test_configs_that_are_not_understood_are_refused(
@@ -112,6 +120,45 @@ def test_files_that_are_no_configs_are_refused(tmp_path: Path, text: str, messag
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_shape(tmp_path / "config.json", 8)
+
+
+def test_windows_that_hold_the_sequence_are_planned(tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "llama3_8b.json").read_text())
+    for kind, window in (
+        ("mistral", {"sliding_window": 2048}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": kind, **window}))
+        assert read_shape(tmp_path, 2048).sequence == 2048
+
+
+def test_mistral_without_heads_of_keys_is_refused(tmp_path: Path) -> None:
+    """Hugging Face takes 8 there, for llama as many as heads."""
+    config = json.loads((CONFIGS / "llama3_8b.json").read_text())
+    del config["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_shape(tmp_path, 2048).key_heads == 32
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mistral"}))
+    with pytest.raises(ValueError, match="lacks num_key_value_heads"):
+        read_shape(tmp_path, 2048)
+
+
+def test_a_model_longer_than_its_positions_is_refused() -> None:
+    with pytest.raises(ValueError, match="gpt2: sequence=4096 is longer than the table of positions"):
+        read_shape("gpt2", 4096)
+
+
+def test_other_types_are_no_files() -> None:
+    with pytest.raises(TypeError, match="file is a int"):
+        read_shape(5)  # type: ignore[arg-type]
+
+
+def test_a_folder_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text((CONFIGS / "gpt2.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert read_shape("mine").parameters == 124_439_808
 
 
 def test_names_that_are_not_shipped_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -45,7 +47,9 @@ def test_prices_are_those_of_the_simulator(
 ) -> None:
     """On one level exact. On two levels the simulated algorithms do not overlap both, as segments would."""
     links = interconnect_of(A100, network, network.size)
-    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks), nbytes, links, 1.0)
+    found = collective_s(
+        collective, RankLayout.of(network.size, 1, links.ranks, network.size), nbytes, links, 1.0
+    )
     assert least <= found / fastest_s(collective, network, nbytes) <= 1.02
 
 
@@ -53,22 +57,53 @@ def test_prices_are_those_of_the_simulator(
 @each("network", [ONE_HOST, ONE_RANK_EACH, RAILS])
 def test_latencies_are_those_of_the_simulator(collective: str, network: Network) -> None:
     links = interconnect_of(A100, network, network.size)
-    found = collective_s(collective, RankLayout.of(network.size, 1, links.ranks), 1000, links, 1.0)
+    found = collective_s(
+        collective, RankLayout.of(network.size, 1, links.ranks, network.size), 1000, links, 1.0
+    )
     assert found == pytest.approx(fastest_s(collective, network, 1000), rel=0.02)
 
 
 @each(
     "arguments, layout",
     [
-        ((4, 2, 8), (4, 4)),
-        ((4, 8, 8), (4, 1)),
-        ((8, 4, 8), (8, 2)),
-        ((16, 1, 8), (16, 8)),
-        ((1, 8, 8), (1, 1)),
+        ((4, 2, 8, 64), (4, 4)),
+        ((4, 8, 8, 64), (4, 1)),
+        ((8, 4, 8, 64), (8, 2)),
+        ((16, 1, 8, 64), (16, 8)),
+        ((1, 8, 8, 64), (1, 1)),
+        ((3, 1, 8, 24), (3, 2)),  # ranks 6, 7 and 8
+        ((6, 1, 8, 24), (6, 3)),
+        ((3, 2, 8, 6), (3, 3)),  # one host has all
+        ((2, 3, 4, 6), (2, 1)),  # ranks 1 and 4
     ],
 )
-def test_layouts(arguments: tuple[int, int, int], layout: tuple[int, int]) -> None:
+def test_layouts(arguments: tuple[int, int, int, int], layout: tuple[int, int]) -> None:
     assert RankLayout.of(*arguments) == layout
+
+
+def test_layouts_have_as_many_hosts_as_the_worst_group() -> None:
+    for size, stride, ranks, blocks in itertools.product(
+        range(1, 9), range(1, 9), (1, 3, 4, 8), (1, 2, 3, 6)
+    ):
+        total = size * stride * blocks
+        spans = []
+        for begin, offset in itertools.product(range(0, total, size * stride), range(stride)):
+            group = range(begin + offset, begin + size * stride, stride)
+            # Where strides exceed hosts, a group leaves some out.
+            spans.append(min(size, group[-1] // ranks - group[0] // ranks + 1))
+        assert RankLayout.of(size, stride, ranks, total) == (size, -(-size // max(spans)))
+
+
+def test_a_tensor_axis_that_does_not_divide_a_host_pays_for_the_port() -> None:
+    """24 ranks on hosts of 8: tensor=3 has ranks 6 and 7 on one host and 8 on the next."""
+    shape = shape_of("gpt", layers=12, hidden=768, heads=12, vocab=50257, sequence=1024)
+
+    def call_s(tensor: int) -> float:
+        choice = un.plan(shape, batch=48, gpus=24, hardware=A100, plan=f"tensor={tensor},micro_batch=1")
+        (found,) = [each for each in choice.collectives if each.axis == "tensor"]
+        return found.seconds / found.calls
+
+    assert call_s(3) > 2 * call_s(4) > 2 * call_s(2)
 
 
 def test_shipped_networks_have_the_links_of_their_hardware() -> None:
@@ -184,3 +219,35 @@ def test_faster_hardware_is_never_slower(plan: str) -> None:
     ):
         assert seconds(msgspec.structs.replace(A100, **changes)) <= base
     assert seconds(A100, compute="f32") > base
+
+
+@each("zero, shared", [(0, 1), (1, 1), (2, 2), (3, 2)])
+def test_both_ends_of_a_pipeline_sum_the_gradients_of_a_shared_table(zero: int, shared: int) -> None:
+    """By hand: f32 gradients of 50257 x 1024 on two hosts' ports; a ring of two moves them once."""
+    numbers = {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 50257, "sequence": 1024}
+    hosts_of_one = msgspec.structs.replace(A100, ranks=1)
+    plan = f"data=2,pipeline=2,zero={zero},micro_batch=1"
+    tied, untied = (
+        un.plan(shape_of("gpt", **numbers, tied=tied), batch=16, gpus=4, hardware=hosts_of_one, plan=plan)
+        for tied in (True, False)
+    )
+    (table,) = [
+        each for each in tied.collectives if (each.collective, each.axis) == ("all_reduce", "pipeline")
+    ]
+    nbytes = 50257 * 1024 * 4 / shared
+    assert (table.ranks, table.nbytes, table.calls) == (2, nbytes, 1)
+    between = A100.between
+    expected = nbytes / (between.bytes_per_s * A100.efficiency.links) + 2 * between.latency_s
+    assert table.seconds == table.exposed == pytest.approx(expected, rel=1e-9)
+    assert tied.chosen.time.messages - untied.chosen.time.messages == pytest.approx(expected, rel=1e-9)
+    assert not [each for each in untied.collectives if each.axis == "pipeline" and each.collective != "send"]
+
+
+def test_equal_calls_are_one_entry() -> None:
+    """Under ZeRO 3 each micro-batch gathers the parameters twice, forward and backward."""
+    shape = shape_of("gpt", layers=24, hidden=1024, heads=16, vocab=50257, sequence=1024)
+    choice = un.plan(shape, batch=16, gpus=4, hardware=A100, plan="data=4,zero=3,micro_batch=1")
+    calls = {each.collective: each.calls for each in choice.collectives}
+    assert calls == {"all_gather": 2 * 4 * 24, "reduce_scatter": 4 * 24}
+    assert len(choice.collectives) == 2
+    assert sum(each.exposed for each in choice.collectives) == pytest.approx(choice.chosen.time.data)

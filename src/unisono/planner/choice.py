@@ -154,9 +154,10 @@ class PlanChoice(NamedTuple):
 
     def _head(self) -> Iterator[str]:
         job, tokens = self.job, self.job.batch * self.job.shape.sequence
+        network = f", {job.links.name}" if job.links.name != job.hardware.name else ""
         yield (
             f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
-            f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}, {job.compute}"
+            f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}{network}, {job.compute}"
         )
         yield f"  {self.plan}   ({'the best of ' if self.candidates > 1 else ''}{self.candidates:,})"
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
@@ -164,6 +165,7 @@ class PlanChoice(NamedTuple):
             f"  {_seconds(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
             f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}"
         )
+        yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
         state = "fits" if self.fits else "DOES NOT FIT"
         yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}"
 

@@ -39,12 +39,20 @@ class RankLayout(NamedTuple):
     per_host: int
 
     @classmethod
-    def of(cls, size: int, stride: int, ranks: int) -> RankLayout:
-        """The layout of ranks 0, stride, 2 x stride ... on hosts of `ranks`.
+    def of(cls, size: int, stride: int, ranks: int, total: int) -> RankLayout:
+        """The worst layout of the groups 0, stride, 2 x stride ... of `total` ranks, on hosts of `ranks`.
 
-        Example: of(4, 2, 8) has all on one host; of(4, 8, 8) has four hosts; of(8, 4, 8) two on each of four.
+        Groups begin anywhere in a host if their sizes do not divide it.
+        Example: of(4, 2, 8, 64) has all on one host; of(4, 8, 8, 64) has four hosts; of(8, 4, 8, 64) two on
+        each of four; of(3, 1, 8, 24) two hosts, for ranks 6, 7 and 8.
         """
-        hosts = (size - 1) * stride // ranks + 1 if stride < ranks else size
+        if total <= ranks:
+            return cls(size, size)
+        block, length = size * stride, (size - 1) * stride
+        begins = (begin % ranks for begin in range(0, min(total, block * ranks), block))
+        # Of the `stride` groups of a block, the one that begins nearest to the end of a host.
+        latest = max(min(begin + stride, ranks) - 1 for begin in begins)
+        hosts = min(size, (latest + length) // ranks + 1)
         return cls(size, -(-size // hosts))
 
 

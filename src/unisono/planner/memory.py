@@ -24,7 +24,7 @@ class MemoryUse(NamedTuple):
         activations: what its layers keep for backward, of all micro-batches in flight.
         recomputed: one layer's activations while they are computed again.
         ends: activations of the embedding, the output matrix and the loss.
-        buffers: whole parameters or gradients of the layers at work (ZeRO), messages between stages.
+        buffers: whole parameters or gradients of the layers or tables at work (ZeRO); messages of stages.
     """
 
     parameters: float
@@ -105,10 +105,12 @@ def _rank_memory(plan: TrainingPlan, job: TrainingJob, rank: int) -> MemoryUse:
     if last:  # the loss is computed in f32
         ends += 2 * width * values + 4 * tokens * shape.vocab / plan.tensor
     buffers = 4 * width * values if plan.pipeline > 1 else 0.0
+    # A table is as one layer, and is whole at work too.
+    largest = max(layer, shape.table(plan.tensor)) if first or last else layer
     if plan.zero >= 2:
-        buffers += layer * job.gradient_bytes
+        buffers += largest * job.gradient_bytes
     if plan.zero == 3:
-        buffers += 2 * layer * width
+        buffers += (layer + largest) * width
     return MemoryUse(*states, layers * flying * kept, again, ends, buffers)
 
 

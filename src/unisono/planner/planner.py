@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.engine.base.validation import instance, whole
+import msgspec
+
+from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Hardware, find_hardware
@@ -15,11 +17,12 @@ from unisono.planner.neighbours import refused_neighbours
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.step_time import TimeModel
-from unisono.planner.training_plan import TrainingJob, TrainingPlan, parse_plan
+from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
 
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
+COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute"}
 
 
 class NoPlanFitsError(ValueError):
@@ -64,22 +67,22 @@ def plan(
     instance(network, (Network, str, Path, type(None)), "network")
     if plan is not None and fix is not None:
         raise ValueError("plan prices one plan and fix searches: give one or the other")
-    whole(gpus, "gpus", 1)
+    gpus = int(whole(gpus, "gpus", 1))
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
     job = TrainingJob(
         shape=shape,
         hardware=found,
         links=interconnect_of(found, links, gpus),
-        batch=batch,
+        batch=int(whole(batch, "batch")),
         ranks=gpus,
-        limit_bytes=found.usable_bytes if memory is None else memory,
-        compute=found.compute if compute is None else compute,
+        limit_bytes=_limit_bytes(found, memory),
+        compute=found.compute if compute is None else text(compute, "compute"),
         reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
     )
     model = TimeModel(job)
-    result = _searched(model, _fields(fix or "")) if plan is None else _priced(model, _fields(plan))
+    result = _compared(model, plan, fix)
     chosen = result.best[0]
     refused = refused_neighbours(model, chosen)
     return PlanChoice(
@@ -94,17 +97,36 @@ def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[P
         yield price(model, each)
 
 
+def _compared(
+    model: TimeModel, plan: str | Mapping[str, Any] | None, fix: str | Mapping[str, Any] | None
+) -> SearchResult:
+    if plan is not None:
+        return _priced(model, _fields(plan))
+    return _searched(model, {} if fix is None else _fields(fix))
+
+
+def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
+    if memory is None:
+        return hardware.usable_bytes
+    limit_bytes = int(whole(memory, "memory", 1))
+    if limit_bytes > hardware.memory_bytes:
+        raise ValueError(f"memory is {limit_bytes}, and {hardware.name} has {hardware.memory_bytes} bytes")
+    return limit_bytes
+
+
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(plan, str):
         return parse_plan(plan) if plan.strip() else {}
-    fields = dict(instance(plan, Mapping, "plan"))
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"a plan is a {type(plan).__name__}, expected a text or a mapping")
+    fields = dict(plan)
     for name in fields:
         if name not in TrainingPlan.__struct_fields__:
             raise ValueError(
                 f"plan: {name!r} is unknown, expected {', '.join(TrainingPlan.__struct_fields__)}"
             )
     TrainingPlan(**fields)
-    return fields
+    return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
 def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
@@ -113,9 +135,8 @@ def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
         return found
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
-        raise NoPlanFitsError(
-            f"no plan of {job.ranks} ranks has {fixed}, or they cannot cut the batch or the model"
-        )
+        problem = _with_defaults(fixed, job).problem(job) or "they cannot cut the batch or the model"
+        raise NoPlanFitsError(f"no plan of {job.ranks} ranks has {fields_text(fixed)}: {problem}")
     if smallest is None:
         raise NoPlanFitsError(
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
@@ -127,15 +148,21 @@ def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
     )
 
 
+def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
+    """The plan with these fields; `data` follows from the ranks."""
+    plan = TrainingPlan(**fields)
+    if "data" in fields:
+        return plan
+    return msgspec.structs.replace(plan, data=max(1, job.ranks // (plan.tensor * plan.pipeline)))
+
+
 def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
     job = model.job
-    defaults = dict(zip(TrainingPlan.__struct_fields__, TrainingPlan.__struct_defaults__, strict=True))
-    fixed = {**defaults, **fields}
-    if "data" not in fields:
-        fixed["data"] = max(1, job.ranks // (fixed["tensor"] * fixed["pipeline"]))
-    if problem := TrainingPlan(**fixed).problem(job):
+    base = _with_defaults(fields, job)
+    if problem := base.problem(job):
         raise ValueError(f"plan: {problem}")
+    fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
     plans = [price(model, each) for each in plan_space(job, fixed)]

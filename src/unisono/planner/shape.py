@@ -11,6 +11,7 @@ from unisono.engine.base.validation import flag, whole
 __all__ = ["FAMILIES", "TransformerShape", "shape_of"]
 
 MOST, MOST_LAYERS = 1 << 28, 1 << 14
+NUMBERS = ("layers", "hidden", "heads", "vocab", "sequence", "kv_heads", "ffn", "head_size", "positions")
 ATTENTIONS = ("unfused", "fused")
 BIASES = ("all", "heads", "none")
 
@@ -59,10 +60,10 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "unfused"
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "sequence"):
-            whole(getattr(self, name), name, 1, MOST_LAYERS if name == "layers" else MOST)
-        for name in ("kv_heads", "ffn", "head_size", "positions"):
-            whole(getattr(self, name), name, 0, MOST)
+        for name in NUMBERS:
+            least = 0 if name in ("kv_heads", "ffn", "head_size", "positions") else 1
+            number = whole(getattr(self, name), name, least, MOST_LAYERS if name == "layers" else MOST)
+            msgspec.structs.force_setattr(self, name, int(number))  # NumPy's would overflow
         for name in ("gated", "tied", "dropout"):
             flag(getattr(self, name), name)
         if self.attention not in ATTENTIONS:
@@ -73,6 +74,10 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
         if self.heads % self.key_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.positions and self.sequence > self.positions:
+            raise ValueError(
+                f"sequence={self.sequence} is longer than the table of positions, {self.positions} rows"
+            )
 
     @property
     def key_heads(self) -> int:

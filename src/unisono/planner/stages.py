@@ -28,6 +28,8 @@ def stage_layers(layers: int, plan: TrainingPlan) -> StageLayers:
     spare = middle * plan.pipeline - layers
     last = min(-(-spare // 2), middle - 1)
     first = min(spare - last, middle - 1)
+    if plan.pipeline == 2:  # no rank is in the middle
+        return StageLayers(middle - first, middle - min(first, last), middle - last)
     return StageLayers(middle - first, middle, middle - last)
 
 

@@ -20,7 +20,7 @@ class StepTime(NamedTuple):
         matrix, other: matrix products, and all other operators, of forward and backward on the slowest rank.
         recompute: what backward computes again, with its collectives.
         tensor: collectives of the tensor axis that no compute hides.
-        messages: between stages.  bubble: waiting of a pipeline's ranks.
+        messages: between stages, and the gradients of a shared table.  bubble: waiting of a pipeline's ranks.
         data: collectives of the data axis that no compute hides.  update: the optimizer.
     """
 
@@ -55,6 +55,14 @@ class PlannedCollective(NamedTuple):
     calls: int
     seconds: float
     exposed: float
+
+    def plus(self, other: PlannedCollective) -> PlannedCollective:
+        """More of the same calls."""
+        return self._replace(
+            calls=self.calls + other.calls,
+            seconds=self.seconds + other.seconds,
+            exposed=self.exposed + other.exposed,
+        )
 
 
 class _LayerTime(NamedTuple):
@@ -94,11 +102,15 @@ class TimeModel:
         return self._priced(plan)[0]
 
     def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
-        """The collectives of a step, those that take longest first."""
+        """The collectives of a step, those that take longest first; equal calls are one entry."""
         counts = stage_layers(self.job.shape.layers, plan)
         found = [*self._tensor_collectives(plan, max(counts)), *self._message_list(plan)]
         found += self._priced(plan)[1]
-        return sorted(found, key=lambda each: -each.seconds)
+        equal: dict[tuple[str, str, float], PlannedCollective] = {}
+        for each in found:
+            key = each.collective, each.axis, each.nbytes
+            equal[key] = equal[key].plus(each) if key in equal else each
+        return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def least_s(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes and micro-batches is faster, whatever its zero and recompute."""
@@ -129,7 +141,7 @@ class TimeModel:
             other=count * (layers * (forward.other_s + backward.other_s) + output.other_s),
             recompute=count * layers * again,
             tensor=count * layers * (layer.forward_tensor_s + layer.backward_tensor_s),
-            messages=count * messages,
+            messages=count * messages + self._table_s(plan),
             bubble=_bubble_s(plan, middle),
             data=sum(each.exposed for each in data),
             update=update_s(elements / (plan.data if plan.zero else 1), job),
@@ -162,9 +174,12 @@ class TimeModel:
         return self._layers[key]
 
     def _tensor_pair_s(self, plan: TrainingPlan) -> float:
-        layout = RankLayout.of(plan.tensor, 1, self.job.links.ranks)
+        layout = self._layout(plan.tensor, 1)
         names = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
         return sum(self._collective_s(name, layout, self._activation_bytes(plan)) for name in names)
+
+    def _layout(self, size: int, stride: int) -> RankLayout:
+        return RankLayout.of(size, stride, self.job.links.ranks, self.job.ranks)
 
     def _collective_s(self, collective: str, layout: RankLayout, nbytes: float) -> float:
         return collective_s(collective, layout, nbytes, self.job.links, self.job.hardware.efficiency.links)
@@ -200,7 +215,7 @@ class TimeModel:
         nbytes = self._activation_bytes(plan)
         seconds = message_s(nbytes / plan.tensor, links, share, inside=inside)
         if not plan.sequence:
-            seconds += self._collective_s("all_gather", RankLayout.of(plan.tensor, 1, links.ranks), nbytes)
+            seconds += self._collective_s("all_gather", self._layout(plan.tensor, 1), nbytes)
         return seconds
 
     def _messages_s(self, plan: TrainingPlan) -> float:
@@ -213,9 +228,29 @@ class TimeModel:
         count = plan.micro_batches(self.job.batch)
         seconds = count * self._messages_s(plan)
         nbytes = self._activation_bytes(plan) / plan.tensor
-        return [
+        found = [
             PlannedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
         ]
+        if table_s := self._table_s(plan):
+            found.append(
+                PlannedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
+            )
+        return found
+
+    def _table_bytes(self, plan: TrainingPlan) -> float:
+        """Of the gradients that the first and the last rank have of a shared table."""
+        shared = plan.data if plan.zero >= 2 else 1
+        return self.job.shape.table(plan.tensor) * self.job.gradient_bytes / shared
+
+    def _table_s(self, plan: TrainingPlan) -> float:
+        """The two ends of a pipeline sum the gradients of a shared table after the last backward.
+
+        Source: Narayanan et al., 2021 (arXiv:2104.04473), whose Megatron-LM has a group for it.
+        """
+        if plan.pipeline == 1 or not self.job.shape.tied:
+            return 0.0
+        layout = self._layout(2, plan.data * plan.tensor * (plan.pipeline - 1))
+        return self._collective_s("all_reduce", layout, self._table_bytes(plan))
 
     # ---- tensor and data ---------------------------------------------------------------------------------
 
@@ -227,7 +262,7 @@ class TimeModel:
         visible = 2 * ((plan.recompute == "full") + 1) + (2 if plan.sequence else 0)
         pairs = 2 * ((plan.recompute == "full") + 2)
         nbytes = self._activation_bytes(plan)
-        layout = RankLayout.of(plan.tensor, 1, self.job.links.ranks)
+        layout = self._layout(plan.tensor, 1)
         if not plan.sequence:
             found = [("all_reduce", pairs)]
         else:
@@ -255,7 +290,7 @@ class TimeModel:
         if plan.data == 1:
             return []
         job, count = self.job, plan.micro_batches(self.job.batch)
-        layout = RankLayout.of(plan.data, plan.tensor, job.links.ranks)
+        layout = self._layout(plan.data, plan.tensor)
         gradients, parameters = elements * job.gradient_bytes, elements * job.width
         rounds = {0: 1, 1: 1, 2: count, 3: count}[plan.zero]
 

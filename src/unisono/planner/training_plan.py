@@ -11,7 +11,7 @@ from unisono.planner.hardware import Hardware
 from unisono.planner.interconnect import Interconnect
 from unisono.planner.shape import TransformerShape
 
-__all__ = ["RECOMPUTE", "TrainingJob", "TrainingPlan", "parse_plan"]
+__all__ = ["RECOMPUTE", "TrainingJob", "TrainingPlan", "fields_text", "parse_plan"]
 
 RECOMPUTE = ("none", "selective", "full")
 AXES = ("data", "tensor", "pipeline", "interleave", "micro_batch")
@@ -111,9 +111,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _text(self, names: list[str]) -> str:
-        texts = {True: "yes", False: "no"}
-        values = [(name, getattr(self, name)) for name in names]
-        return ",".join(f"{name}={texts[v] if isinstance(v, bool) else v}" for name, v in values)
+        return fields_text({name: getattr(self, name) for name in names})
 
     @property
     def ranks(self) -> int:
@@ -151,6 +149,12 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
+def fields_text(fields: dict[str, Any]) -> str:
+    """The text of some fields, as `parse_plan` reads it."""
+    texts = {True: "yes", False: "no"}
+    return ",".join(f"{name}={texts[v] if isinstance(v, bool) else v}" for name, v in fields.items())
+
+
 def parse_plan(text: str) -> dict[str, Any]:
     """The fields that a text names. Example: "tensor=8,recompute=full" -> {"tensor": 8, "recompute": "full"}.
 
@@ -173,7 +177,7 @@ def parse_plan(text: str) -> dict[str, Any]:
         elif name == "recompute":
             found[name] = value
         elif not (value.isascii() and value.isdecimal() and len(value) <= len(str(MOST))):
-            raise ValueError(f"{item}: expected a whole number")
+            raise ValueError(f"{item}: expected a whole number from 0 to {MOST}")
         else:
             found[name] = int(value)
     TrainingPlan(**found)
