@@ -280,7 +280,7 @@ def test_a_rank_that_was_behind_in_a_draw_has_the_batches_of_the_others(launcher
     told, output = steps(launcher, "draw", 3)
     orders = [one["order"] for one in told]
     assert [*map(len, orders[4])] == [6, 4, 4, 4, 4, 2], output
-    assert all(sorted(sum(order, [])) == [*range(24)] for order in orders)
+    assert all(sorted(row for batch in order for row in batch) == [*range(24)] for order in orders)
     assert len(told) == 4 + 6 + 6
 
 

@@ -121,8 +121,8 @@ class TransactionalRun(Run):
             raise RuntimeError("the first call of a newcomer is run.step: the others are in one")
         if self._in_call:
             raise RuntimeError(
-                "a call of this run is under way: on_change and hooks run within it. Make this call after it; "
-                "run.changes has what has changed"
+                "a call of this run is under way, and on_change and hooks are in it. Make this call after it; "
+                "run.changes has what changed"
             )
         self._has_entered = True
         self._newest = source or self._newest
