@@ -121,7 +121,7 @@ class TransactionalRun(Run):
             raise RuntimeError("the first call of a newcomer is run.step: the others are in one")
         if self._in_call:
             raise RuntimeError(
-                "a call of this run is under way, and on_change and hooks are in it. Make this call after it; "
+                "a call of this run is under way, and on_change and hooks are in it: make this one later; "
                 "run.changes has what changed"
             )
         self._has_entered = True
