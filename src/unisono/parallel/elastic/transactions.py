@@ -325,7 +325,7 @@ class TransactionalRun(Run):
         reused = self._copies.pop(0) if len(self._copies) > 1 else None
         with self._state() as state:
             _, written = state.here()
-            caches = {name: slot.value for name, slot in self._statistics.caches.items()}
+            caches = {n: slot.value for n, slot in self._statistics.caches.items() if slot.value is not None}
             about = state.about, written, caches
             made = ShardCopy(state.values(), *about, self.plan, self.steps, group, reused)
         self._copies.append(made)
