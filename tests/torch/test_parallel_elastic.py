@@ -251,6 +251,59 @@ def test_calls_that_are_refused(forks: suite.Forks, tmp_path: Path, name: str) -
     assert printed == ["rank 0:\n"], "".join(printed)
 
 
+CASES = suite.HERE / "programs" / "elastic_cases.py"
+
+
+def steps(launcher: Launcher, name: str, ranks: int, *more: str, flags: tuple[str, ...] = ()) -> list[Any]:
+    """What all ranks have printed after each step, which is the same on all of them; then the other lines."""
+    found = launcher.run(CASES, "--elastic", f"1:{ranks}", *flags, args=(name, str(ranks), *more))
+    output = found.stdout + found.stderr
+    assert found.returncode == 0, output
+    lines = [line.partition("] ")[2] for line in output.splitlines() if '"step"' in line]
+    told: dict[int, Any] = {}
+    for one in map(json.loads, lines):
+        assert told.setdefault(one["step"], one) == one, output
+    assert [*sorted(told)] == [*range(1, len(told) + 1)]
+    return [[told[step] for step in sorted(told)], output]
+
+
+@pytest.mark.parametrize("plan", [{}, pytest.param({"zero": 2}, marks=pytest.mark.sweep)], ids=str)
+def test_a_rank_that_was_behind_does_as_if_it_had_completed_the_step(
+    launcher: Launcher, plan: dict[str, Any]
+) -> None:
+    launcher.environ["PLAN"] = json.dumps(plan)
+    assert steps(launcher, "behind", 2)[0] == steps(launcher, "behind", 2, "calm")[0]
+
+
+@pytest.mark.sweep
+def test_a_rank_that_was_behind_in_a_draw_has_the_batches_of_the_others(launcher: Launcher) -> None:
+    told, output = steps(launcher, "draw", 3)
+    orders = [one["order"] for one in told]
+    assert [*map(len, orders[4])] == [6, 4, 4, 4, 4, 2], output
+    assert all(sorted(row for batch in order for row in batch) == [*range(24)] for order in orders)
+    assert len(told) == 4 + 6 + 6
+
+
+def test_on_change_cannot_make_calls(launcher: Launcher) -> None:
+    told, output = steps(launcher, "nested", 2)
+    assert "refused: a call of this run is under way" in output
+    assert len(told) == 4
+
+
+@pytest.mark.sweep
+def test_a_newcomer_comes_where_loops_end_early(launcher: Launcher) -> None:
+    told, output = steps(launcher, "many", 2, flags=("--respawn", "2"))
+    assert len(told) > 8, output
+
+
+@pytest.mark.parametrize(
+    "name", ["check_a_batch_of_another_size_in_a_checkpoint", "check_a_loop_that_ends_early"]
+)
+def test_the_place_in_the_data(forks: suite.Forks, tmp_path: Path, name: str) -> None:
+    printed = forks.run(tmp_path, {"places": ("parallel.elastic_places", 1, [name])})["places"]
+    assert printed == ["rank 0:\n"], "".join(printed)
+
+
 @pytest.mark.sweep
 def test_the_example_goes_on_without_a_rank_and_with_a_new_one(launcher: Launcher) -> None:
     launcher.environ["STEP_S"] = "0.15"

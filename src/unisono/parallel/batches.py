@@ -83,6 +83,7 @@ class RankBatches(Iterable[Any]):
         _check_sampler(loader)
         self._loader, self._part, self._parts = loader, part, parts
         self._generator, self._taken, self._skipped = "", 0, 0
+        self._again = False  # the next epoch is that from which a state was loaded
         self._order: list[Any] = []  # what the sampler drew for this epoch
         self._pass = _EpochPass()
 
@@ -92,12 +93,19 @@ class RankBatches(Iterable[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next epoch at this place: after the batches that were taken, in the same order."""
+        if state.get("resized"):
+            raise ValueError(
+                "this place in the data is that of a run under Plan(elastic=True), where set_batch_size made "
+                "other batches; load it under such a plan"
+            )
         self._skipped, self._generator = int(state["taken"]), str(state["generator"])
+        self._again = self._skipped > 0 or bool(self._generator)
 
     def __iter__(self) -> Iterator[Any]:
         self._taken, self._skipped = self._skipped, 0
+        again, self._again = self._again, False
         if self._indexed:
-            self._draw(again=self._taken > 0 or bool(self._generator))
+            self._draw(again=again)
         this = self._pass = _EpochPass(self._rows(self._taken))
         while (batch := next(this.rows, END)) is not END:
             self._taken += 1

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from .compression.checkpoint import CompressionCheckpoint
     from .outer_optimizer import OuterOptimizer
 
+JSON = "json:"
+"""Before the name of what an optimizer's state has and is no tensor, such as a count of steps."""
+
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
 
@@ -76,8 +79,9 @@ class RunState:
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
             for key, value in state.items():
-                found[f"{self._moments_at}.{name}.{key}"] = (
-                    value if isinstance(value, Tensor) else _bytes(value)
+                whole = isinstance(value, Tensor)
+                found[f"{self._moments_at}.{name}.{key if whole else JSON + key}"] = (
+                    value if whole else _bytes(value)
                 )
         found |= {} if self._outer is None else self._outer.tensors()
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
@@ -206,7 +210,9 @@ class RunState:
             for key, value in _value(loaded[f"options.{name}"]).items() if options else ():
                 group[key] = tuple(value) if isinstance(value, list) else value
             start = f"{moments_at}.{name}."
-            state.update({key.removeprefix(start): v for key, v in loaded.items() if key.startswith(start)})
+            state.update(
+                _state_entry(key.removeprefix(start), v) for key, v in loaded.items() if key.startswith(start)
+            )
         if self._outer is not None:
             self._outer.load(loaded)
 
@@ -269,7 +275,12 @@ def _bytes(value: Any) -> Tensor:
 
 
 def _is_json(name: str) -> bool:
-    return name == "run" or name.startswith("options.")
+    return name == "run" or name.startswith("options.") or name.rpartition(".")[2].startswith(JSON)
+
+
+def _state_entry(key: str, value: Tensor) -> tuple[str, Any]:
+    """A part of an optimizer's state, and its name there."""
+    return (key.removeprefix(JSON), _value(value)) if key.startswith(JSON) else (key, value)
 
 
 def _value(tensor: Tensor) -> Any:

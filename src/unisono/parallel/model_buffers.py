@@ -32,7 +32,10 @@ NORMS = (
 )  # fmt: skip
 
 
-class _BufferSlot(NamedTuple):
+BufferKind = tuple[str, str, tuple[int, ...]]
+
+
+class BufferSlot(NamedTuple):
     """Where a buffer is. The tensor there may be replaced."""
 
     name: str  # in the user's model
@@ -44,10 +47,25 @@ class _BufferSlot(NamedTuple):
         return self.module._buffers.get(self.leaf)
 
     @property
+    def kind(self) -> BufferKind:
+        """Its name, dtype and shape."""
+        value = self.value
+        assert value is not None
+        return self.name, str(value.dtype), tuple(value.shape)
+
+    @property
     def mark(self) -> tuple[Tensor | None, int]:
         """The tensor and its version. The reference prevents a later tensor from having the same id."""
         value = self.value
         return value, 0 if value is None or value.is_inference() else value._version
+
+
+class _KeptBuffer(NamedTuple):
+    """A buffer as it was: the tensor, its version, and a copy of its values."""
+
+    tensor: Tensor | None
+    version: int
+    value: Tensor | None
 
 
 class ModelBuffers:
@@ -62,7 +80,7 @@ class ModelBuffers:
         self, modules: Iterable[tuple[str, nn.Module]], again: Iterable[nn.Module], mesh: PlanMesh
     ) -> None:
         self._places = [
-            _BufferSlot(f"{path}.{leaf}".lstrip("."), module, leaf)
+            BufferSlot(f"{path}.{leaf}".lstrip("."), module, leaf)
             for path, module in modules
             for leaf in module._buffers
         ]
@@ -82,15 +100,34 @@ class ModelBuffers:
                 moved.add(place.module)
         return [place.module in moved for place in self._places]
 
-    def values(self) -> list[Tensor | None]:
+    @property
+    def slots(self) -> dict[str, BufferSlot]:
+        """Every buffer by its name."""
+        return {place.name: place for place in self._places}
+
+    @property
+    def caches(self) -> dict[str, BufferSlot]:
+        """By name, what no checkpoint has: buffers that are not persistent, and have a value."""
+        return {
+            place.name: place
+            for place in self._places
+            if place.value is not None and not persistent(place.module, place.leaf)
+        }
+
+    def values(self) -> list[_KeptBuffer]:
         """Copies of all buffers, for `restore`."""
-        return [None if place.value is None else place.value.clone() for place in self._places]
+        return [
+            _KeptBuffer(*place.mark, None if place.value is None else place.value.clone())
+            for place in self._places
+        ]
 
     @torch.no_grad()
-    def restore(self, values: list[Tensor | None]) -> None:
-        """Give those that changed since `note` their earlier values."""
-        for place, moved, value in zip(self._places, self.changed(), values, strict=True):
-            now = place.value
+    def restore(self, values: list[_KeptBuffer]) -> None:
+        """Give those that changed since `values` their earlier values."""
+        for place, (was, version, value) in zip(self._places, values, strict=True):
+            now, count = place.mark
+            unseen = isinstance(place.module, NORMS) and place.module.training
+            moved = unseen or now is not was or count != version
             if moved and now is not None and value is not None and now.shape == value.shape:
                 now.copy_(value)
             elif moved:
@@ -121,7 +158,7 @@ class ModelBuffers:
                 self._synchronize([place for place in self._agree(changed) if place.value is not None])
         self.note()
 
-    def _agree(self, changed: list[bool]) -> list[_BufferSlot]:
+    def _agree(self, changed: list[bool]) -> list[BufferSlot]:
         """What changed somewhere, but for caches whose sizes differ."""
         sizes = [-1 if place.value is None else place.value.numel() for place in self._places]
         told = torch.tensor(
@@ -140,7 +177,7 @@ class ModelBuffers:
                 )
         return found
 
-    def _synchronize(self, places: list[_BufferSlot]) -> None:
+    def _synchronize(self, places: list[BufferSlot]) -> None:
         values: list[Any] = [place.value for place in places]
         floats = [_real(value) for value in values if _is_float(value)]
         others = [value for value in values if not _is_float(value)]

@@ -27,9 +27,9 @@ class DrawnOrder:
         entries: what the sampler drew: of all batches, one after the other.
         sizes: rows of each batch; none: an entry is a batch.
         drawn_by: the state of the sampler's generator before it drew, in hexadecimal digits.
-        generator: its state now.
+        generator: its state now, or right after the draw for a rank that is in it.
         at: the number of the newest batch.
-        batch_size: what `set_batch_size` was given.
+        resized: what `set_batch_size` did to the order: (from which batch on, rows).
     """
 
     entries: np.ndarray | list[Any]
@@ -37,7 +37,7 @@ class DrawnOrder:
     drawn_by: str
     generator: np.ndarray
     at: int
-    batch_size: int | None
+    resized: list[tuple[int, int]]
 
 
 class ChangingRun(Protocol):
@@ -48,8 +48,8 @@ class ChangingRun(Protocol):
     def enter(self) -> None:
         """Join the running job, if this process is a newcomer."""
 
-    def take_place(self) -> DrawnOrder | None:
-        """Where an epoch of a newcomer begins; None: at its beginning."""
+    def begin(self, batches: ElasticBatches) -> DrawnOrder | None:
+        """An epoch begins; return where, on a newcomer. None: at its beginning."""
 
     def tell(self) -> None:
         """Call `on_change`, if this rank has not been told of the newest change."""
@@ -77,13 +77,23 @@ class ElasticBatches(RankBatches):
         self.given: Any = None
         self.current: Any = None
         self.active = False
+        self._this: object = None  # the iteration that has begun last
         self._at = 0  # the number of the newest batch in the epoch
-        self._batch_size: int | None = None
+        self._resized: list[tuple[int, int]] = []
         self._resumed = False  # the order came from another rank
+        self._has_order = False  # of the present epoch
+        self._next = 0  # the number of the first batch that may still get another size
+        self._after_draw = torch.empty(0, dtype=torch.uint8)  # the state of the sampler's generator
+
+    def follow(self, *, used: bool) -> None:
+        """Be for the ranks that there are now. used: the newest batch is needed at once."""
+        self._part, self._parts = self._run.mesh.row, self._run.mesh.plan.data
+        self.current = None
+        if used:
+            self.cut()
 
     def cut(self) -> None:
-        """Cut for the ranks that there are now, also the newest batch."""
-        self._part, self._parts = self._run.mesh.row, self._run.mesh.plan.data
+        """Cut the newest batch for the ranks that there are now."""
         if self.given is None:
             return
         if not self._by_rows:
@@ -106,10 +116,21 @@ class ElasticBatches(RankBatches):
             raise ValueError(f"set_batch_size: {rows!r} rows; expected a positive number")
         if not self._by_rows:
             raise ValueError("set_batch_size: this loader gives whole batches; a DataLoader draws rows")
-        self._batch_size = rows
-        if self.active or self._resumed:
-            self._order = self._order[: self._at + 1] + _regrouped(self._order[self._at + 1 :], rows)
+        first = self._next
+        self._resized = [one for one in self._resized if one[0] < first] + [(first, rows)]
+        if self._has_order:
+            self._regroup(first, rows)
             self.cut()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in this epoch, see `RankBatches`, and the batches that `set_batch_size` has made."""
+        return super().state_dict() | ({"resized": self._resized} if self._resized else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next epoch at this place, with the same batches."""
+        super().load_state_dict({"taken": state["taken"], "generator": state["generator"]})
+        self._next = self._skipped
+        self._resized = [(int(first), int(rows)) for first, rows in state.get("resized", ())]
 
     def smallest(self) -> int | None:
         """The rows of the smallest batch that is known, from the newest one on; None: none is."""
@@ -128,29 +149,57 @@ class ElasticBatches(RankBatches):
 
     def __iter__(self) -> Iterator[Any]:
         self._run.enter()
-        self.given = None
-        place = self._run.take_place()
+        this = self._this = object()
+        self.given, self._has_order = None, False
+        place = self._run.begin(self)
+        self.follow(used=False)
         if place is not None:
+            self._skipped, self._resumed, self._next = place.at, True, place.at
             self.take_order(place)
-            self._skipped, self._resumed, self._at = place.at, True, place.at
             self._run.tell()
-        for batch in super().__iter__():
-            self._at, self.active = self._taken - 1, True
-            self.given = self.current = batch
-            yield self.given
-        self.active = False
+        self._at = self._skipped
+        self._next = self._at + self._has_order
+        whole = False
+        try:
+            for batch in super().__iter__():
+                self._at, self._next, self.active = self._taken - 1, self._taken, True
+                self.given = self.current = batch
+                yield self.given
+            whole = True
+        finally:  # also where the program leaves its loop
+            if self._this is this:
+                self.active, self._has_order, self._next = False, False, 0
+            if whole and self._resized:
+                self._resized = [(0, self._resized[-1][1])]
 
     def _draw(self, *, again: bool) -> None:
         if not self._resumed:
-            self._run.draw(self, lambda: self._draw_together(again=again))
+            self._run.draw(self, lambda: self._try_to_draw(again=again))
+            self._has_order, self._next = True, self._at + 1
+
+    def _try_to_draw(self, *, again: bool) -> None:
+        state = self._sampler_generator.get_state()
+        try:
+            self._draw_together(again=again)
+        except BaseException:
+            self._sampler_generator.set_state(state)  # to draw the same once more
+            raise
 
     def _draw_together(self, *, again: bool) -> None:
+        if not again and self._resized:  # the epoch before may have been left
+            self._resized = [(0, self._resized[-1][1])]
         super()._draw(again=again)
         state = self._sampler_generator.get_state()
         dist.broadcast(state, src=0)
         self._sampler_generator.set_state(state)
-        if self._batch_size is not None:
-            self._order = _regrouped(self._order, self._batch_size)
+        self._after_draw = state
+        for first, rows in self._resized:
+            self._regroup(first, rows)
+        dist.barrier()  # whoever goes on knows that all have the order: it may draw another one next
+
+    def _regroup(self, first: int, rows: int) -> None:
+        """Make batches of so many rows, from number `first` on."""
+        self._order = self._order[:first] + _regrouped(self._order[first:], rows)
 
     def _rows(self, first: int) -> Iterator[Any]:
         if not self._resumed:
@@ -163,8 +212,8 @@ class ElasticBatches(RankBatches):
 
     # ---- what another rank gets ----
 
-    def order(self) -> DrawnOrder:
-        """The order of this epoch, and the place in it."""
+    def order(self, *, drawn: bool = False) -> DrawnOrder:
+        """The order of this epoch, and the place in it. drawn: for a rank that is in its draw."""
         sizes: list[int] | None = None
         entries: Any = self._order
         if self._by_rows:
@@ -174,16 +223,21 @@ class ElasticBatches(RankBatches):
             )
         if entries and all(type(one) is int for one in entries):
             entries = torch.tensor(entries).numpy()
-        state = self._sampler_generator.get_state() if self._indexed else torch.empty(0, dtype=torch.uint8)
-        return DrawnOrder(entries, sizes, self._generator, state.numpy(), self._at, self._batch_size)
+        state = self._after_draw
+        if self._indexed and not drawn:
+            state = self._sampler_generator.get_state()
+        return DrawnOrder(entries, sizes, self._generator, state.numpy(), self._at, list(self._resized))
 
     def take_order(self, given: DrawnOrder) -> None:
         """Be in the epoch of another rank."""
         entries = given.entries if isinstance(given.entries, list) else given.entries.tolist()
         self._order = entries if given.sizes is None else _grouped(entries, given.sizes)
-        self._generator, self._batch_size = given.drawn_by, given.batch_size
+        self._generator, self._resized = given.drawn_by, list(given.resized)
+        if not self._has_order:  # the first batch of this epoch is as the others have it
+            self._has_order, self._next = True, self._next + 1
         if self._indexed:
-            self._sampler_generator.set_state(torch.from_numpy(given.generator))
+            self._after_draw = torch.from_numpy(given.generator)
+            self._sampler_generator.set_state(self._after_draw)
 
 
 def _grouped(entries: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,12 +34,14 @@ class CallReport:
         program: the fingerprint of its plan and its model.
         steps: how many it had made after its newest call.
         copies: of shards, that it holds.
+        caches: (name, dtype, shape) of each buffer that is not persistent.
     """
 
     calls: int
     program: str
     steps: int
     copies: list[HeldCopy]
+    caches: list[tuple[str, str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Handover:
         kinds: (name, dtype, shape) of each tensor.
         sharded: names of those of which each rank gets its rows.
         written: what is JSON, by name.
+        settings: of the optimizers' groups, right after its newest call.
         attached: the states of attached objects, as JSON.
-        places: the epochs that have begun and not ended; that of the batch of this step is the first.
+        places: the epochs that have begun and not ended, in the order in which they have begun.
         drawn: the newest order, for ranks of the former group.
         generator: the state of PyTorch's default generator.
     """
@@ -65,6 +68,7 @@ class Handover:
     kinds: list[tuple[str, str, tuple[int, ...]]]
     sharded: set[str]
     written: dict[str, bytes]
+    settings: list[dict[str, Any]]
     attached: str
     places: list[DrawnOrder]
     drawn: DrawnOrder | None

@@ -44,6 +44,7 @@ class RunMembership:
         ValueError: there is a process group already, or the job has another size.
     Attributes:
         group: the engine's group; None for a newcomer that has not joined.
+        closed: whether this process has left.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,6 +58,7 @@ class RunMembership:
         self._minimum, self._maximum = given
         self._addresses, self._listen = settings.join, settings.listen
         self._vain = 0
+        self.closed = False
         self.group: NativeGroup | None = None
         torch_distributed: Any = dist  # its type stubs leave out HashStore
         torch_distributed.init_process_group(
@@ -133,6 +135,8 @@ class RunMembership:
         former = self.members
         with contextlib.suppress(GroupClosed):  # the loss was seen in another group: how it came, too
             ParentGroup(former._planner, "shrink", range(former.size)).abort()
+            if not former._planner.engine.faulted:  # all live; they may wait for this rank
+                former.abort()
         self.group = group = cast("NativeGroup", former.shrink())
         self._vain = 0 if group.left else self._vain + 1
         if self._vain >= MOST_VAIN:
@@ -155,6 +159,7 @@ class RunMembership:
 
     def close(self) -> None:
         """Leave: the other ranks go on without this one."""
+        self.closed = True
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # an error of the group's end; others know of its loss
                 dist.destroy_process_group()

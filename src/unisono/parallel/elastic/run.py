@@ -16,6 +16,8 @@ from .transactions import TransactionalRun
 if TYPE_CHECKING:
     from unisono.parallel.batches import RankBatches
 
+    from .batches import DrawnOrder
+
 __all__ = ["ElasticRun"]
 
 REMEMBERED = 4
@@ -55,12 +57,15 @@ class ElasticRun(TransactionalRun):
 
         After a change each rank has other rows of them. Give a step the batch as it comes.
         """
-        made = ElasticBatches(loader, self)
-        ended = [one for one in self._batches if not one.active]
-        for old in ended[:-REMEMBERED]:
-            self._batches.remove(old)
-        self._batches.append(made)
-        return made
+        return ElasticBatches(loader, self)
+
+    def begin(self, batches: ElasticBatches) -> DrawnOrder | None:
+        """An epoch begins; return where, on a newcomer. None: at its beginning."""
+        others = [one for one in self._batches if one is not batches]
+        ended = [one for one in others if not one.active]
+        forgotten = ended[:-REMEMBERED]
+        self._batches = [*(one for one in others if one not in forgotten), batches]
+        return self._places.pop(0) if self._places else None
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the number of each epoch that is still to come; a newcomer joins here, in the present one."""
@@ -122,7 +127,12 @@ class ElasticRun(TransactionalRun):
             self._completed_steps = self.steps
 
     def close(self) -> None:
-        """End the run, when all ranks have come here: none leaves while another may need its state."""
+        """End the run, when all ranks have come here: none leaves while another may need its state.
+
+        It may be called twice.
+        """
+        if self._membership.closed:
+            return
         if not self.is_newcomer and not self._failures.ended:
             self._made(lambda: dist.barrier(group=self.mesh.world))
         super().close()
@@ -131,6 +141,8 @@ class ElasticRun(TransactionalRun):
     def _source(self, what: str, batch: object) -> ElasticBatches:
         for one in self._batches:
             if one.given is batch and batch is not None:
+                if one.current is None:
+                    one.cut()  # the ranks have changed since its epoch
                 return one
         raise ValueError(
             f"{what}: under Plan(elastic=True) a batch is what run.shard(loader) yielded last, as it is: "

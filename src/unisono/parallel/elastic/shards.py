@@ -60,6 +60,8 @@ class ShardCopy:
     Args:
         tensors: the state by name; DTensors are sharded along dimension 0.
         about: the run's own numbers.
+        written: what is JSON, by name.
+        caches: buffers that are not persistent, by name.
         reused: an older copy, whose memory is used again where it fits.
     """
 
@@ -67,12 +69,16 @@ class ShardCopy:
         self,
         tensors: Mapping[str, Tensor],
         about: dict[str, Any],
+        written: dict[str, bytes],
+        caches: Mapping[str, Tensor],
         plan: Plan,
         steps: int,
         group: NativeGroup,
         reused: ShardCopy | None,
     ) -> None:
         self.about = about
+        self.caches = {name: value.clone() for name, value in caches.items()}
+        self.written = {name: text for name, text in written.items() if name.startswith("optimizer.")}
         self.sharded = {name for name, value in tensors.items() if isinstance(value, DTensor)}
         self.kinds = [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors.items()]
         old: Mapping[str, Tensor] = {} if reused is None else reused.own

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from unisono.parallel.checkpoint import RunState
     from unisono.parallel.failures import RunFailures
     from unisono.parallel.loss_weights import Weigh
+    from unisono.parallel.model_buffers import BufferKind
     from unisono.parallel.model_setup import ModelSetup, Optimizer
     from unisono.parallel.plan import Plan
 
@@ -79,6 +80,9 @@ class TransactionalRun(Run):
         self._batches: list[ElasticBatches] = []
         self._newest: ElasticBatches | None = None  # whose batch a call got last
         self._drawn: ElasticBatches | None = None  # whose order was drawn last
+        self._settled: list[dict[str, Any]] = []  # of the optimizers, after the newest call
+        self._in_draw = False
+        self._in_call = False
         self._places: list[DrawnOrder] = []  # of a newcomer, at which its epochs begin
         self._has_entered = True  # its first step has begun
         self._is_whole = True  # its state is that after its newest call
@@ -115,17 +119,30 @@ class TransactionalRun(Run):
             )
         if not self._has_entered and not grows:
             raise RuntimeError("the first call of a newcomer is run.step: the others are in one")
+        if self._in_call:
+            raise RuntimeError(
+                "a call of this run is under way, and on_change and hooks are in it: make this one later; "
+                "run.changes has what changed"
+            )
         self._has_entered = True
         self._newest = source or self._newest
+        self._in_call = True
+        try:
+            return self._repeated(work, grows=grows)
+        finally:
+            self._in_call = False
+
+    def _repeated(self, work: Callable[[], Any], *, grows: bool) -> Any:
         number = self._calls + 1
         while self._calls < number:
-            kept = self._statistics.values()
+            kept, settings = self._statistics.values(), self._settings()
             try:
                 if grows and self._asked:
-                    self._grow(source)
+                    self._grow()
                 result = work()
             except Exception as error:
                 self._statistics.restore(kept)
+                self._take_settings(settings)
                 if self._failures.ended:
                     self._membership.close()  # the others go on
                     raise
@@ -135,13 +152,32 @@ class TransactionalRun(Run):
                 self._change(partial(self._membership.shrink, error))
             else:
                 self._calls, self._result, self._completed_steps = number, result, self.steps
+                self._settled = self._settings()
         self._membership.succeed()
         return self._result
 
+    def _settings(self) -> list[dict[str, Any]]:
+        """The settings of the optimizers' groups. Some optimizers count their steps there."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def _take_settings(self, settings: list[dict[str, Any]]) -> None:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        for group, kept in zip(groups, settings, strict=True):
+            for key in group.keys() - kept.keys() - {"params"}:
+                del group[key]
+            group.update(kept)
+
     def draw(self, batches: ElasticBatches, work: Callable[[], None]) -> None:
         """Draw the order of an epoch, together."""
-        self._drawn = batches
-        self._made(work)
+        self._drawn, self._in_draw = batches, True
+        try:
+            self._made(work)
+        finally:
+            self._in_draw = False
 
     def enter(self) -> None:
         """Join the running job, if this process is a newcomer."""
@@ -149,10 +185,6 @@ class TransactionalRun(Run):
             self._has_entered = self._is_told = False
             self._stop()
             self._change(self._membership.join)
-
-    def take_place(self) -> DrawnOrder | None:
-        """Where an epoch of a newcomer begins; None: at its beginning."""
-        return self._places.pop(0) if self._places else None
 
     def tell(self) -> None:
         """Call `on_change`, if this rank has not been told of the newest change."""
@@ -183,10 +215,11 @@ class TransactionalRun(Run):
 
     # ---- a change ----
 
-    def _grow(self, source: ElasticBatches | None) -> None:
+    def _grow(self) -> None:
         """Take in the newcomers that wait."""
         self._asked = False
-        if self._membership.grow(None if source is None else source.smallest()):
+        rows = [one.smallest() for one in self._batches if one.active or one is self._newest]
+        if self._membership.grow(min((one for one in rows if one is not None), default=None)):
             self._stop()
             self._change(None)
 
@@ -228,7 +261,9 @@ class TransactionalRun(Run):
         self._follow()
         calls = self._calls if self._is_whole else NOTHING
         held = [one.held for one in self._copies]
-        reports = group.all_gather_object(CallReport(calls, self._program, self._completed_steps, held))
+        caches = [slot.kind for slot in self._statistics.caches.values()]
+        mine = CallReport(calls, self._program, self._completed_steps, held, caches)
+        reports = group.all_gather_object(mine)
         newest = max(one.calls for one in reports)
         sources = [rank for rank, one in enumerate(reports) if one.calls == newest]
         if newest == NOTHING:
@@ -239,13 +274,28 @@ class TransactionalRun(Run):
                 "start it with the same script"
             )
         behind = [rank for rank, one in enumerate(reports) if one.calls < newest]
+        known = [one.caches for one in reports if one.calls != NOTHING]
+        alike = [kind for kind in known[0] if all(kind in one for one in known)]  # others are each rank's own
         if self.plan.zero > 0:
-            self._reshard(group, reports, sources)
+            self._reshard(group, reports, sources, alike)
         elif behind:
-            self._hand_over(group, sources, behind)
+            self._hand_over(group, sources, behind, alike)
+
+    def _caches(self, kinds: list[BufferKind]) -> list[Tensor]:
+        """The buffers of these kinds; made where this rank has others."""
+        slots, found = self._statistics.slots, []
+        for kind in kinds:
+            slot = slots[kind[0]]
+            if slot.value is None or slot.kind != kind:
+                dtype: torch.dtype = getattr(torch, kind[1].removeprefix("torch."))
+                slot.module._buffers[slot.leaf] = torch.empty(kind[2], dtype=dtype)
+            assert slot.value is not None
+            found.append(slot.value)
+        return found
 
     def _follow(self) -> None:
         """Train over the ranks of the new group."""
+        self._asked = False  # some ranks may not have seen the end of the step that asked
         self.plan, former = self._asked_plan.resized(self._membership.size), self._named
         self.mesh = PlanMesh.of(self.plan, self.mesh.axes.device_type)
         self._built.follow(self.mesh)
@@ -254,7 +304,7 @@ class TransactionalRun(Run):
         self._failures = self._watch()
         self._prepare_groups()
         for batches in self._batches:
-            batches.cut()
+            batches.follow(used=batches.active or batches is self._newest)
 
     def _exchange_parameters(self, former: dict[str, nn.Parameter]) -> None:
         """Take the parameters that the model has now, and make the optimizers forget those before."""
@@ -274,11 +324,16 @@ class TransactionalRun(Run):
             return
         reused = self._copies.pop(0) if len(self._copies) > 1 else None
         with self._state() as state:
-            made = ShardCopy(state.values(), state.about, self.plan, self.steps, group, reused)
+            _, written = state.here()
+            caches = {n: slot.value for n, slot in self._statistics.caches.items() if slot.value is not None}
+            about = state.about, written, caches
+            made = ShardCopy(state.values(), *about, self.plan, self.steps, group, reused)
         self._copies.append(made)
         group.barrier()  # whoever goes on knows that all have theirs
 
-    def _reshard(self, group: NativeGroup, reports: list[CallReport], newest: list[int]) -> None:
+    def _reshard(
+        self, group: NativeGroup, reports: list[CallReport], newest: list[int], alike: list[BufferKind]
+    ) -> None:
         """Give all ranks their shards of the state after the newest completed step."""
         copies = [one.copies for one in reports]
         lost = {one.rank: one.why for one in self._left}
@@ -300,9 +355,13 @@ class TransactionalRun(Run):
                 self._copies = [copy]
                 for name in plain:
                     filled[name].copy_(copy.own[name])
+                for slot in self._statistics.caches.values():
+                    value, kept = slot.value, copy.caches.get(slot.name)
+                    if value is not None and kept is not None and value.shape == kept.shape:
+                        value.copy_(kept)
             lacking = [rank for rank in range(group.size) if rank not in having]
             if lacking:
-                spread(group, having, lacking, [filled[name] for name in plain])
+                spread(group, having, lacking, [filled[name] for name in plain] + self._caches(alike))
             self._take(state, filled, given)
 
     def _prepare_groups(self) -> None:
@@ -313,7 +372,9 @@ class TransactionalRun(Run):
             group.set_timeout(timedelta(seconds=self._membership.group.timeout_s))
             group._group.elastic = True
 
-    def _hand_over(self, group: NativeGroup, sources: list[int], behind: list[int]) -> None:
+    def _hand_over(
+        self, group: NativeGroup, sources: list[int], behind: list[int], alike: list[BufferKind]
+    ) -> None:
         """Bring the ranks that are behind to the state of the others."""
         with self._state() as state:
             mine = self._given(state, None) if group.rank == sources[0] else None
@@ -322,14 +383,14 @@ class TransactionalRun(Run):
                 filled, self._is_whole = state.room(given.kinds), False
             else:
                 filled = state.tensors()
-            spread(group, sources, behind, [filled[name] for name, _, _ in given.kinds])
+            tensors = [filled[name] for name, _, _ in given.kinds] + self._caches(alike)
+            spread(group, sources, behind, tensors)
             if group.rank in behind:
                 self._take(state, filled, given)
 
     def _given(self, state: RunState, copy: ShardCopy | None) -> Handover:
         kinds, written = state.here()
-        active = [one for one in self._batches if one.active or one is self._newest]
-        active.sort(key=lambda one: one is not self._newest)
+        active = [one for one in self._batches if one.active or one is self._newest]  # as they have begun
         return Handover(
             self._calls,
             self._result if isinstance(self._result, float) else None,
@@ -337,10 +398,11 @@ class TransactionalRun(Run):
             self._present_change(),
             kinds if copy is None else copy.kinds,
             set() if copy is None else copy.sharded,
-            written,
+            written if copy is None else written | copy.written,
+            self._settled,
             json.dumps({name: states(name, thing) for name, thing in self._attached.items()}),
             [one.order() for one in active],
-            None if self._drawn is None else self._drawn.order(),
+            None if self._drawn is None else self._drawn.order(drawn=True),
             torch.default_generator.get_state().numpy(),
         )
 
@@ -353,7 +415,13 @@ class TransactionalRun(Run):
         self._is_whole, self._completed_steps = True, self.steps
         if not new:
             self.epoch = epoch
-            if behind and self._drawn is not None and given.drawn is not None:
+            if behind:
+                self._settled = [
+                    {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+                    for one in given.settings
+                ]
+                self._take_settings(self._settled)
+            if behind and self._in_draw and self._drawn is not None and given.drawn is not None:
                 self._drawn.take_order(given.drawn)
             return
         attached = json.loads(given.attached)
