@@ -44,6 +44,7 @@ class BufferSlot(NamedTuple):
 
     @property
     def value(self) -> Tensor | None:
+        """The tensor that is there now."""
         return self.module._buffers.get(self.leaf)
 
     @property
