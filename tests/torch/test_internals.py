@@ -102,6 +102,13 @@ def test_a_name_that_is_needed_says_what_cannot_run() -> None:
         need(NO_PARENT)
 
 
+def test_a_module_whose_state_is_another_is_refused_by_name() -> None:
+    from unisono.torch_internals import fsdp
+
+    with pytest.raises(MissingPrivateName, match=r"zero >= 1 .*_get_fsdp_state"):
+        fsdp.unwrap(torch.nn.Linear(1, 1))
+
+
 def test_a_name_that_is_optional_warns_once_that_something_is_off() -> None:
     with pytest.warns(RuntimeWarning, match="has no torch.Tensor._nothing: nothing works"):
         assert optional(NO_PARENT) is None

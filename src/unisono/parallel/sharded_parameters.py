@@ -146,6 +146,10 @@ class ShardedParameters:
         fill: Callable[[nn.Module], object],
     ) -> None:
         self.root, self._units, self._last = root, units, last
+        if mesh.plan.elastic:  # whether `follow` will work
+            tried = nn.Linear(1, 1)
+            _wrap(tried, mesh, _policy(mesh.plan))
+            fsdp.unwrap(tried)
         self._wrap(mesh, fill)
 
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from .probe import PrivateName, find, need, optional
+from unisono.errors import message
+
+from .probe import MissingPrivateName, PrivateName, find, need, optional
 
 FSDP = "torch.distributed.fsdp._fully_shard."
 
@@ -84,7 +86,19 @@ def unwrap(module: Any) -> None:
     """Undo `fully_shard` of one module. Its parameters are whole again and have no values.
 
     Hooks of the parameters are lost. Collectives of the module must have ended.
+
+    Raises:
+        MissingPrivateName: this PyTorch keeps its states otherwise. Try it on a small module first.
     """
+    try:
+        _unwrap(module)
+    except AttributeError as error:
+        what = "elastic=True with zero >= 1 cannot shard a model over other ranks with this PyTorch"
+        remedy = "Use zero=0, or a version of PyTorch that Unisono was tested with."
+        raise MissingPrivateName(message(what, observed=str(error), remedy=remedy)) from error
+
+
+def _unwrap(module: Any) -> None:
     known, keys = need(NAMES["states of modules"]), (need(NAMES["contract"]), need(NAMES["registry"]))
     need(NAMES["group"])
     state = module._get_fsdp_state()
