@@ -256,12 +256,13 @@ class Run:
     def sides(self, hit: set[int]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
 
-        A rank that is alone on its host and stopped looks like a host behind a cut link.
+        A rank that is alone on its host and stopped or late looks like a host behind a cut link.
         """
         case, per_host = self.case, int(self.case["environment"]["UNISONO_RANKS_PER_HOST"])
         place = {n: n // per_host if per_host else self.home[n] for n in range(case["size"])}
         alone = any(list(place.values()).count(place.get(n)) <= len(hit) for n in hit if n in place)
-        cut = case["kind"] == "cut" or (case["kind"] == "stop" and alone and len(set(place.values())) > 1)
+        silent = case["kind"] in ("stop", "slow") and alone and len(set(place.values())) > 1
+        cut = case["kind"] == "cut" or silent
         return set(self.pids) if cut and hit else hit
 
     def check_names(self, facts: dict[int, dict[str, Any]], hit: set[int], sides: set[int]) -> None:
