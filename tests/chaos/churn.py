@@ -214,7 +214,7 @@ class Churn:
             "",
             f"{len(self.struck)} faults in {seconds:.0f} s: {struck}",
             f"{len(logs)} processes, {generations:.0f} generations, {rate}",
-            f"throughput: {work:.1%} of what the living could give, {timely:.1%} without waits for late ranks",
+            f"throughput: {work:.1%} of what the living can give, {timely:.1%} but for waits for a late rank",
             f"lost by one fault and its replacement: {each}",
             f"longest time without a step: {self.longest_s:.2f} s",
             f"of the process that lived longest: {memory} MiB, {descriptors} descriptors",
