@@ -1,6 +1,6 @@
 """The simulator: its speed, its scale, and its results beside published figures, each with a verdict.
 
-    python benchmarks/foresight.py [speed] [complaints] [loggopsim] [summit] [bandwidth] [h100] [teccl] [grid] ...
+    python benchmarks/foresight.py [speed] [complaints] [loggopsim] [summit] [bandwidth] [h100] [teccl] [grid]
     python benchmarks/foresight.py teccl --teccl FOLDER   a copy of TE-CCL's teccl/examples/experiments
 
 Times are CPU seconds of one core (`time.process_time`), making programs and routes included except under
