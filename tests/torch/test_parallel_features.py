@@ -11,7 +11,7 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
-MODULES += ("frozen", "kept_buffers", "masks", "weights")
+MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -41,6 +41,12 @@ def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, che
 @each(("module", "check"), checks_of("fused_saves", "program_stages", "program_axes"))
 def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "program_axes" else 2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+def test_calls_add_up_on_four_ranks(forks: suite.Forks, tmp_path: Path) -> None:
+    run_check(forks, tmp_path, "accumulations", "check_calls_add_up_to_one_batch", ranks=4)
 
 
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:

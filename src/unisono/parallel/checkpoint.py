@@ -73,7 +73,7 @@ class RunState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
-        self._gathered_no_more()
+        self.reshard()
         found: dict[str, Tensor] = {f"model.{name}": self.value(p) for name, p in self._named.items()}
         found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         for name, group, state in self._trained():
@@ -89,7 +89,7 @@ class RunState:
 
     def load(self, folder: Path, *, alone: bool = False) -> None:
         """Fill all of it from a checkpoint that any plan saved. `alone`: other ranks need not call this."""
-        self._gathered_no_more()
+        self.reshard()
         try:
             described = dcp.FileSystemReader(folder).read_metadata()
         except (EOFError, UnpicklingError) as error:
@@ -230,7 +230,7 @@ class RunState:
         """The values of a parameter, wherever they are."""
         return self._elsewhere.get(parameter, parameter.data)
 
-    def _gathered_no_more(self) -> None:
+    def reshard(self) -> None:
         """Restore each parameter to the form that the optimizer has."""
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
