@@ -12,6 +12,7 @@ from unisono.parallel import Plan
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
 MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations")
+MODULES += ("averages", "resumed", "own_losses")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:

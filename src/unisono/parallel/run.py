@@ -16,13 +16,13 @@ from torch.autograd.profiler import record_function
 from .accumulation import GradientAccumulation
 from .arguments import check_trained, optimizers_of, raise_changed, raise_twice, two
 from .batches import RankBatches
-from .checkpoint import RunState, states
+from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
-from .gradients import add_up, scale_, squared_norm
+from .gradients import add_up, local, scale_, squared_norm
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
 from .model_setup import ModelSetup, Optimizer, Parameters
@@ -35,6 +35,7 @@ from .plan import Plan
 from .precision import LossScaler
 from .prediction import joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
+from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
@@ -90,6 +91,7 @@ class Run:
         self._checkpoints = CheckpointWriter()
         self._statistics = built.statistics(self.mesh)
         self._accumulated = GradientAccumulation()
+        self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None
         if self.mesh.outer is not None:
             self._outer = OuterOptimizer(self._trained, built.statistics(self.mesh.outer), self.mesh)
@@ -136,6 +138,7 @@ class Run:
         """
         if not isinstance(update, bool):
             raise TypeError(f"step: update is {update!r}, expected bool")
+        self._check_own("step")
         if watch:
             mean, self._watched = watching(lambda: self._train(batch, update=update))
             return mean
@@ -272,7 +275,7 @@ class Run:
         """
         self._check_settled("weights")
         with self._state() as state:
-            state.reshard()
+            reshard(self._built.units.root)
             yield from weights_of(self._built, state.value)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -303,18 +306,19 @@ class Run:
             keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
             also: name -> an object whose `state_dict()` is plain data, equal on all ranks: a learning-rate
-                scheduler, or what `shard` returned.
+                scheduler, or what `shard` returned; or an `EMA`.
         Raises:
             TypeError: the state of such an object is more than numbers, strings, lists and dicts.
             RuntimeError: a rank could not write; it says which, and why.
             ValueError: replicas that train on their own have not just met, or gradients wait for an update.
         """
         self._check_settled("save")
+        self._check_own("save")
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
         self._statistics.synchronize(self._statistics.changed())
         kept = {name: states(name, thing) for name, thing in (also or {}).items()}
-        with self._state() as state:
+        with self._state(also) as state:
             state.about["also"] = kept
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
@@ -331,6 +335,43 @@ class Run:
                 f"meeting: the next one ends step {self._outer.next_meeting(self.steps)}"
             )
 
+    def _check_own(self, what: str) -> None:
+        """Refuse what needs the run's own weights while others are in their place."""
+        if self._replaced:
+            raise RuntimeError(f"{what}: averages are in place of the weights. Call it after EMA.applied()")
+
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """This rank's parts of the parameters that are trained, by their names in the model."""
+        return self._trained
+
+    @contextlib.contextmanager
+    def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have other values in place of the weights, for evaluation. All ranks call this.
+
+        Args:
+            values: name -> this rank's part of a parameter, as `trained` has it.
+        Raises:
+            ValueError: gradients wait for an update.
+            RuntimeError: other values are in place already.
+        """
+        self._check_settled("EMA.applied")
+        self._check_own("EMA.applied")
+        kept = {name: local(self._trained[name].detach()).clone() for name in values}
+        self._put(values)
+        self._replaced = True
+        try:
+            yield
+        finally:
+            self._put(kept)
+            self._replaced = False
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        reshard(self._built.units.root)  # what was gathered is older
+        for name, value in values.items():
+            local(self._trained[name]).copy_(value)
+
     def wait(self) -> None:
         """Wait until a save in the background is done; raise its error."""
         self._checkpoints.wait()
@@ -345,19 +386,15 @@ class Run:
             FileNotFoundError: there is none.
             ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
+        self._check_own("load")
         if self._accumulated.calls:
             self._clear()
             self._built.runtime.forget()
-        with self._state() as state:
-            state.load(newest(Path(folder)), alone=self.plan.elastic)
+        with self._state(also) as state:
+            state.load(newest(Path(folder)), alone=self.plan.elastic, beside=also or ())
         self._take_numbers(state.about)
-        saved = state.about.get("also", {})
         for name, thing in (also or {}).items():
-            if name not in saved:
-                raise ValueError(
-                    f"the checkpoint has no {name!r}; it has {', '.join(saved) or 'nothing'} beside"
-                )
-            thing.load_state_dict(saved[name])
+            thing.load_state_dict(state.about["also"][name])
 
     def _take_numbers(self, about: Mapping[str, Any]) -> None:
         """Take the run's own numbers from a state."""
@@ -376,7 +413,7 @@ class Run:
             self.swap.close()
 
     @contextlib.contextmanager
-    def _state(self) -> Iterator[RunState]:
+    def _state(self, also: Mapping[str, Any] | None = None) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"epoch": self.epoch, "scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
         kept = (
@@ -390,6 +427,8 @@ class Run:
             replica = 0 if self._outer is None else self.mesh.everyone.place("replica")
             options: dict[str, Any] = {"replica": replica, "outer": self._outer}
             options["fused"] = fused_layers(self.model)
+            beside = {name: thing for name, thing in (also or {}).items() if isinstance(thing, WeightAverage)}
+            options["averages"] = {name: thing.tensors() for name, thing in beside.items()}
             yield RunState(root, self._named, buffers, self._optimizers, about, elsewhere, kept, **options)
 
     # ---- one step ----

@@ -202,5 +202,12 @@ class ShardedParameters:
         """The end of the last backward has waited for all."""
 
 
+def reshard(root: nn.Module) -> None:
+    """Restore each parameter to the form that the optimizer has: a forward may have left it gathered."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 # What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.
 DataAxis = ReplicatedParameters | ParameterSwap | ShardedParameters
