@@ -12,7 +12,7 @@ from unisono.parallel import Plan
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
 MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations")
-MODULES += ("averages", "resumed", "own_losses")
+MODULES += ("averages", "batch_norms", "resumed", "own_losses")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -46,8 +46,23 @@ def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, ch
 
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
-def test_calls_add_up_on_four_ranks(forks: suite.Forks, tmp_path: Path) -> None:
-    run_check(forks, tmp_path, "accumulations", "check_calls_add_up_to_one_batch", ranks=4)
+@each(
+    ("module", "check"),
+    [
+        ("accumulations", "check_calls_add_up_to_one_batch"),
+        ("batch_norms", "check_losses_are_those_of_one_process"),
+        ("batch_norms", "check_networks_of_images"),
+    ],
+)
+def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+@each(("module", "check"), checks_of("predictions"))
+def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
 
 
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:

@@ -32,6 +32,7 @@ from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
 from .shared import Decision, decide, guess
 from .swap import ParameterSwap
+from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ModelSetup:
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
     programs: StagePrograms | None = None  # from which the stages are cut
+    others: list[dist.ProcessGroup] = field(default_factory=list)  # groups that are on no axis
     elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
 
     @property
@@ -142,6 +144,7 @@ def set_up(
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)
+    norms = sync_batch_norms(model, mesh) if plan.sync_batch_norm else None
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
@@ -157,6 +160,8 @@ def set_up(
     if region is not None and plan.recompute:
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
+    if norms is not None:
+        built.others, norms.active = [norms.group], True
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:

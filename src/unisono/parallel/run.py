@@ -118,7 +118,7 @@ class Run:
     def _groups(self) -> list[Any]:
         meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
         groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
-        return groups + [tie.group for tie in self._built.ties]
+        return groups + [tie.group for tie in self._built.ties] + self._built.others
 
     def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
         """Train on this rank's part of a batch: forward, backward, communication, optimizer.
@@ -316,9 +316,8 @@ class Run:
         self._check_own("save")
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
-        self._statistics.synchronize(self._statistics.changed())
         kept = {name: states(name, thing) for name, thing in (also or {}).items()}
-        with self._state(also) as state:
+        with self._statistics.saved(), self._state(also) as state:
             state.about["also"] = kept
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
