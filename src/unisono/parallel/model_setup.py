@@ -144,7 +144,7 @@ def set_up(
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)
-    norms = sync_batch_norms(model, mesh) if plan.sync_batch_norm else None
+    norms = sync_batch_norms(model, mesh)
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
@@ -160,8 +160,7 @@ def set_up(
     if region is not None and plan.recompute:
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
-    if norms is not None:
-        built.others, norms.active = [norms.group], True
+    built.others = norms.begin()
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:

@@ -27,15 +27,16 @@ BatchNorm: Any = nn.BatchNorm1d.__mro__[1]  # the class whose forward all of the
 FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums | None:
-    """Have every BatchNorm of `model` take the rows of all data ranks, once the result is `active`.
+def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
+    """Have every BatchNorm take the rows of all data ranks, if the plan says so, once the sums have begun.
 
-    All ranks call this. None: there is nothing to sum.
+    All ranks call this.
 
     Raises:
         ValueError: one has a forward of its own.
     """
-    norms = {path: module for path, module in model.named_modules() if isinstance(module, BatchNorm)}
+    modules = model.named_modules() if mesh.plan.sync_batch_norm else ()
+    norms = {path: module for path, module in modules if isinstance(module, BatchNorm)}
     for path, module in norms.items():
         if type(module).forward not in FORWARDS or "forward" in vars(module):
             raise ValueError(
@@ -43,7 +44,7 @@ def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums | None:
                 "whose statistics cannot be those of all ranks. Use PyTorch's nn.BatchNorm*d"
             )
     if mesh.plan.data == 1 or not norms:
-        return None
+        return NormSums(None)
     sums = NormSums(mesh.data_group())
     for module in norms.values():
         module.__class__ = _synced(type(module))  # type: ignore[arg-type]
@@ -58,8 +59,13 @@ class NormSums:
         active: all ranks run the model; before, one may run parts of it by itself.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.active = group, False
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group, self.active = group, False
+
+    def begin(self) -> list[dist.ProcessGroup]:
+        """From now on all ranks run the model; return the groups of the sums."""
+        self.active = True
+        return [] if self._group is None else [self._group]
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> NormSums:
         return self
@@ -67,7 +73,7 @@ class NormSums:
     def add_up(self, value: Tensor) -> None:
         """Sum `value` over the ranks, in place."""
         with record_function("up::norms|BatchNorm"):
-            dist.all_reduce(value, group=self.group)
+            dist.all_reduce(value, group=self._group)
 
 
 @functools.cache
