@@ -58,9 +58,14 @@ def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str,
     run_check(forks, tmp_path, module, check, ranks=4)
 
 
+@pytest.mark.timeout(200)
+def test_selective_recomputation(forks: suite.Forks, tmp_path: Path) -> None:
+    run_check(forks, tmp_path, "selective", "check_losses_are_those_of_one_process", ranks=2)
+
+
 @pytest.mark.sweep
-@pytest.mark.timeout(300)
-@each(("module", "check"), checks_of("predictions"))
+@pytest.mark.timeout(500)
+@each(("module", "check"), checks_of("predictions", "selective"))
 def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=2)
 
@@ -112,7 +117,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
             "outer is 'adam'; it must be one of 'average', 'nest",
         ),
         ({"data": 2, "local_steps": 2, "outer": ["average"]}, r"outer is \['average'\]; it must be one of"),
-        ({"recompute": "no"}, "recompute is 'no', expected bool"),
+        ({"recompute": "no"}, "recompute is 'no', expected True, False or 'selective'"),
         ({"clip": "1"}, "clip is '1', expected float or None"),
         ({"clip": float("nan")}, "clip is nan"),
         ({"clip": 0.0}, "clip is 0.0"),

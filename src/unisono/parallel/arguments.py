@@ -137,6 +137,6 @@ def raise_twice(name: str | None) -> None:
     """Raise, on all ranks, the error of a step that changed a buffer in both forwards of a unit."""
     what = f"buffer {name!r}" if name else "a buffer of another rank"
     raise RuntimeError(
-        f"recompute=True runs each unit's forward again in backward, and has changed {what} twice. Leave out "
+        f"recompute= runs each unit's forward again in backward, and has changed {what} twice. Leave out "
         "recompute, or use a layer without such buffers, such as GroupNorm or LayerNorm"
     )

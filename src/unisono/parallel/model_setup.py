@@ -158,8 +158,7 @@ def set_up(
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
-        for unit in family.units:  # the last recomputation may have ended within a region
-            unit.register_forward_pre_hook(lambda *_: region.forget())
+        _leave_regions(family.units, region)
     built.others = norms.begin()
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
@@ -167,6 +166,11 @@ def set_up(
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
+    for unit in units:  # the last recomputation may have ended within a region
+        unit.register_forward_pre_hook(lambda *_: region.forget())
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:

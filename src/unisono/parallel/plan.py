@@ -72,6 +72,7 @@ class Plan:
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
         clip: largest global norm of gradients; None: not clipped.
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
+            "selective": keep also the results of matrix products, convolutions and attention.
         uneven_use: ranks may leave different parameters unused. Their gradients are zero, not None.
         buffers: what data ranks make of buffers that a forward changes: "average" (of floating ones), "first"
             (the values of the first one), or "own" (each rank keeps its own; a checkpoint has the first's).
@@ -108,7 +109,7 @@ class Plan:
     precision: Literal["f32", "bf16", "fp16"] = "f32"
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
-    recompute: bool = False
+    recompute: bool | Literal["selective"] = False
     uneven_use: bool = False
     buffers: Literal["average", "first", "own"] = "average"
     sync_batch_norm: bool = False
@@ -144,9 +145,11 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("recompute", "uneven_use", "sync_batch_norm", "tf32", "elastic"):
+        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
+        if not isinstance(self.recompute, bool) and self.recompute != "selective":
+            raise TypeError(f"Plan: recompute is {self.recompute!r}, expected True, False or 'selective'")
         clip: object = self.clip
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
             raise TypeError(f"Plan: clip is {clip!r}, expected float or None")

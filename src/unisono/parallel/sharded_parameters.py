@@ -24,6 +24,7 @@ from unisono.torch_internals import fsdp, training
 
 from .graph.capture import STATE
 from .graph.containers import mapped, tensors_in
+from .recomputation import recompute
 from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
@@ -52,7 +53,7 @@ def shard_units(
     for module in [*own, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     for unit in own if plan.recompute else ():
-        training.recompute(unit)
+        recompute(unit, selective=plan.recompute == "selective")
     if plan.swap is not None:
         group = mesh.group("replica") if plan.data > 1 else None
         store = store_of(plan.swap)

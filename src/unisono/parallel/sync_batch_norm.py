@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
 
+from unisono.torch_internals import training
 from unisono.torch_internals.fake import is_fake
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _SyncedForward:
         of_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not of_batch or not self._sums.active or is_fake(x):
             return BatchNorm.forward(self, x)  # type: ignore[no-any-return]
-        self._check_input_dim(x)
+        training.check_dimensions(self, x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed, mean, var, total = _Normalized.apply(wide, self._sums, self.eps)  # type: ignore[no-untyped-call]
         if self.training and self.track_running_stats and self.running_mean is not None:
