@@ -13,6 +13,7 @@ MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
 MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations")
 MODULES += ("averages", "batch_norms", "resumed", "own_losses")
+MODULES += ("utilization", "kept_f32")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
 from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measure_costs
+from .precision import kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
 from .shared import Decision, decide, guess
@@ -150,7 +151,8 @@ def set_up(
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
-        units = shard_units(model, family.units, mesh, last=True, initial=initial)
+        exact = kept_in_f32(model, plan)
+        units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=exact)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
@@ -338,6 +340,7 @@ def _staged(
         mesh,
         last=plan.stages - 1 in here,
         initial=initial,
+        exact=kept_in_f32(model, plan),
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:

@@ -69,6 +69,8 @@ class Plan:
         stages_per_rank: stages on each pipeline rank; None: 2 for interleaved and zbv, else 1.
         cuts: the first piece of each stage but the first; None: balanced by cost.
         precision: the type of compute; parameters are kept in f32. fp16 scales the loss.
+        keep_f32: patterns of paths of modules that compute in f32 under bf16 and fp16, such as
+            "blocks.*.gate"; "norms" stands for all normalisations. BatchNorm always does.
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
         clip: largest global norm of gradients; None: not clipped.
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
@@ -107,6 +109,7 @@ class Plan:
     stages_per_rank: int | None = None
     cuts: tuple[int, ...] | None = None
     precision: Literal["f32", "bf16", "fp16"] = "f32"
+    keep_f32: tuple[str, ...] = ()
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
     recompute: bool | Literal["selective"] = False
@@ -150,6 +153,9 @@ class Plan:
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
         if not isinstance(self.recompute, bool) and self.recompute != "selective":
             raise TypeError(f"Plan: recompute is {self.recompute!r}, expected True, False or 'selective'")
+        kept: object = self.keep_f32
+        if not isinstance(kept, tuple) or not all(isinstance(pattern, str) for pattern in kept):
+            raise TypeError(f"Plan: keep_f32 is {kept!r}, expected a tuple of patterns of paths")
         clip: object = self.clip
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
             raise TypeError(f"Plan: clip is {clip!r}, expected float or None")

@@ -19,13 +19,14 @@ from torch.autograd.profiler import record_function
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import is_fake
 
+from .precision import BATCH_NORM
+
 if TYPE_CHECKING:
     from .mesh import PlanMesh
 
 __all__ = ["NormSums", "sync_batch_norms"]
 
-BatchNorm: Any = nn.BatchNorm1d.__mro__[1]  # the class whose forward all of them have
-FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)
+FORWARDS = (BATCH_NORM.forward, nn.SyncBatchNorm.forward)
 
 
 def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
@@ -37,7 +38,7 @@ def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
         ValueError: one has a forward of its own.
     """
     modules = model.named_modules() if mesh.plan.sync_batch_norm else ()
-    norms = {path: module for path, module in modules if isinstance(module, BatchNorm)}
+    norms = {path: module for path, module in modules if isinstance(module, BATCH_NORM)}
     for path, module in norms.items():
         if type(module).forward not in FORWARDS or "forward" in vars(module):
             raise ValueError(
@@ -89,7 +90,7 @@ class _SyncedForward:
     def forward(self: Any, x: Tensor) -> Tensor:
         of_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not of_batch or not self._sums.active or is_fake(x):
-            return BatchNorm.forward(self, x)  # type: ignore[no-any-return]
+            return BATCH_NORM.forward(self, x)  # type: ignore[no-any-return]
         training.check_dimensions(self, x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed, mean, var, total = _Normalized.apply(wide, self._sums, self.eps)  # type: ignore[no-untyped-call]
