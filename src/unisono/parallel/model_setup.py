@@ -144,15 +144,14 @@ def set_up(
             )
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
-    names = _names(model)
+    names, kept = _names(model), kept_in_f32(model, plan)
     norms = sync_batch_norms(model, mesh)
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
-        exact = kept_in_f32(model, plan)
-        units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=exact)
+        units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=kept)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
