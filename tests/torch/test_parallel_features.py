@@ -60,13 +60,17 @@ def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str,
 
 
 @pytest.mark.timeout(200)
-def test_selective_recomputation(forks: suite.Forks, tmp_path: Path) -> None:
-    run_check(forks, tmp_path, "selective", "check_losses_are_those_of_one_process", ranks=2)
+@each(
+    ("module", "check"),
+    [("selective", "check_losses_are_those_of_one_process"), ("compiled", "check_what_is_refused")],
+)
+def test_what_the_sweep_does_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(500)
-@each(("module", "check"), checks_of("predictions", "selective"))
+@each(("module", "check"), checks_of("predictions", "selective", "compiled"))
 def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=2)
 

@@ -55,6 +55,11 @@ NAMES = {
         purpose="tell what a loss has computed from what the model has",
         without="a loss that takes a parameter which the tensor axis cuts is not refused",
     ),
+    "compiled": PrivateName(
+        "torch.nn:Module._compiled_call_impl",
+        purpose="refuse compiled modules where parameters are swapped",
+        without="a compiled module under swap= raises an error of torch.compile",
+    ),
     "dimensions": PrivateName(
         "torch.nn:BatchNorm1d._check_input_dim",
         purpose="refuse an input that a BatchNorm does not take (sync_batch_norm=True)",
@@ -124,6 +129,11 @@ def plainly(function: Any, args: Any, kwargs: Any) -> Any:
 def sequence_of(function: Any) -> int:
     """The number of a function of autograd, which grows from one to the next in a thread."""
     return int(function._sequence_nr()) if find(NAMES["sequence"]) is not None else -1
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module was compiled in place."""
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def check_dimensions(norm: Any, x: Tensor) -> None:
