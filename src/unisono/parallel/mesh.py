@@ -83,6 +83,13 @@ class PlanMesh:
         """Return this rank's index on `axis`."""
         return self.axes.get_local_rank(AXES.index(axis))
 
+    def data_group(self) -> dist.ProcessGroup:
+        """Make a group of its own of the data ranks, replica x shard. All ranks call this."""
+        ranks = self.everyone.axes.mesh
+        alone = self.outer is not None  # a replica that trains on its own
+        group: dist.ProcessGroup = _group(ranks, 2) if alone else _group(ranks.flatten(1, 2), 1)
+        return group
+
     @property
     def stage(self) -> int:
         """This rank's index in its pipeline."""

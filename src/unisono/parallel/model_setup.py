@@ -28,10 +28,12 @@ from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
 from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measure_costs
+from .precision import kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
 from .shared import Decision, decide, guess
 from .swap import ParameterSwap
+from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class ModelSetup:
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
     programs: StagePrograms | None = None  # from which the stages are cut
+    others: list[dist.ProcessGroup] = field(default_factory=list)  # groups that are on no axis
     elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
 
     @property
@@ -141,13 +144,14 @@ def set_up(
             )
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
-    names = _names(model)
+    names, kept = _names(model), kept_in_f32(model, plan)
+    norms = sync_batch_norms(model, mesh)
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
-        units = shard_units(model, family.units, mesh, last=True, initial=initial)
+        units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=kept)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
@@ -155,14 +159,19 @@ def set_up(
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
-        for unit in family.units:  # the last recomputation may have ended within a region
-            unit.register_forward_pre_hook(lambda *_: region.forget())
+        _leave_regions(family.units, region)
+    built.others = norms.begin()
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
+    for unit in units:  # the last recomputation may have ended within a region
+        unit.register_forward_pre_hook(lambda *_: region.forget())
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:
@@ -330,6 +339,7 @@ def _staged(
         mesh,
         last=plan.stages - 1 in here,
         initial=initial,
+        exact=kept_in_f32(model, plan),
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .arguments import check_arguments, check_memory, check_on_change
+from .arguments import check_arguments, check_compiled, check_memory, check_on_change
 from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
@@ -65,6 +65,7 @@ def parallelize(
         TypeError: an argument is of another type.
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_compiled(model, plan)
     check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)
     if plan.tf32:

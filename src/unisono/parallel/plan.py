@@ -69,10 +69,16 @@ class Plan:
         stages_per_rank: stages on each pipeline rank; None: 2 for interleaved and zbv, else 1.
         cuts: the first piece of each stage but the first; None: balanced by cost.
         precision: the type of compute; parameters are kept in f32. fp16 scales the loss.
+        keep_f32: patterns of paths of modules that compute in f32 under bf16 and fp16, such as
+            "blocks.*.gate"; "norms" stands for all normalisations. BatchNorm always does.
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
         clip: largest global norm of gradients; None: not clipped.
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
+            "selective": keep also the results of matrix products, convolutions and attention.
         uneven_use: ranks may leave different parameters unused. Their gradients are zero, not None.
+        buffers: what data ranks make of buffers that a forward changes: "average" (of floating ones), "first"
+            (the values of the first one), or "own" (each rank keeps its own; a checkpoint has the first's).
+        sync_batch_norm: BatchNorm takes the rows of all data ranks, not of each by itself.
         tf32: allow TF32 in f32 matrix products on GPUs.
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
@@ -103,10 +109,13 @@ class Plan:
     stages_per_rank: int | None = None
     cuts: tuple[int, ...] | None = None
     precision: Literal["f32", "bf16", "fp16"] = "f32"
+    keep_f32: tuple[str, ...] = ()
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
-    recompute: bool = False
+    recompute: bool | Literal["selective"] = False
     uneven_use: bool = False
+    buffers: Literal["average", "first", "own"] = "average"
+    sync_batch_norm: bool = False
     tf32: bool = False
     swap: str | None = None
     compression: CompressionSettings | None = None
@@ -123,6 +132,7 @@ class Plan:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce", self.reduce, ("f32", "low"))
+        _one_of("buffers", self.buffers, ("average", "first", "own"))
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
         self._check_sharding()
@@ -138,9 +148,14 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("recompute", "uneven_use", "tf32", "elastic"):
+        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
+        if not isinstance(self.recompute, bool) and self.recompute != "selective":
+            raise TypeError(f"Plan: recompute is {self.recompute!r}, expected True, False or 'selective'")
+        kept: object = self.keep_f32
+        if not isinstance(kept, tuple) or not all(isinstance(pattern, str) for pattern in kept):
+            raise TypeError(f"Plan: keep_f32 is {kept!r}, expected a tuple of patterns of paths")
         clip: object = self.clip
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
             raise TypeError(f"Plan: clip is {clip!r}, expected float or None")
@@ -227,6 +242,10 @@ class Plan:
             raise ValueError(f"Plan: outer is {outer!r}; it must be one of {allowed}, or an OuterSGD")
         if self.local_steps is None:
             return
+        if self.buffers == "own":
+            raise ValueError(
+                "Plan: local_steps needs buffers='average' or 'first': replicas meet with one model"
+            )
         if self.local_steps < 1:
             raise ValueError(f"Plan: local_steps is {self.local_steps}; it must be at least 1")
         if self.data // self.shards < 2:
@@ -246,11 +265,14 @@ class Plan:
             ("swap", None, "a newcomer gets values from memory"),
             ("compression", None, "what a rank has not sent yet is its own, and dies with it"),
             ("local_steps", None, "replicas that train on their own have no common state between meetings"),
+            ("sync_batch_norm", False, "its sums are over fixed ranks"),
         ):
             if getattr(self, name) != only:
                 raise ValueError(
                     f"Plan: elastic=True needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
+        if self.buffers == "own":
+            raise ValueError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
         if self.zero == 0 and self.precision != "f32":
             raise ValueError(
                 f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "

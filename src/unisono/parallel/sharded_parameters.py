@@ -24,6 +24,7 @@ from unisono.torch_internals import fsdp, training
 
 from .graph.capture import STATE
 from .graph.containers import mapped, tensors_in
+from .recomputation import recompute
 from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
@@ -38,13 +39,20 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard_units(
-    root: nn.Module, units: Sequence[nn.Module], mesh: PlanMesh, *, last: bool, initial: Initializer
+    root: nn.Module,
+    units: Sequence[nn.Module],
+    mesh: PlanMesh,
+    *,
+    last: bool,
+    initial: Initializer,
+    exact: Sequence[nn.Module] = (),
 ) -> DataAxis:
     """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
 
     Args:
         last: `root` returns what the loss takes, so floating outputs are cast to f32.
         initial: gives parameters on the meta device their values, unit by unit.
+        exact: modules that compute in f32.
     """
     plan = mesh.plan
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
@@ -52,7 +60,7 @@ def shard_units(
     for module in [*own, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     for unit in own if plan.recompute else ():
-        training.recompute(unit)
+        recompute(unit, selective=plan.recompute == "selective")
     if plan.swap is not None:
         group = mesh.group("replica") if plan.data > 1 else None
         store = store_of(plan.swap)
@@ -64,7 +72,26 @@ def shard_units(
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
-    return ShardedParameters(root, wrapped, mesh, last=last, fill=initial.fill)
+    alone = _apart(root, exact)
+    outer = [unit for unit in wrapped if unit not in set(alone)]
+    return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone)
+
+
+def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of the modules that are in `root`, the inner ones first.
+
+    Raises:
+        ValueError: one shares a parameter with another module, which would have it in low precision.
+    """
+    order = {module: number for number, module in enumerate(root.modules())}
+    found = sorted((module for module in exact if module in order), key=lambda module: -order[module])
+    for module in found:
+        if _shares(module, root):
+            raise ValueError(
+                f"a {type(module).__name__} that keeps f32 shares a parameter with another module. Leave it "
+                "out of keep_f32"
+            )
+    return found
 
 
 def _check_dimensions(root: nn.Module, plan: Plan) -> None:
@@ -144,8 +171,9 @@ class ShardedParameters:
         *,
         last: bool,
         fill: Callable[[nn.Module], object],
+        exact: Sequence[Any] = (),
     ) -> None:
-        self.root, self._units, self._last = root, units, last
+        self.root, self._units, self._last, self._exact = root, units, last, exact
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
             _wrap(tried, mesh, _policy(mesh.plan))
@@ -155,9 +183,14 @@ class ShardedParameters:
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
         """Shard unit by unit; `fill` gives one its values before."""
         self._plan = plan = mesh.plan
+        inside = {module for exact in self._exact for module in exact.modules()}
+        for exact in self._exact:
+            fill(exact)
+            low = None if exact is self.root else TYPES[plan.precision]
+            _wrap(exact, mesh, MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low))
         for unit in self._units:
             fill(unit)
-            _wrap(unit, mesh, _policy(plan))
+            _wrap(unit, mesh, _policy(plan) if unit not in inside else MixedPrecisionPolicy())
         fill(self.root)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         if plan.uneven_use:
@@ -167,7 +200,7 @@ class ShardedParameters:
 
     def follow(self, mesh: PlanMesh) -> None:
         """Shard over the data ranks of this mesh from now on. Parameters are others and have no values."""
-        for unit in self._units:
+        for unit in (*self._exact, *self._units):
             fsdp.unwrap(unit)
         fsdp.unwrap(self.root)
         self._wrap(mesh, lambda _: None)
@@ -200,6 +233,13 @@ class ShardedParameters:
 
     def finish(self) -> None:
         """The end of the last backward has waited for all."""
+
+
+def reshard(root: nn.Module) -> None:
+    """Restore each parameter to the form that the optimizer has: a forward may have left it gathered."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 # What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.

@@ -41,7 +41,8 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),
-    ("up::buffers", "data", "buffers are averaged"),
+    ("up::buffers", "data", "buffers are made equal"),
+    ("up::norms", "data", "statistics of BatchNorm over all rows, and their gradients"),
     ("up::agree", "world", "loss, norm and overflow verdict of all ranks"),
     ("up::tied", "pipeline", "gradients of a tied parameter"),
 )

@@ -66,7 +66,7 @@ def _at_rank_0(built: ModelSetup, value: Tensor | None, stage: int) -> Tensor | 
     source = int(mesh.axes.mesh[stage].flatten()[0])
     rank = dist.get_rank()
     if source == 0:
-        return whole.cpu() if rank == 0 and whole is not None else None
+        return whole.to("cpu", copy=True) if rank == 0 and whole is not None else None  # the next step writes
     told: list[Any] = [None if whole is None else (tuple(whole.shape), whole.dtype)]
     if rank == source:
         assert whole is not None
