@@ -20,6 +20,7 @@ from unisono.torch_internals.training import multiply_each_
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
 
 
@@ -71,7 +72,12 @@ def _strided(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
-def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter], mesh: PlanMesh) -> Tensor:
+def squared_norm(
+    named: dict[str, nn.Parameter],
+    ties: Iterable[TiedParameter],
+    mesh: PlanMesh,
+    experts: ExpertAxis | None = None,
+) -> Tensor:
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
     """
@@ -82,7 +88,8 @@ def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter], 
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
-            total += norm * norm / (copies(parameter, mesh) * shared.get(name, 1))
+            spread = 1 if experts is None else experts.spread(name)
+            total += norm * norm * spread / (copies(parameter, mesh) * shared.get(name, 1))
     return total
 
 

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .cut_check import CutCheck, should_check
+from .experts.axis import ExpertAxis
+from .experts.check import ExpertCheck, should_try
+from .experts.layers import expert_layers
 from .families import ModelFamily, family_of, identity
 from .gradients import TiedParameter
 from .graph.capture import CaptureError
@@ -67,9 +70,10 @@ class ModelSetup:
     cuts: tuple[int, ...]  # the first piece of each stage but the first
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
     seed: int = 0  # of what the model draws in steps, the same on all ranks
-    trial: CutCheck | None = None  # of the cut on the tensor axis, before the first step
+    trial: CutCheck | ExpertCheck | None = None  # of the cut on the tensor or expert axis, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
+    experts: ExpertAxis | None = None
     programs: StagePrograms | None = None  # from which the stages are cut
     elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
 
@@ -114,6 +118,7 @@ def set_up(
     seed: int | None = None,
     init: Init | None = None,
     check: bool | None = None,
+    experts: dict[str, str] | None = None,
     own_loss: bool = False,
 ) -> ModelSetup:
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
@@ -128,7 +133,8 @@ def set_up(
     _same_everywhere(model)
     if plan.recompute:
         _forget_caches(model)
-    trial, region, decision = None, None, None
+    trial: CutCheck | ExpertCheck | None = None
+    region, decision = None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
@@ -142,12 +148,19 @@ def set_up(
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)
+    axis: ExpertAxis | None = None
+    if plan.expert > 1:
+        axis = ExpertAxis(model, expert_layers(model, experts, plan.expert), mesh)
+        if should_try(model, axis, check):
+            fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
+            trial = ExpertCheck(model, axis, fill, family.output)
+        axis.cut(model)
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
-        units = shard_units(model, family.units, mesh, last=True, initial=initial)
+        units = shard_units(model, family.units, mesh, last=True, initial=initial, experts=axis)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
@@ -158,6 +171,7 @@ def set_up(
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    built.experts = axis
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)

@@ -52,6 +52,7 @@ class Run:
         epoch: the number of the present one, where `epochs` counts them.
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
+        experts: which layers of experts are spread over ranks; print it. None without that axis.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
         stages: what each stage of a pipeline runs and sends, if it is cut from the model's program; print it.
             None: there is no pipeline, or its stages are pieces.
@@ -80,6 +81,7 @@ class Run:
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
         self._mixed = has_mixed_parameters(self._trained.values())
+        self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
@@ -114,6 +116,8 @@ class Run:
     def _groups(self) -> list[Any]:
         meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
         groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
+        if self._built.experts is not None:
+            groups += self._built.experts.mesh.axes.get_all_groups()
         return groups + [tie.group for tie in self._built.ties]
 
     def step(self, batch: tuple[Any, Any], *, watch: bool = False) -> float:
@@ -142,6 +146,8 @@ class Run:
             try:
                 loss, count, self._spans = self._built.runtime.run(made, work)
                 add_up(self._trained, self._built.ties)
+                if self.experts is not None:
+                    self.experts.average(self._trained)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
                 changes = [any(changed), twice is not None, self._is_asked()]
@@ -444,7 +450,7 @@ class Run:
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
-        return squared_norm(self._trained, self._built.ties, self.mesh)
+        return squared_norm(self._trained, self._built.ties, self.mesh, self.experts)
 
     def _update(self, squared: float | None, ratio: float = 1.0) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed.
