@@ -46,12 +46,11 @@ class GradientBucket:
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], number: int, group: dist.ProcessGroup
+        self, named: list[tuple[str, nn.Parameter]], number: int, group: dist.ProcessGroup, of: str = ""
     ) -> None:
-        self.group = group
+        self.group, self._label = group, f"{of}bucket {number}"
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.number = number
         self.missing = set(self.parameters)  # not reached by backward yet; it may reach one twice
         self.reducing = False
         self.work: Any = None  # of the all-reduce; none under compression
@@ -73,16 +72,15 @@ class GradientBucket:
         self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
         if with_gradient:
             copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
-        label = f"bucket {self.number}"
         if compression is not None:
             compression.begin(
                 list(zip(self.parameters, self._parts, strict=True)),
                 self._flat,
-                label=label,
+                label=self._label,
                 exact=[self._used],
             )
             return
-        with record_function(f"up::gradients|{label}"):
+        with record_function(f"up::gradients|{self._label}"):
             self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
 
     def wait(self) -> None:
@@ -161,7 +159,7 @@ class ReplicatedParameters:
         if self._experts is not None and self._experts.mesh.plan.data > 1:
             held = self._experts.mesh.group("replica")
             everything = {name for name, _ in self.root.named_parameters()}
-            self._buckets += _buckets(self.root, held, leave=everything - names, first=len(self._buckets))
+            self._buckets += _buckets(self.root, held, leave=everything - names, first=len(self._buckets), of="experts, ")
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
@@ -222,13 +220,14 @@ def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
 
 
 def _buckets(
-    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[str], first: int = 0
+    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[str], first: int = 0, of: str = ""
 ) -> Iterator[GradientBucket]:
     """Cut what is trained into buckets, in the order in which backward comes to it: the last one first.
 
     Args:
         leave: names of parameters that are in no bucket.
         first: number of the first bucket.
+        of: what its label in a trace begins with.
     """
     number = first
     named = [(name, value) for name, value in root.named_parameters() if name not in leave]
@@ -242,10 +241,10 @@ def _buckets(
             held.append((name, value))
             nbytes += local(value).nbytes
             if nbytes >= BUCKET_BYTES:
-                yield GradientBucket(held, number, group)
+                yield GradientBucket(held, number, group, of)
                 held, nbytes, number = [], 0, number + 1
         if held:
-            yield GradientBucket(held, number, group)
+            yield GradientBucket(held, number, group, of)
             number += 1
 
 

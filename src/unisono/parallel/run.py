@@ -196,7 +196,7 @@ class Run:
         Raises:
             RuntimeError: no step was watched.
         """
-        return CommunicationReport(self._seen().calls(self.mesh, link or Link()))
+        return CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
 
     def trace(self, path: str | Path) -> None:
         """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0

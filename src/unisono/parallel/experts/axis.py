@@ -65,6 +65,11 @@ class ExpertAxis:
         """Make means over all rows of sums over this axis's ranks, in the gradients."""
         scale_([parameter for name, parameter in named.items() if name in self.names], 1.0 / self.ranks)
 
+    def holds(self, where: str) -> bool:
+        """Whether a label of a trace is of the experts: a path, or a bucket of their gradients."""
+        paths = [layer.path for layer in self.layers]
+        return where.startswith("experts, ") or any(f"{where}.".startswith(f"{path}.") for path in paths)
+
     def spread(self, name: str) -> int:
         """Over how many ranks different values of one name are spread that is whole on each.
 

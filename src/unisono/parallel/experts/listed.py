@@ -26,7 +26,7 @@ from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.written import Forward
 
-from .exchange import Exchange, reached, told, used
+from .exchange import Exchange, reached, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,13 @@ class _Recorder(nn.Module):
         self._expert = expert
         self._layer = layer
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            layer: ListedExperts = self.__dict__["_layer"]
+            raise AttributeError(layer.text(f"the program takes {name!r} of expert {self._expert}")) from None
+
     def forward(self, *args: Any, **named: Any) -> Tensor:
         return self._layer.called(self._expert, args, named)
 
@@ -96,8 +103,8 @@ class ListedExperts(Forward):
         try:
             with self._recording(), self._unchanged(args, named):
                 self._run(*args, **named)
-            dtype = next((x.dtype for x in tensors_in((args, named)) if x.is_floating_point()), torch.float32)
-            self._results, back = self._exchanged(dtype)
+            like = next((x for x in tensors_in((args, named)) if x.is_floating_point() and x.dim()), None)
+            self._results, back = self._exchanged(torch.zeros(0, 1) if like is None else like)
             after = [generator.get_state() for generator in generators]
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
@@ -130,8 +137,8 @@ class ListedExperts(Forward):
             self._refuse(f"what expert {expert} gets depends on the results of other experts, or on chance")
         return self._results[number].view(rows.shape)
 
-    def _exchanged(self, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-        """The result of each call, and all of them as they came back."""
+    def _exchanged(self, like: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The result of each call, and all of them as they came back. like: rows, where there are none."""
         order = sorted(range(len(self._calls)), key=lambda number: self._calls[number].expert)
         flat = [self._calls[number].rows.flatten(0, -2) for number in order]
         counts = torch.zeros(self._ranks, self._per + 1, dtype=torch.long)
@@ -140,8 +147,8 @@ class ListedExperts(Forward):
             counts[expert // self._per, expert % self._per] += len(rows)
         counts[:, -1] = flat[0].shape[1] if flat else 0
         came = told(counts.to(self._device), self._group, self._label).cpu()
-        width = int(came[:, -1].max())  # of this rank's own rows, too
-        rows = torch.cat(flat) if flat else torch.zeros(0, width, dtype=dtype, device=self._device)
+        width = int(came[:, -1].max()) or like.shape[-1]  # this rank has told itself, too
+        rows = torch.cat(flat) if flat else like.new_zeros(0, width)
         sends, receives = (table[:, : self._per].sum(1).tolist() for table in (counts, came))
         exchange = Exchange(sends, receives, self._group, self._label)
         (here,) = exchange.there(rows)
@@ -154,8 +161,6 @@ class ListedExperts(Forward):
 
     def _here(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """The results of this rank's experts. counts: of rows, by rank and then by expert."""
-        if not rows.shape[1]:  # no rank of the group has rows
-            return used(rows, [*self._list.parameters()])
         parts = rows.split(counts)
         made: list[Tensor] = [*parts]
         names = list(self._list._modules)
@@ -198,11 +203,15 @@ class ListedExperts(Forward):
         ).keys() != buffers.keys():
             self._refuse("the module around the experts writes into its inputs or its buffers")
 
-    def _refuse(self, what: str) -> None:
-        raise ValueError(
+    def text(self, what: str) -> str:
+        """The error of a program that cannot run on this rank's experts."""
+        return (
             f'"{self._path}": {what}, so its experts cannot be spread over ranks. Write experts={{"{self._path}": '
             '"whole"}'
         )
+
+    def _refuse(self, what: str) -> None:
+        raise ValueError(self.text(what))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
