@@ -10,6 +10,7 @@ from test_parallel_features import checks_of, run_check
 from unisono.parallel import Plan
 
 LONG = (
+    "check_an_error_on_one_rank_ends_the_run_on_all",
     "check_frozen_parameters",
     "check_hugging_faces_models_train_as_in_one_process",
     "check_low_precision_is_that_of_data_parallelism",

@@ -34,6 +34,7 @@ from parallel.expert_models import (
     unnamed,
 )
 from parallel.run_features import in_group
+from unisono.parallel.experts import check
 
 TOLERANCE = 1e-5
 
@@ -325,6 +326,37 @@ def check_wrong_arguments(folder: Path) -> None:
         return model
 
     refused(tied, r'"1\.experts\.0\.up\.weight" and "1\.shared\.up\.weight" are one parameter')
+
+
+class Failing(Expert):
+    """Raises on one rank, in the second step."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if getattr(self, "fails", False) and dist.get_rank() == 1:
+            raise ArithmeticError("one expert fails")
+        return super().forward(rows)
+
+
+def check_an_error_on_one_rank_ends_the_run_on_all(folder: Path) -> None:
+    run, _ = under(plan(), around(lambda: Layer(nn.ModuleList(Failing() for _ in range(EXPERTS)))), batches(1))
+    for module in run.model.modules():
+        module.fails = True
+    error, says = (ArithmeticError, "fails") if dist.get_rank() == 1 else (RuntimeError, "rank 1 raised Arith")
+    with pytest.raises(error, match=says):
+        run.step(run.shard(batches(1)).__iter__().__next__())
+    with pytest.raises(RuntimeError, match="this run cannot be used any more: rank 1 raised ArithmeticError"):
+        run.step(batches(1)[0])
+
+
+def check_a_large_model_is_copied_only_where_it_is_asked_for(folder: Path) -> None:
+    kept, check.LIMIT_BYTES = check.LIMIT_BYTES, 100
+    try:
+        refused(stacked, r'nothing proves that "1\.experts" \(Stacked\) .*check=True')
+        same(plan(), stacked, batches(2), check=True)
+        if sweep.HAVE_TRANSFORMERS:
+            same(plan(), HUGGING_FACE["mixtral"], batches(2))
+    finally:
+        check.LIMIT_BYTES = kept
 
 
 def check_hugging_faces_models_train_as_in_one_process(folder: Path) -> None:
