@@ -41,12 +41,21 @@ def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ran
         ({"expert": 2.0}, "expert is 2.0, expected int"),
         ({"data": 3, "expert": 2}, "expert=2 does not divide data=3"),
         ({"expert": 2}, "expert=2 does not divide data=1"),
-        ({"data": 2, "expert": 2, "tensor": 2}, "expert=2 needs tensor=1, not 2: its ranks have the same rows"),
+        (
+            {"data": 2, "expert": 2, "tensor": 2},
+            "expert=2 needs tensor=1, not 2: its ranks have the same rows",
+        ),
         ({"data": 2, "expert": 2, "pipeline": 2}, "expert=2 needs pipeline=1, not 2"),
         ({"data": 2, "expert": 2, "swap": "disk"}, "expert=2 needs swap=None, not 'disk'"),
         ({"data": 4, "expert": 2, "local_steps": 2}, "expert=2 needs local_steps=None, not 2"),
-        ({"data": 2, "expert": 2, "elastic": True}, "expert=2 needs elastic=False, not True: a rank that dies"),
-        ({"data": 6, "expert": 3, "zero": 1, "shard": 2}, "neither of shard=2 and expert=3 divides the other"),
+        (
+            {"data": 2, "expert": 2, "elastic": True},
+            "expert=2 needs elastic=False, not True: a rank that dies",
+        ),
+        (
+            {"data": 6, "expert": 3, "zero": 1, "shard": 2},
+            "neither of shard=2 and expert=3 divides the other",
+        ),
     ],
 )
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:

@@ -18,9 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.torch_internals.training import multiply_each_
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
 
 
@@ -76,10 +75,13 @@ def squared_norm(
     named: dict[str, nn.Parameter],
     ties: Iterable[TiedParameter],
     mesh: PlanMesh,
-    experts: ExpertAxis | None = None,
+    spread: Callable[[str], int] = lambda _: 1,
 ) -> Tensor:
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
+
+    Args:
+        spread: of a name -> n, where one of n data ranks has it, and not all.
     """
     shared: dict[str, int] = {}
     for tie in ties:
@@ -88,8 +90,7 @@ def squared_norm(
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
-            spread = 1 if experts is None else experts.spread(name)
-            total += norm * norm * spread / (copies(parameter, mesh) * shared.get(name, 1))
+            total += norm * norm * spread(name) / (copies(parameter, mesh) * shared.get(name, 1))
     return total
 
 

@@ -71,7 +71,7 @@ class PlanMesh:
         return PlanMesh(axes, self.plan.of_replica(), world, self)
 
     def of_experts(self) -> PlanMesh:
-        """Make the mesh of an expert's parameters, whose tensor axis is that of experts. All ranks call this."""
+        """Make the mesh of experts' parameters, whose tensor axis is that of experts. All ranks call it."""
         plan = self.plan.of_experts()
         ranks = torch.arange(plan.ranks).view(1, plan.data // plan.shards, plan.shards, plan.tensor)
         groups = [_group(ranks, axis) for axis in range(len(AXES))]

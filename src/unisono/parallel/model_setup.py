@@ -16,8 +16,8 @@ from unisono.torch_internals.training import persistent
 
 from .cut_check import CutCheck, should_check
 from .experts.axis import ExpertAxis
-from .experts.check import ExpertCheck, should_try
-from .experts.layers import expert_layers
+from .experts.check import ExpertCheck
+from .experts.spread import spread
 from .families import ModelFamily, family_of, identity
 from .gradients import TiedParameter
 from .graph.capture import CaptureError
@@ -70,7 +70,7 @@ class ModelSetup:
     cuts: tuple[int, ...]  # the first piece of each stage but the first
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
     seed: int = 0  # of what the model draws in steps, the same on all ranks
-    trial: CutCheck | ExpertCheck | None = None  # of the cut on the tensor or expert axis, before the first step
+    trial: CutCheck | ExpertCheck | None = None  # of the tensor or expert axis, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
     experts: ExpertAxis | None = None
@@ -134,6 +134,7 @@ def set_up(
     if plan.recompute:
         _forget_caches(model)
     trial: CutCheck | ExpertCheck | None = None
+    fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     region, decision = None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
@@ -141,20 +142,14 @@ def set_up(
         decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
         _check_cut(model, decision, plan)
         if should_check(model, family, decision.cut, check):
-            fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = CutCheck(
-                model, pieces if programs is None else [], cuts, decision.cut, fill, family.output
-            )
+            inner = pieces if programs is None else []
+            trial = CutCheck(model, inner, cuts, decision.cut, fill, family.output)
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)
-    axis: ExpertAxis | None = None
+    axis = None
     if plan.expert > 1:
-        axis = ExpertAxis(model, expert_layers(model, experts, plan.expert), mesh)
-        if should_try(model, axis, check):
-            fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = ExpertCheck(model, axis, fill, family.output)
-        axis.cut(model)
+        axis, trial = spread(model, mesh, experts, check, fill, family.output)
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
@@ -171,8 +166,7 @@ def set_up(
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
-    built.experts = axis
-    built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
+    built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)

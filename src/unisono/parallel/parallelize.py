@@ -55,8 +55,9 @@ def parallelize(
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, on the meta device so far. It is called after
             the module's own initialisation, and may be all there is.
-        check: try a tensor cut, or spread experts, in the first step: copies of the model train on a few rows, both ways. None:
-            if nothing proves it, and the model has less than 100 MB of parameters. False: never.
+        check: try a tensor cut, or the expert axis, in the first step: copies of the model train on a few
+            rows, both ways. None: if nothing proves it, and the model has less than 100 MB of parameters.
+            False: never.
         experts: for the expert axis, pattern of paths -> "stacked" (a module called with rows, indices of
             experts and weights), "list" (an nn.ModuleList of experts), or "whole" (they stay on every rank),
             beside what is recognised.

@@ -259,8 +259,8 @@ class Plan:
                 )
         if self.shards % self.expert and self.expert % self.shards:
             raise ValueError(
-                f"Plan: neither of shard={self.shards} and expert={self.expert} divides the other; the ranks of an "
-                "expert's shards would be parts of several groups"
+                f"Plan: neither of shard={self.shards} and expert={self.expert} divides the other; the ranks "
+                "of an expert's shards would be parts of several groups"
             )
 
     def _check_elastic(self) -> None:

@@ -159,7 +159,9 @@ class ReplicatedParameters:
         if self._experts is not None and self._experts.mesh.plan.data > 1:
             held = self._experts.mesh.group("replica")
             everything = {name for name, _ in self.root.named_parameters()}
-            self._buckets += _buckets(self.root, held, leave=everything - names, first=len(self._buckets), of="experts, ")
+            self._buckets += _buckets(
+                self.root, held, leave=everything - names, first=len(self._buckets), of="experts, "
+            )
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:

@@ -450,7 +450,8 @@ class Run:
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
-        return squared_norm(self._trained, self._built.ties, self.mesh, self.experts)
+        spread = {} if self.experts is None else {"spread": self.experts.spread}
+        return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
 
     def _update(self, squared: float | None, ratio: float = 1.0) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed.

@@ -129,7 +129,9 @@ def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **mor
     if mesh.plan.zero == 0:
         fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
     else:
-        fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3, **more)
+        fully_shard(
+            module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3, **more
+        )
 
 
 def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
@@ -148,8 +150,8 @@ def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
         fits = [dim for dim in (*range(1, len(sizes)), 0) if sizes[dim] % parts == 0]
         if not fits:
             raise ValueError(
-                f"zero={mesh.plan.zero}: no dimension of a parameter of experts, {list(sizes)} on each of the "
-                f"{parts} ranks that hold it, can be cut into {parts} parts. Use another expert=, or shard="
+                f"zero={mesh.plan.zero}: no dimension of a parameter of experts, {list(sizes)} on each "
+                f"of {parts} ranks, can be cut into {parts} parts. Use another expert=, or shard="
             )
         return Shard(fits[0])
 

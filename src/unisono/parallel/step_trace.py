@@ -69,9 +69,7 @@ class StepTrace:
         self.events = [event for event in events if event.get("ph") == "X"]
         self.base_ns = base_ns
 
-    def calls(
-        self, mesh: PlanMesh, link: Link, experts: ExpertAxis | None = None
-    ) -> list[CollectiveRecord]:
+    def calls(self, mesh: PlanMesh, link: Link, experts: ExpertAxis | None = None) -> list[CollectiveRecord]:
         """Every collective and message, in the order in which they began."""
         ranges = [e for e in self.events if e["name"].startswith(("FSDP::", "up::"))]
         found = [event for event in self.events if COLLECTIVE.match(event["name"])]

@@ -16,7 +16,6 @@ from parallel import sweep
 from parallel.expert_models import (
     EXPERTS,
     HUGGING_FACE,
-    TIME,
     WIDTH,
     WORDS,
     Expert,
@@ -312,11 +311,13 @@ def check_what_is_no_layer_of_experts_is_refused_by_name(folder: Path) -> None:
 
 def check_wrong_arguments(folder: Path) -> None:
     refused(stacked, 'no module of Sequential is called "2.nothing"', experts={"2.nothing": "list"})
-    refused(stacked, 'experts: "1.*" is \'cut\'; known are stacked, list, whole', experts={"1.*": "cut"})
+    refused(stacked, "experts: \"1.*\" is 'cut'; known are stacked, list, whole", experts={"1.*": "cut"})
     refused(stacked, "experts is .*, expected a dict", TypeError, experts=["1.experts"])
     refused(stacked, r'"1\.gate" \(Router\) is not stacked', experts={"1.gate": "stacked"})
     refused(stacked, r'"1\.shared" \(Expert\) is no nn.ModuleList', experts={"1.shared": "list"})
-    refused(stacked, "experts= is for a plan that spreads them", plan=plan(expert=1), experts={"1.*": "whole"})
+    refused(
+        stacked, "experts= is for a plan that spreads them", plan=plan(expert=1), experts={"1.*": "whole"}
+    )
     three = around(lambda: Layer(nn.ModuleList(Expert() for _ in range(3))))
     refused(three, r'"1\.experts" \(ModuleList\) has 3 experts, which expert=2 does not divide')
 
@@ -338,10 +339,14 @@ class Failing(Expert):
 
 
 def check_an_error_on_one_rank_ends_the_run_on_all(folder: Path) -> None:
-    run, _ = under(plan(), around(lambda: Layer(nn.ModuleList(Failing() for _ in range(EXPERTS)))), batches(1))
+    run, _ = under(
+        plan(), around(lambda: Layer(nn.ModuleList(Failing() for _ in range(EXPERTS)))), batches(1)
+    )
     for module in run.model.modules():
         module.fails = True
-    error, says = (ArithmeticError, "fails") if dist.get_rank() == 1 else (RuntimeError, "rank 1 raised Arith")
+    error, says = (
+        (ArithmeticError, "fails") if dist.get_rank() == 1 else (RuntimeError, "rank 1 raised Arith")
+    )
     with pytest.raises(error, match=says):
         run.step(run.shard(batches(1)).__iter__().__next__())
     with pytest.raises(RuntimeError, match="this run cannot be used any more: rank 1 raised ArithmeticError"):

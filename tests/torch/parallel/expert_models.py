@@ -196,7 +196,7 @@ class Trained(NamedTuple):
 
 
 def alone(make: Make, given: Sequence[Any], *, clip: float = 1e9, parts: int = 1) -> Trained:
-    """Train in one process. A gradient that is missing is zero. parts: of a batch, whose losses are averaged."""
+    """Train in one process. A missing gradient is zero. parts: of a batch, whose losses are averaged."""
     torch.manual_seed(0)
     model = make()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,7 +1,7 @@
 """The experts of a model on the expert axis: whose parameters they are, and over which ranks.
 
-The expert axis lies inside the data axis: its ranks have different rows, and next to each other. To an expert's
-parameter, Plan(data=8, expert=2) is Plan(data=4, tensor=2): four ranks hold the same values.
+The expert axis lies inside the data axis: its ranks are next to each other, and have different rows. To an
+expert's parameter, Plan(data=8, expert=2) is Plan(data=4, tensor=2): four ranks hold the same values.
 
 A rank's experts get rows from all ranks of the axis, and so do their gradients. What averages over the ranks
 with the same values leaves out the factor 1 / expert; `average` multiplies by it.

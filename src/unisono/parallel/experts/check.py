@@ -1,8 +1,8 @@
 """Tries an expert axis: some rows of the first batch through copies of the model, with and without it.
 
-Both copies have the same random values, as in a trial of the tensor axis (cut_check.py). Each rank's loss, its
-buffers, the gradients of what is outside experts, and those of its experts, summed over the ranks whose rows
-they get, must be the same.
+Both copies have the same random values, as in a trial of the tensor axis (cut_check.py). Each rank's loss,
+its buffers and the gradients of what is outside experts must be the same. So must those of its experts,
+summed over the ranks whose rows they get.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def should_try(model: nn.Module, axis: ExpertAxis, check: bool | None) -> bool:
     if not unknown:
         return False
     raise ValueError(
-        f'nothing proves that "{unknown[0].path}" ({type(model.get_submodule(unknown[0].path)).__name__}) can be '
-        f"spread over ranks, and the {nbytes / 1e6:.0f} MB of {type(model).__name__} are too many to copy unasked. "
-        "Write parallelize(..., check=True): the first step trains two copies on some rows. Or check=False, if "
-        "you have compared losses and gradients"
+        f'nothing proves that "{unknown[0].path}" ({type(model.get_submodule(unknown[0].path)).__name__}) '
+        f"can be spread over ranks, and the {nbytes / 1e6:.0f} MB of {type(model).__name__} are too many to "
+        "copy unasked. Write parallelize(..., check=True): the first step trains two copies on some rows. Or "
+        "check=False, if you have compared losses and gradients"
     )
 
 
@@ -110,8 +110,10 @@ class ExpertCheck:
                 try:
                     found = train(cut, self._forward(cut), few, loss)
                 except CutModelError as failed:
-                    raise ValueError(self._text(str(failed), f"it raises {failed.__cause__!r}")) from failed.__cause__
-            self._add_up(wanted.parameters, mesh)
+                    raise ValueError(
+                        self._text(str(failed), f"it raises {failed.__cause__!r}")
+                    ) from failed.__cause__
+            self._add_up(wanted.parameters)
             here = {name: value for name, value in wanted.parameters.items() if name in found.parameters}
             wrong = difference(wanted._replace(parameters=here), found)
         told: list[Any] = [None] * mesh.plan.ranks
@@ -123,7 +125,7 @@ class ExpertCheck:
     def _forward(self, model: nn.Module) -> Callable[[Any], Any]:
         return lambda inputs: self._output(call(model, inputs))
 
-    def _add_up(self, parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> None:
+    def _add_up(self, parameters: dict[str, nn.Parameter]) -> None:
         """Sum the gradients of experts over the ranks whose rows they get."""
         group = self._axis.mesh.group("tensor")
         for name in sorted(self._axis.names):
@@ -139,8 +141,8 @@ class ExpertCheck:
         near = max(layers, key=lambda one: len(_common(one, path)))
         pattern = ".".join("*" if part.isdigit() else part for part in near.split("."))
         return (
-            f"expert={self._axis.ranks} does not train {name} as one process does. In {where}, {what}. Experts must "
-            "take each row by itself, and a layer must add up what they return. Write "
+            f"expert={self._axis.ranks} does not train {name} as one process does. In {where}, {what}. "
+            "Experts must take each row by itself, and a layer must add up what they return. Write "
             f'experts={{"{pattern}": "whole"}}'
         )
 

@@ -1,4 +1,4 @@
-"""Sends rows to the ranks of their experts, and brings them back: two uneven all-to-alls, which autograd follows.
+"""Sends rows to the ranks of their experts and back: two uneven all-to-alls, which autograd follows.
 
     this rank's rows, those for rank 0 first --all_to_all--> rows of all ranks, those of rank 0 first
     gradients of its rows                   <--all_to_all--  gradients of what it received
@@ -50,9 +50,7 @@ class Exchange:
         return all_to_all(rows, sends, receives, self._group, self._label)
 
 
-def all_to_all(
-    rows: Tensor, sends: Sequence[int], receives: Sequence[int], group: Any, label: str
-) -> Tensor:
+def all_to_all(rows: Tensor, sends: Sequence[int], receives: Sequence[int], group: Any, label: str) -> Tensor:
     """Send so many rows to each rank; return what came, by rank."""
     made = rows.new_empty(sum(receives), *rows.shape[1:])
     with record_function(label):
@@ -108,8 +106,8 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:  # type: ignore[override]
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "a gradient is differentiated again (create_graph=True) through a layer of experts. Leave out "
-                "expert="
+                "a gradient is differentiated again (create_graph=True) through a layer of experts. Leave "
+                "out expert="
             )
         back = (
             ctx.exchange.move(grad, forward=False) if floating else None

@@ -1,10 +1,13 @@
 """Which modules of a model are layers of experts, and how each one's experts are kept.
 
-| kind | what it is | recognised by itself where |
-|---|---|---|
-| `stacked` | a module called with (rows, indices, weights); its parameters have the dimension of experts first | it takes three arguments, has no other parameters, and has written the number of experts in an attribute |
-| `list` | an `nn.ModuleList` or `nn.ModuleDict` of experts | its name has "experts", and its modules are alike |
-| `whole` | experts that stay on every rank | never |
+| kind | what it is |
+|---|---|
+| `stacked` | a module called with (rows, indices, weights); its parameters begin with the dim of experts |
+| `list` | an `nn.ModuleList` or `nn.ModuleDict` of experts |
+| `whole` | experts that stay on every rank |
+
+Recognised without being named are modules that take three arguments, with stacked parameters only, and their
+number in an attribute, such as `num_experts`; and lists of alike modules whose name has "experts".
 
 Nothing proves that a program uses them so: the first step compares (check.py).
 """
@@ -12,6 +15,7 @@ Nothing proves that a program uses them so: the first step compares (check.py).
 from __future__ import annotations
 
 import inspect
+import itertools
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +54,9 @@ def check_experts(experts: object, parts: int) -> None:
         if kind not in KINDS:
             raise ValueError(f'experts: "{pattern}" is {kind!r}; known are {", ".join(KINDS)}')
     if parts == 1:
-        raise ValueError("parallelize: experts= is for a plan that spreads them: write Plan(data=n, expert=n)")
+        raise ValueError(
+            "parallelize: experts= is for a plan that spreads them: write Plan(data=n, expert=n)"
+        )
 
 
 def expert_layers(model: nn.Module, given: Mapping[str, str] | None, parts: int) -> list[ExpertLayer]:
@@ -76,8 +82,8 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, parts: int)
     if not layers:
         raise ValueError(
             f"expert={parts}: no module of {type(model).__name__} is known as a layer of experts. Known are "
-            "modules that are called with (rows, indices, weights) and whose parameters have the dimension of "
-            'experts first, and lists of alike modules whose name has "experts". Write parallelize(..., '
+            "modules that are called with (rows, indices, weights) and whose parameters have the dimension "
+            'of experts first, and lists of alike modules whose name has "experts". Write parallelize(..., '
             'experts={"path.of.*.module": "stacked"}) or {"path.of.*.list": "list"}, or leave out '
             f"expert={parts}"
         )
@@ -88,7 +94,9 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, parts: int)
 def parameters_of(model: nn.Module, layers: list[ExpertLayer]) -> list[str]:
     """The names of the experts' parameters."""
     return [
-        f"{layer.path}.{name}" for layer in layers for name, _ in model.get_submodule(layer.path).named_parameters()
+        f"{layer.path}.{name}"
+        for layer in layers
+        for name, _ in model.get_submodule(layer.path).named_parameters()
     ]
 
 
@@ -105,7 +113,9 @@ def _kind(path: str, module: nn.Module) -> str:
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         alike = len({tuple(_shapes(child)) for child in module.children()}) == 1
         named = "experts" in path.rpartition(".")[2] or type(module).__name__.endswith("Experts")
-        return "list" if named and alike and len(module) > 1 and any(True for _ in module.parameters()) else ""
+        return (
+            "list" if named and alike and len(module) > 1 and any(True for _ in module.parameters()) else ""
+        )
     own = [*module.parameters(recurse=False)]
     if not own or own[0].dim() < 2 or len(own) != len([*module.parameters()]):
         return ""
@@ -137,9 +147,9 @@ def _layer(model: nn.Module, path: str, kind: str, parts: int) -> ExpertLayer:
         sizes = {parameter.shape[0] if parameter.dim() else 0 for parameter in own}
         if len(sizes) != 1 or len(own) != len([*module.parameters()]) or len(_arguments(module)) != 3:
             raise ValueError(
-                f"experts: {what} is not stacked: it needs parameters of its own only, with the dimension of "
-                'experts first, and a forward of (rows, indices, weights). Give the path of the list as "list", '
-                'or write "whole"'
+                f"experts: {what} is not stacked: it needs parameters of its own only, with the dimension "
+                "of experts first, and a forward of (rows, indices, weights). Give the path of the list as "
+                '"list", or write "whole"'
             )
         experts = sizes.pop()
     else:
@@ -179,10 +189,8 @@ def _check_apart(model: nn.Module, layers: list[ExpertLayer]) -> None:
                 f'"{one}" and "{other}" are one parameter, and one of them is that of an expert, which is on '
                 'some ranks only. Write experts= with "whole" for its layer'
             )
-    for layer in layers:
-        for other in layers:
-            if layer.path.startswith(f"{other.path}."):
-                raise ValueError(
-                    f'experts: "{layer.path}" is within the experts of "{other.path}". Write experts={{'
-                    f'"{layer.path}": "whole"}}'
-                )
+    for inner, outer in itertools.permutations([layer.path for layer in layers], 2):
+        if inner.startswith(f"{outer}."):
+            raise ValueError(
+                f'experts: "{inner}" is within the experts of "{outer}". Write experts={{"{inner}": "whole"}}'
+            )

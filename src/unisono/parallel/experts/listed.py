@@ -1,15 +1,15 @@
-"""Experts that are modules in an `nn.ModuleList` or `nn.ModuleDict`: the program says which rows each one gets.
+"""Experts that are modules in an `nn.ModuleList` or `nn.ModuleDict`: the program says who gets which rows.
 
 A rank holds the experts of its place; the others are modules without parameters. The program around the list
 runs twice. In the first pass the experts note their rows and return zeros. Then all rows go to their experts
 and back in one exchange. In the second pass each expert returns what came back:
 
-    first pass    expert e notes x_e               y = exchange(x_0, x_1, ...)        second pass    expert e returns y_e
+    first pass: expert e notes x_e     y = experts(x), wherever they are     second pass: expert e returns y_e
 
-This is right where the rows of an expert do not depend on the result of another one. The second pass compares:
-it must call the same experts with the same values. What else the program computes, it computes twice in forward
-and once in backward. It draws the same random numbers twice, and may write neither into its inputs nor into
-buffers.
+This is right where the rows of an expert do not depend on the result of another one. The second pass
+compares: it must call the same experts with the same values. What else the program computes, it computes
+twice in forward and once in backward. It draws the same random numbers twice, and may write neither into its
+inputs nor into buffers.
 """
 
 from __future__ import annotations
@@ -170,10 +170,13 @@ class ListedExperts(Forward):
             given = torch.cat([parts[at] for at in mine])
             result = self._list._modules[name](given)  # type: ignore[misc]
             if not isinstance(result, Tensor) or result.shape != given.shape or result.dtype != given.dtype:
-                kind = f"{list(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
-                self._refuse(
-                    f"expert {name} returns {kind} for rows {list(given.shape)} {given.dtype}, expected the same"
+                kind = (
+                    f"{list(result.shape)} {result.dtype}"
+                    if isinstance(result, Tensor)
+                    else type(result).__name__
                 )
+                rows_kind = f"{list(given.shape)} {given.dtype}"
+                self._refuse(f"expert {name} returns {kind} for rows {rows_kind}, expected the same")
             for at, part in zip(mine, result.split([counts[at] for at in mine]), strict=True):
                 made[at] = part
         return torch.cat(made)
@@ -198,16 +201,17 @@ class ListedExperts(Forward):
         tensors = itertools.chain(tensors_in((args, named)), buffers.values())
         versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
         yield
-        if any(tensor._version != version for tensor, version in versions) or dict(
-            self._module.named_buffers()
-        ).keys() != buffers.keys():
+        if (
+            any(tensor._version != version for tensor, version in versions)
+            or dict(self._module.named_buffers()).keys() != buffers.keys()
+        ):
             self._refuse("the module around the experts writes into its inputs or its buffers")
 
     def text(self, what: str) -> str:
         """The error of a program that cannot run on this rank's experts."""
         return (
-            f'"{self._path}": {what}, so its experts cannot be spread over ranks. Write experts={{"{self._path}": '
-            '"whole"}'
+            f'"{self._path}": {what}, so its experts cannot be spread over ranks. Write '
+            f'experts={{"{self._path}": "whole"}}'
         )
 
     def _refuse(self, what: str) -> None:

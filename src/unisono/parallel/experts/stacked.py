@@ -1,7 +1,7 @@
 """Experts whose parameters are stacked: each has the dimension of experts first, and the layer is called with
 (rows, indices of experts, weights), as Hugging Face's are. A row's result is the sum over its experts:
 
-    layer(x [rows, width], index [rows, k], weight [rows, k])[r] = sum over j of weight[r, j] * expert index[r, j] (x[r])
+    layer(x [rows, width], i [rows, k], w [rows, k])[r] = sum over j of w[r, j] * expert(i[r, j], x[r])
 
 A rank holds the experts of its place: 8 experts on 4 ranks are 0 1 | 2 3 | 4 5 | 6 7. A row goes once to each
 rank that has one of its experts, with all its indices. There the layer's own forward runs, once for each pair
@@ -54,7 +54,7 @@ class _Routing(NamedTuple):
     """The arguments of a layer of experts, and what they are called."""
 
     rows: Tensor
-    index: Tensor
+    chosen: Tensor
     weight: Tensor
     names: tuple[str, str, str]
 
@@ -72,7 +72,7 @@ class StackedExperts(Forward):
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         given = self._bound(args, named)
-        rows, index = given.rows.flatten(0, -2), given.index
+        rows, index = given.rows.flatten(0, -2), given.chosen
         owner = index.div(self._per, rounding_mode="floor")
         owner = torch.where((index < 0) | (owner >= self._ranks), self._ranks, owner)  # no expert at all
         goes = torch.zeros(len(rows), self._ranks + 1, dtype=torch.bool, device=rows.device)
@@ -83,8 +83,8 @@ class StackedExperts(Forward):
         exchange = Exchange(sends.tolist(), receives.flatten().tolist(), self._group, self._label)
         there = owner[row] == rank.unsqueeze(1)
         local = torch.where(there, index[row] - rank.unsqueeze(1) * self._per, -1)
-        came = exchange.there(rows[row], local, given.weight[row])
-        back = exchange.back(self._here(*came, given.names))
+        x, i, w = exchange.there(rows[row], local, given.weight[row])
+        back = exchange.back(self._here(x, i, w, given.names))
         return back.new_zeros(rows.shape).index_add(0, row, back).view(given.rows.shape)
 
     def _here(self, rows: Tensor, index: Tensor, weight: Tensor, names: tuple[str, str, str]) -> Tensor:
@@ -130,7 +130,9 @@ class StackedExperts(Forward):
         floating = [name for name in tensors if name not in whole]
         if len(bound) != 3 or len(whole) != 1 or len(floating) != 2:
             kinds = ", ".join(
-                f"{name}: {list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else f"{name}: {value!r:.40}"
+                f"{name}: {list(value.shape)} {value.dtype}"
+                if isinstance(value, Tensor)
+                else f"{name}: {value!r:.40}"
                 for name, value in bound.items()
             )
             raise ValueError(
@@ -139,10 +141,15 @@ class StackedExperts(Forward):
             )
         rows, index, weight = (tensors[name] for name in (floating[0], whole[0], floating[1]))
         count = rows.shape[:-1].numel()
-        if index.dim() != 2 or index.shape != weight.shape or len(index) != count or index.dtype == torch.bool:
+        if (
+            index.dim() != 2
+            or index.shape != weight.shape
+            or len(index) != count
+            or index.dtype == torch.bool
+        ):
             raise ValueError(
                 f'"{self._path}" was called with rows {list(rows.shape)}, indices {list(index.shape)} of '
-                f"{index.dtype} and weights {list(weight.shape)}; expected indices and weights [{count}, experts "
-                f'of a row]. Write experts={{"{self._path}": "whole"}}'
+                f"{index.dtype} and weights {list(weight.shape)}; expected indices and weights [{count}, "
+                f'experts of a row]. Write experts={{"{self._path}": "whole"}}'
             )
         return _Routing(rows, index.long(), weight, (floating[0], whole[0], floating[1]))
