@@ -175,6 +175,7 @@ def _same_rows(batch: Any, mesh: PlanMesh) -> None:
 
 
 def as_f32(batch: Any) -> Any:
+    """Return a batch whose floating tensors are f32."""
     if isinstance(batch, Tensor):
         return batch.float() if batch.is_floating_point() else batch
     if isinstance(batch, dict):

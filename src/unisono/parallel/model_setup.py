@@ -122,8 +122,7 @@ def set_up(
     own_loss: bool = False,
 ) -> ModelSetup:
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
-    initial = Initializer(model, seed=seed, init=init)
-    drawn = 0
+    initial, drawn = Initializer(model, seed=seed, init=init), 0
     if dist.is_initialized():  # otherwise the mesh says so
         initial.seed, drawn = _agree(model, plan, initial.seed)
     mesh = PlanMesh.of(plan, initial.device)
@@ -135,19 +134,17 @@ def set_up(
         _forget_caches(model)
     trial: CutCheck | ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    region, decision = None, None
+    axis, region, decision = None, None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
         decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
         _check_cut(model, decision, plan)
         if should_check(model, family, decision.cut, check):
-            inner = pieces if programs is None else []
-            trial = CutCheck(model, inner, cuts, decision.cut, fill, family.output)
+            trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
     names = _names(model)
-    axis = None
     if plan.expert > 1:
         axis, trial = spread(model, mesh, experts, check, fill, family.output)
     if decision is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Exchange:
+class RowExchange:
     """How many rows go from this rank to each one of a group, and how many come.
 
     Args:
@@ -41,7 +41,7 @@ class Exchange:
 
     def back(self, rows: Tensor) -> Tensor:
         """Return rows to where they came from; return this rank's own, in the order in which it sent them."""
-        (own,) = _exchanged((rows,), Exchange(self.receives, self.sends, self._group, self._label))
+        (own,) = _exchanged((rows,), RowExchange(self.receives, self.sends, self._group, self._label))
         return own
 
     def move(self, rows: Tensor, *, forward: bool) -> Tensor:
@@ -81,21 +81,21 @@ def used(output: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     return tied
 
 
-def _exchanged(rows: tuple[Tensor, ...], exchange: Exchange) -> tuple[Tensor, ...]:
+def _exchanged(rows: tuple[Tensor, ...], exchange: RowExchange) -> tuple[Tensor, ...]:
     if not torch.is_grad_enabled():
         return tuple(exchange.move(one, forward=True) for one in rows)
-    found: tuple[Tensor, ...] = _Exchange.apply(torch.zeros((), requires_grad=True), exchange, *rows)
+    found: tuple[Tensor, ...] = _MovedRows.apply(torch.zeros((), requires_grad=True), exchange, *rows)
     return found
 
 
-class _Exchange(torch.autograd.Function):
+class _MovedRows(torch.autograd.Function):
     """There in forward, back in backward: of all tensors, as soon as one of them has a gradient.
 
     The first argument makes the results need gradients.
     """
 
     @staticmethod
-    def forward(ctx: Any, _needs: Tensor, exchange: Exchange, *rows: Tensor) -> Any:
+    def forward(ctx: Any, _needs: Tensor, exchange: RowExchange, *rows: Tensor) -> Any:
         ctx.exchange = exchange
         made = tuple(exchange.move(one, forward=True) for one in rows)
         ctx.mark_non_differentiable(*(one for one in made if not one.is_floating_point()))

@@ -26,7 +26,7 @@ from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.written import Forward
 
-from .exchange import Exchange, reached, told
+from .exchange import RowExchange, reached, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,14 +57,14 @@ def cut_listed(path: str, experts: nn.Module, around: nn.Module, mesh: DeviceMes
     ListedExperts(path, experts, around, mesh)
 
 
-class _Call(NamedTuple):
+class _ExpertCall(NamedTuple):
     """The program has called an expert with these rows, [..., width]."""
 
     expert: int
     rows: Tensor
 
 
-class _Recorder(nn.Module):
+class _NotingExpert(nn.Module):
     """Stands for an expert while the program runs."""
 
     def __init__(self, expert: int, layer: ListedExperts) -> None:
@@ -92,7 +92,7 @@ class ListedExperts(Forward):
         self._per = len(experts._modules) // mesh.size()
         self._first = self._per * mesh.get_local_rank()
         self._group, self._label, self._device = mesh.get_group(), f"up::experts|{path}", mesh.device_type
-        self._calls: list[_Call] = []
+        self._calls: list[_ExpertCall] = []
         self._results: list[Tensor] | None = None  # of the calls, in the second pass
         self._next = 0
 
@@ -126,7 +126,7 @@ class ListedExperts(Forward):
             self._refuse(f"expert {expert} is called with ({kinds}), expected one tensor of rows")
         rows: Tensor = given[0]
         if self._results is None:
-            self._calls.append(_Call(expert, rows))
+            self._calls.append(_ExpertCall(expert, rows))
             return torch.zeros_like(rows)
         number = self._next
         self._next += 1
@@ -150,7 +150,7 @@ class ListedExperts(Forward):
         width = int(came[:, -1].max()) or like.shape[-1]  # this rank has told itself, too
         rows = torch.cat(flat) if flat else like.new_zeros(0, width)
         sends, receives = (table[:, : self._per].sum(1).tolist() for table in (counts, came))
-        exchange = Exchange(sends, receives, self._group, self._label)
+        exchange = RowExchange(sends, receives, self._group, self._label)
         (here,) = exchange.there(rows)
         back = exchange.back(self._here(here, came[:, : self._per].flatten().tolist()))
         found, begin = [back] * len(order), 0
@@ -185,7 +185,7 @@ class ListedExperts(Forward):
     def _recording(self) -> Iterator[None]:
         """The list has recorders in place of the experts."""
         real = self._list._modules
-        stand: dict[str, Any] = {name: _Recorder(number, self) for number, name in enumerate(real)}
+        stand: dict[str, Any] = {name: _NotingExpert(number, self) for number, name in enumerate(real)}
         for recorder in stand.values():
             recorder.training = self._module.training
         self._list.__dict__["_modules"] = stand

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from unisono.parallel.graph.fused import like
 from unisono.parallel.graph.written import Forward
 
-from .exchange import Exchange, told, used
+from .exchange import RowExchange, told, used
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -80,7 +80,7 @@ class StackedExperts(Forward):
         rank, row = goes.t().nonzero(as_tuple=True)
         sends = goes.sum(0)
         receives = told(sends.unsqueeze(1), self._group, self._label)
-        exchange = Exchange(sends.tolist(), receives.flatten().tolist(), self._group, self._label)
+        exchange = RowExchange(sends.tolist(), receives.flatten().tolist(), self._group, self._label)
         there = owner[row] == rank.unsqueeze(1)
         local = torch.where(there, index[row] - rank.unsqueeze(1) * self._per, -1)
         x, i, w = exchange.there(rows[row], local, given.weight[row])
