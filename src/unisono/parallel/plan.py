@@ -90,6 +90,7 @@ class Plan:
             in every step.
         outer: what happens at a meeting: "average" (local SGD), "nesterov" (DiLoCo), or OuterSGD(rate=0.7,
             momentum=0.9). `compression` is then that of the differences.
+        expert: data ranks over which the experts of a layer are spread; it divides `data`.
         elastic: ranks may die and come; `data` is their number at the start, and `shard` the least that share
             where it divides no longer. See docs/elastic.md.
 
@@ -121,11 +122,12 @@ class Plan:
     compression: CompressionSettings | None = None
     local_steps: int | None = None
     outer: OuterSGD | str = "nesterov"
+    expert: int = 1
     elastic: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("data", "tensor", "pipeline", "micro_batches"):
+        for name in ("data", "tensor", "pipeline", "micro_batches", "expert"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
@@ -140,10 +142,11 @@ class Plan:
         self._check_swap()
         self._check_compression()
         self._check_local_steps()
+        self._check_expert()
         self._check_elastic()
 
     def _check_types(self) -> None:
-        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", *_OPTIONAL):
+        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", "expert", *_OPTIONAL):
             value = getattr(self, name)
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
@@ -256,6 +259,29 @@ class Plan:
         if self.swap is not None:
             raise ValueError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
 
+    def _check_expert(self) -> None:
+        if self.expert == 1:
+            return
+        if self.data % self.expert:
+            raise ValueError(f"Plan: expert={self.expert} does not divide data={self.data}")
+        for name, only, why in (
+            ("tensor", 1, "its ranks have the same rows, which would go to the experts twice"),
+            ("pipeline", 1, "stages of a program do not call layers of experts"),
+            ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
+            ("compression", None, "it averages over all data ranks, and experts differ there"),
+            ("local_steps", None, "replicas that train on their own exchange no rows"),
+            ("elastic", False, "a rank that dies takes the only copy of its experts with it"),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: expert={self.expert} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
+        if self.shards % self.expert and self.expert % self.shards:
+            raise ValueError(
+                f"Plan: neither of shard={self.shards} and expert={self.expert} divides the other; the ranks "
+                "of an expert's shards would be parts of several groups"
+            )
+
     def _check_elastic(self) -> None:
         if not self.elastic:
             return
@@ -292,6 +318,14 @@ class Plan:
     def of_replica(self) -> Plan:
         """The plan of one replica, under `local_steps`: as if there were no other."""
         return replace(self, data=self.shards, shard=None, local_steps=None, compression=None)
+
+    def of_experts(self) -> Plan:
+        """The plan of an expert's parameters: the tensor axis is that of experts.
+
+        Example: Plan(data=8, zero=3, expert=2).of_experts() is Plan(data=4, zero=3, tensor=2, shard=4).
+        """
+        shard = None if self.zero == 0 else max(1, self.shards // self.expert)
+        return replace(self, data=self.data // self.expert, tensor=self.expert, expert=1, shard=shard)
 
     @property
     def outer_sgd(self) -> OuterSGD:

@@ -54,6 +54,7 @@ class Run:
         epoch: the number of the present one, where `epochs` counts them.
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
+        experts: which layers of experts are spread over ranks; print it. None without that axis.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
         stages: what each stage of a pipeline runs and sends, if it is cut from the model's program; print it.
             None: there is no pipeline, or its stages are pieces.
@@ -82,6 +83,7 @@ class Run:
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
         self._mixed = has_mixed_parameters(self._trained.values())
+        self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
@@ -118,6 +120,8 @@ class Run:
     def _groups(self) -> list[Any]:
         meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
         groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
+        if self._built.experts is not None:
+            groups += self._built.experts.mesh.axes.get_all_groups()
         return groups + [tie.group for tie in self._built.ties] + self._built.others
 
     def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
@@ -155,6 +159,8 @@ class Run:
                 loss, count, self._spans = self._built.runtime.run(made, work)
                 if update:
                     add_up(self._trained, self._built.ties)
+                    if self.experts is not None:
+                        self.experts.average(self._trained)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
                 changes = [any(changed), twice is not None, self._is_asked(), update, not update]
@@ -213,7 +219,7 @@ class Run:
         Raises:
             RuntimeError: no step was watched.
         """
-        return CommunicationReport(self._seen().calls(self.mesh, link or Link()))
+        return CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
 
     def trace(self, path: str | Path) -> None:
         """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0
@@ -510,7 +516,8 @@ class Run:
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
-        return squared_norm(self._trained, self._built.ties, self.mesh)
+        spread = {} if self.experts is None else {"spread": self.experts.spread}
+        return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
 
     def _update(self, squared: float | None, ratio: float = 1.0) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed.
