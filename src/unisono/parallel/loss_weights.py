@@ -194,13 +194,13 @@ def _batch_weights(
 
 
 def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
-    """The numbers of every rank, f64 [pipeline, data, tensor, numbers]."""
+    """The numbers of every rank, f64 [pipeline, data, context x tensor, numbers]."""
     device, plan = mesh.axes.device_type, mesh.plan
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
     with record_function("up::rows|batch"):
         version_names.all_gather_single(everyone, mine, group=mesh.world)
-    return everyone.cpu().view(plan.pipeline, plan.data, plan.tensor, len(mine))
+    return everyone.cpu().view(plan.pipeline, plan.data, plan.context * plan.tensor, len(mine))
 
 
 def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
@@ -208,7 +208,7 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
     everyone = table.flatten()
     if bool((table != table[:1, :, :1]).any()):
         raise ValueError(
-            f"ranks of one pipeline or tensor group have different numbers of rows: "
+            f"ranks of one pipeline, context or tensor group have different numbers of rows: "
             f"{everyone.tolist()} on ranks 0 to "
             f"{mesh.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
         )

@@ -86,8 +86,8 @@ class ModelBuffers:
             for leaf in module._buffers
         ]
         self._again = {inner for module in again for inner in module.modules()}
-        self._groups = [mesh.group(axis) for axis in ("replica", "shard")] if mesh.plan.data > 1 else []
-        self._first = mesh.row == 0
+        self._groups = [mesh.group(axis) for axis in ("replica", "shard")] if mesh.plan.copies > 1 else []
+        self._first = mesh.row == mesh.context_place == 0
         self._device = mesh.axes.device_type
         self._marks = [place.mark for place in self._places]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import persistent
 
+from .context.runtime import ContextModel
 from .cut_check import CutCheck, should_check
 from .families import ModelFamily, family_of, identity
 from .gradients import TiedParameter
@@ -126,8 +127,9 @@ def set_up(
     if own_loss:
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     _same_everywhere(model)
-    if plan.recompute:
+    if plan.recompute or plan.context > 1:
         _forget_caches(model)
+    context = _context(model, family, mesh) if plan.context > 1 else None
     trial, region, decision = None, None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
@@ -158,11 +160,21 @@ def set_up(
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    if context is not None:
+        context.follow(family.units if plan.recompute or not isinstance(units, ReplicatedParameters) else ())
+        built.runtime.context = context
+        if sample is not None:
+            context.confirm([(sample, ())], None)
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _context(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> ContextModel:
+    dtype = None if mesh.plan.precision == "f32" else TYPES[mesh.plan.precision]
+    return ContextModel(model, dtype, family.output, mesh)
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:

@@ -142,7 +142,7 @@ class ReplicatedParameters:
     def follow(self, mesh: PlanMesh) -> None:
         """Average over the data ranks of this mesh from now on."""
         self._group, self._plan = mesh.group("replica"), mesh.plan
-        if self._buckets or mesh.plan.data == 1:
+        if self._buckets or mesh.plan.copies == 1:
             return
         self._buckets = list(_buckets(self.root))
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it

@@ -38,6 +38,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::gradients", "replica", "gradients are averaged over replicas"),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::meeting", "replica", "replicas meet with the difference of their weights"),
+    ("up::context", "context", "a part of the sequence meets the other parts"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),
@@ -125,7 +126,7 @@ def _call(event: dict[str, Any], around: list[str], mesh: PlanMesh, link: Link) 
 
 def _reason(operation: str, around: list[str]) -> tuple[str, str, str]:
     slot = next((name.partition("|")[2] for name in around if name.startswith("up::pipeline")), "")
-    if operation in ("send", "recv"):
+    if operation in ("send", "recv") and not any(name.startswith("up::context") for name in around):
         return "pipeline", slot or "between stages", "activations or gradients go to the next stage"
     for name in around:
         for start, axis, why in REASONS:
@@ -143,8 +144,8 @@ def _place(name: str) -> str:
 
 
 def _ranks(axis: str, operation: str, mesh: PlanMesh) -> int:
-    if axis == "world":
-        return mesh.plan.ranks
+    if axis in ("world", "context"):
+        return mesh.plan.ranks if axis == "world" else mesh.plan.context
     if operation in ("send", "recv"):
         return 2
     return int((mesh.everyone if axis == "replica" else mesh).part(axis).size())
