@@ -1,18 +1,23 @@
 """Sequences that are cut over ranks: losses and gradients against one process."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.plain_training import same
+from parallel import own_losses, plain_training
+from parallel.plain_training import adamw, apart, same, seeded
 from parallel.run_features import in_group
 from unisono.parallel.context import attention
+from unisono.parallel.context.exchange import ContextGroup
+from unisono.parallel.context.layout import Span
 
 WIDTH, WORDS = 16, 32
 
@@ -155,6 +160,199 @@ def check_the_gpt_of_the_benchmarks(folder: Path) -> None:
     generator = torch.Generator().manual_seed(2)
     given = [(torch.randint(256, (2, 33), generator=generator), torch.zeros(2)) for _ in range(3)]
     same(up.Plan(context=2), Recorded, given, lambda output, _: output)
+
+
+def whole(run: up.Run) -> dict[str, Tensor]:
+    found = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in run.model.named_parameters()}
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def check_every_gradient(folder: Path) -> None:
+    """After one step of SGD each weight is that of one process: its gradient was."""
+    cases = ((Decoder, batches(17), mean), (Encoder, classes(), of_class))
+    for make, given, loss in cases:
+        model = seeded(make)
+        inputs, targets = given[0]
+        loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets).backward()
+        wanted = {name: p.detach() - p.grad for name, p in model.named_parameters()}
+        for zero in (0, 3):
+            run = up.parallelize(
+                seeded(make), up.Plan(context=dist.get_world_size(), zero=zero), loss=loss,
+                optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
+            )  # fmt: skip
+            run.step(given[0])
+            for name, value in whole(run).items():
+                torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def check_the_models_own_loss(folder: Path) -> None:
+    given = []
+    for ids, _ in batches(16):
+        labels = ids.masked_fill(torch.arange(16) >= torch.tensor([[3], [16], [9], [12]]), -100)
+        given.append({"ids": ids, "labels": labels})
+    wanted = own_losses.alone(OwnLoss, given)
+    for more in ({}, {"micro_batches": 2, "zero": 2}, {"recompute": True, "zero": 3}):
+        run = up.parallelize(
+            seeded(OwnLoss), up.Plan(context=2, clip=0.5, **more), optimizer=adamw, loss=None,
+            weigh=lambda labels: (labels[:, 1:] != -100).sum(),
+        )  # fmt: skip
+        own_losses.compare(wanted, run, given)
+
+
+def check_a_sum_and_its_count(folder: Path) -> None:
+    def counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        kept = targets % 3 > 0
+        each = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        return (each * kept).sum(), kept.sum()
+
+    def alone(logits: Tensor, targets: Tensor) -> Tensor:
+        value, count = counted(logits, targets)
+        return value / count
+
+    given = batches(16)
+    wanted = plain_training.alone(Decoder, given, alone).losses
+    run = up.parallelize(
+        seeded(Decoder), up.Plan(context=2, micro_batches=2), optimizer=adamw, loss=counted, weigh="counted"
+    )
+    found = [run.step(batch) for batch in run.shard(given)]
+    assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 1e-5, (found, wanted)
+
+
+def check_low_precision(folder: Path) -> None:
+    def small(logits: Tensor, targets: Tensor) -> Tensor:  # without an overflow in fp16, which skips a step
+        return mean(logits, targets) * 1e-3
+
+    wanted = plain_training.alone(Decoder, batches(16), small).losses
+    for precision in ("bf16", "fp16"):
+        for zero in (0, 3):
+            plan = up.Plan(context=2, precision=precision, zero=zero, recompute=zero == 3)
+            _, (found, _) = plain_training.under(plan, Decoder, batches(16), small)
+            assert max(abs(a - b) / a for a, b in zip(wanted, found, strict=True)) < 1e-2, (plan, found, wanted)
+
+
+def check_evaluate_and_predict(folder: Path) -> None:
+    (x, y), *_ = batches(16)
+    model = seeded(Decoder)
+    run = up.parallelize(seeded(Decoder), up.Plan(context=2, micro_batches=2), optimizer=adamw, loss=mean)
+    run.model.eval()
+    with torch.no_grad():
+        assert abs(run.evaluate((x, y)) - mean(model(x), y).item()) < 1e-6
+        torch.testing.assert_close(run.predict(x), model(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(run.model(x), model(x), rtol=1e-5, atol=1e-6)  # whole, as before
+
+
+def check_explain_names_the_traffic(folder: Path) -> None:
+    for heads, operations in ((3, {"send", "recv"}), (4, {"all_to_all"})):
+        run = up.parallelize(seeded(lambda: Decoder(heads, heads)), up.Plan(context=2), optimizer=adamw, loss=mean)
+        run.step(batches(16)[0], watch=True)
+        seen = {(call.operation, call.where) for call in run.explain() if call.axis == "context"}
+        assert operations <= {operation for operation, where in seen if where == "blocks.0.attention"}, seen
+        assert "parts of the sequence" in str(run.explain()), str(run.explain())
+
+
+def check_a_checkpoint_resumes_under_another_plan(folder: Path) -> None:
+    given = batches(16, count=4)
+    wanted = plain_training.alone(Decoder, given, mean).losses
+    plans = (up.Plan(context=2, zero=3), up.Plan(data=2, zero=1), up.Plan(context=2))
+    found, before = [], None
+    for plan, part in zip(plans, (given[:2], given[2:3], given[3:]), strict=True):
+        run = up.parallelize(seeded(Decoder), plan, optimizer=adamw, loss=mean)
+        if before is not None:
+            run.load(before)
+        found += [run.step(batch) for batch in run.shard(part)]
+        before = folder / f"saved{run.steps}"
+        run.save(before)
+    assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 1e-5, (found, wanted)
+
+
+def check_dropout(folder: Path) -> None:
+    """Masks differ between ranks and steps, and are the same again where a unit is recomputed."""
+    for heads in (3, 4):
+        losses = []
+        for recompute in (False, True):
+            run = up.parallelize(
+                seeded(lambda: Decoder(heads, heads, 0.5)), up.Plan(context=2, recompute=recompute),
+                optimizer=adamw, loss=mean,
+            )  # fmt: skip
+            losses.append([run.step(batch) for batch in batches(16)])
+            assert apart(run) == 0
+        assert losses[0] == losses[1]
+    run = up.parallelize(seeded(lambda: Encoder(0.5)), up.Plan(context=2, zero=3), optimizer=adamw, loss=of_class)
+    assert all(math.isfinite(run.step(batch)) for batch in classes())  # its head draws alike on both ranks
+
+
+def check_dropout_is_that_of_the_mask_it_draws(folder: Path) -> None:
+    """With the same draws again, the gradient is the slope of the loss."""
+    ranks = ContextGroup(dist.new_group(), dist.get_rank(), dist.get_world_size())
+    span = Span(8, 0, 8, ranks.ranks)
+    how = attention.Attention(span, span, True, 0.5, 0.5, False, "up::context")
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, step = (torch.randn(1, 1, 8, 4, dtype=torch.float64, generator=generator) for _ in range(4))
+    mine = span.positions(ranks.rank)
+
+    def value(scale: float, at: int) -> Tensor:
+        torch.manual_seed(3)
+        given = [t[:, :, mine] for t in (q, k, v)]
+        given[at] = (given[at] + scale * step[:, :, mine]).requires_grad_()
+        out = attention.attend(*given, None, how, ranks).pow(2).sum()
+        total = out.detach().clone()
+        out.backward()
+        slope = (given[at].grad * step[:, :, mine]).sum()
+        both = torch.stack([total, slope])
+        dist.all_reduce(both, group=ranks.group)
+        return both
+
+    for at in range(3):
+        ahead, behind, here = (value(scale, at) for scale in (1e-5, -1e-5, 0.0))
+        assert abs((ahead[0] - behind[0]) / 2e-5 - here[1]) < 1e-6, at
+
+
+def refused(says: str, model: nn.Module, batch: Any, loss: Any = mean, **more: Any) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=says):
+        run = up.parallelize(model, up.Plan(context=2), optimizer=adamw, loss=loss, **more)
+        run.step(batch)
+
+
+class Changed(Decoder):
+    """A decoder with one more thing at its end."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = [what]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.what[0](self.words(ids))
+
+
+def check_refusals(folder: Path) -> None:
+    first = batches(16)[0]
+    for says, what in (
+        ("aten.cumsum .*needs all positions", lambda x: x.cumsum(1).mean(-1, keepdim=True)),
+        ("aten.bmm .*with every other one.*scaled_dot", lambda x: (x @ x.transpose(1, 2)).mean(-1, keepdim=True)),
+        ("aten.mean|aten.flip .*no rule", lambda x: x.flip(1).mean(-1, keepdim=True)),
+        ("aten._softmax .*needs all positions", lambda x: x.softmax(1).mean(-1, keepdim=True)),
+        ("aten.cat .*joins other positions", lambda x: torch.cat([x[:, 1:], x[:, :1]], 1).mean(-1, keepdim=True)),
+        ("splits the sequence", lambda x: x.view(4, 8, 2, -1).amax(2).repeat_interleave(2, 1).mean(-1, True)),
+        ("every other position", lambda x: x[:, ::2].mean(dim=(1, 2), keepdim=True)),
+        ("aten.amax .*needs all", lambda x: x.amax(dim=(1, 2), keepdim=True)),
+    ):
+        refused(says, Changed(what), first)
+    refused("every rank has", Changed(lambda x: torch.zeros(4, 16, 1).add_(x.mean(-1, keepdim=True))), first)
+    refused("has a forward hook", hooked(), first)
+    refused("has 3 positions, and 2 ranks take 4", Decoder(), (first[0][:, :3], first[1][:, :3]))
+    refused("a value for each position", Decoder(), first, lambda logits, _: logits.mean(-1))
+    refused("can be cut along a sequence", nn.Embedding(8, 4), (torch.arange(4), torch.arange(4)), lambda x, _: x.sum())
+    refused("depends on the values", Decoder(), first, lambda logits, _: logits.mean() * (1 + int(logits.sum() > 0)))
+    rank = dist.get_rank()
+    refused("different", Decoder(), batches(16, rows=4 + rank)[0])
+    refused("different", Decoder(), batches(16 + 2 * rank)[0])
+    refused("different", Decoder(), batches(16, count=2)[rank])
+
+
+def hooked() -> nn.Module:
+    model = Decoder()
+    model.blocks[0].register_forward_hook(lambda *_: None)
+    return model
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["ContextError", "ContextProgram", "ForwardCall"]
 
 STATE = ("parameter", "buffer")
+OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
+WRITTEN_OUT = (
+    "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
+    'attn_implementation="sdpa"), or leave out context='
+)
+ELSE = "What is no attention has to work position by position: change that line, or leave out context="
 
 
 class ContextError(ValueError):
@@ -134,8 +140,7 @@ class ContextProgram:
         where = f' in "{module}"' if module else ""
         return ContextError(
             f"context={self._ranks.ranks} cannot cut {node.name}{where} along the sequence: {why}, at "
-            f"{node.line}. Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging "
-            'Face: attn_implementation="sdpa"), and the rest position by position; or leave out context='
+            f"{node.line}. {WRITTEN_OUT if node.name in OF_ATTENTION else ELSE}"
         )
 
     def _check(self) -> None:
