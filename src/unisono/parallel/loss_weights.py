@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import micro_batches, rows_of, tensors_of
+from .batches import fingerprint, micro_batches, rows_of, tensors_of
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
@@ -149,6 +149,8 @@ def cut_batch(
             batch have different shares of ignored labels.
     """
     mine, most = rows_of(list(batch)), mesh.plan.micro_batches
+    if mesh.plan.context > 1:
+        _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
     noted = _batch_weights(micros, weigh, ignored, mesh)
     table = _gather([mine, *noted.told], mesh)
@@ -216,6 +218,19 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
     if empty:
         raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
     return [int(rows) for rows in table[0, :, 0].tolist()]
+
+
+def _check_alike(batch: Any, mesh: PlanMesh) -> None:
+    """Ranks that share sequences must have the same ones."""
+    plan = mesh.plan
+    table = _gather([fingerprint(batch)], mesh).view(plan.data, plan.context)
+    for row, marks in enumerate(table.tolist()):
+        if len(set(marks)) > 1:
+            first = row * plan.context
+            raise ValueError(
+                f"ranks {first} to {first + plan.context - 1} share their sequences, and have different batches. "
+                "Give each of them the same rows, whole; run.shard(loader) does"
+            )
 
 
 def _count(given: object) -> float:

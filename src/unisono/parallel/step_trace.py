@@ -38,7 +38,9 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::gradients", "replica", "gradients are averaged over replicas"),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::meeting", "replica", "replicas meet with the difference of their weights"),
-    ("up::context", "context", "a part of the sequence meets the other parts"),
+    ("up::attention", "context", "attention takes the other parts of the sequence"),
+    ("up::positions", "context", "sums over all positions, or positions that move"),
+    ("up::programs", "context", "ranks compare their programs"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),
@@ -126,7 +128,7 @@ def _call(event: dict[str, Any], around: list[str], mesh: PlanMesh, link: Link) 
 
 def _reason(operation: str, around: list[str]) -> tuple[str, str, str]:
     slot = next((name.partition("|")[2] for name in around if name.startswith("up::pipeline")), "")
-    if operation in ("send", "recv") and not any(name.startswith("up::context") for name in around):
+    if operation in ("send", "recv") and not any(name.startswith("up::attention") for name in around):
         return "pipeline", slot or "between stages", "activations or gradients go to the next stage"
     for name in around:
         for start, axis, why in REASONS:

@@ -1,5 +1,6 @@
 """Sequences that are cut over ranks: losses and gradients against one process."""
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ class Decoder(nn.Module):
 
     def __init__(self, heads: int = 3, key_heads: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(64, WIDTH)
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(512, WIDTH)
         self.blocks = nn.ModuleList(Block(heads, key_heads, dropout) for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
 
@@ -93,7 +94,9 @@ class Encoder(nn.Module):
         self.places = nn.Parameter(torch.randn(64, WIDTH) / 10)
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, dropout, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(dropout), nn.Linear(WIDTH, 4))
+        self.head = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(dropout), nn.Linear(WIDTH, 4)
+        )
 
     def forward(self, ids: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
         x = self.words(ids) + self.places[: ids.shape[1]]
@@ -139,9 +142,11 @@ def of_class(output: Any, targets: Tensor) -> Tensor:
 
 
 def check_the_losses_are_those_of_one_process(folder: Path) -> None:
-    for heads in ((3, 3), (4, 2)):  # a ring, and an exchange of heads
-        same(up.Plan(context=2), lambda: Decoder(*heads), batches(16), mean)
-    same(up.Plan(context=2, zero=3, micro_batches=2, recompute=True), lambda: Decoder(3, 1), batches(19), mean)
+    for heads, time in ((3, 16), (4, 384)):  # a ring, and an exchange of heads
+        same(up.Plan(context=2), lambda: Decoder(heads, heads), batches(time), mean)
+    same(
+        up.Plan(context=2, zero=3, micro_batches=2, recompute=True), lambda: Decoder(3, 1), batches(19), mean
+    )
 
 
 def check_an_encoder(folder: Path) -> None:
@@ -150,10 +155,10 @@ def check_an_encoder(folder: Path) -> None:
 
 
 def check_a_mask(folder: Path) -> None:
-    given = [({"ids": x, "padding": torch.arange(16) < 13}, y) for (x, y) in batches(16)]
-    given = [({"ids": x["ids"], "padding": x["padding"].expand(4, 16)}, y) for x, y in given]
-    for heads in ((3, 1), (4, 2)):
-        same(up.Plan(context=2), lambda: Decoder(*heads), given, mean)
+    for heads, key_heads, time in ((3, 1, 16), (4, 4, 384)):
+        kept = torch.arange(time) < torch.tensor([[time], [3], [time // 2], [time - 1]])
+        given = [({"ids": x, "padding": kept}, y) for x, y in batches(time)]
+        same(up.Plan(context=2), lambda: Decoder(heads, key_heads), given, mean)
 
 
 def check_the_gpt_of_the_benchmarks(folder: Path) -> None:
@@ -163,7 +168,9 @@ def check_the_gpt_of_the_benchmarks(folder: Path) -> None:
 
 
 def whole(run: up.Run) -> dict[str, Tensor]:
-    found = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in run.model.named_parameters()}
+    found = {
+        name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in run.model.named_parameters()
+    }
     return {name: value.detach().clone() for name, value in found.items()}
 
 
@@ -227,7 +234,11 @@ def check_low_precision(folder: Path) -> None:
         for zero in (0, 3):
             plan = up.Plan(context=2, precision=precision, zero=zero, recompute=zero == 3)
             _, (found, _) = plain_training.under(plan, Decoder, batches(16), small)
-            assert max(abs(a - b) / a for a, b in zip(wanted, found, strict=True)) < 1e-2, (plan, found, wanted)
+            assert max(abs(a - b) / a for a, b in zip(wanted, found, strict=True)) < 1e-2, (
+                plan,
+                found,
+                wanted,
+            )
 
 
 def check_evaluate_and_predict(folder: Path) -> None:
@@ -242,12 +253,14 @@ def check_evaluate_and_predict(folder: Path) -> None:
 
 
 def check_explain_names_the_traffic(folder: Path) -> None:
-    for heads, operations in ((3, {"send", "recv"}), (4, {"all_to_all"})):
-        run = up.parallelize(seeded(lambda: Decoder(heads, heads)), up.Plan(context=2), optimizer=adamw, loss=mean)
-        run.step(batches(16)[0], watch=True)
+    for heads, time, operations in ((3, 16, {"send", "recv"}), (4, 384, {"all_to_all"})):
+        run = up.parallelize(
+            seeded(lambda: Decoder(heads, heads)), up.Plan(context=2), optimizer=adamw, loss=mean
+        )
+        run.step(batches(time)[0], watch=True)
         seen = {(call.operation, call.where) for call in run.explain() if call.axis == "context"}
         assert operations <= {operation for operation, where in seen if where == "blocks.0.attention"}, seen
-        assert "parts of the sequence" in str(run.explain()), str(run.explain())
+        assert "takes the other parts of the sequence" in str(run.explain()), str(run.explain())
 
 
 def check_a_checkpoint_resumes_under_another_plan(folder: Path) -> None:
@@ -277,15 +290,58 @@ def check_dropout(folder: Path) -> None:
             losses.append([run.step(batch) for batch in batches(16)])
             assert apart(run) == 0
         assert losses[0] == losses[1]
-    run = up.parallelize(seeded(lambda: Encoder(0.5)), up.Plan(context=2, zero=3), optimizer=adamw, loss=of_class)
+    run = up.parallelize(
+        seeded(lambda: Encoder(0.5)), up.Plan(context=2, zero=3), optimizer=adamw, loss=of_class
+    )
     assert all(math.isfinite(run.step(batch)) for batch in classes())  # its head draws alike on both ranks
+
+
+def check_attention_against_one_process(folder: Path) -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    ranks = ContextGroup(dist.new_group(), rank, size)
+    generator = torch.Generator().manual_seed(1)
+    full, rows = (2, 4, 21, 5), torch.arange(21)
+    masks = {
+        "none": None,
+        "bool": torch.rand(2, 1, 21, 21, generator=generator) > 0.3,
+        "keys": (rows < 13).view(1, 1, 1, 21),
+        "hides all": (rows > 9).view(21, 1).expand(21, 21),
+        "floating": torch.randn(4, 21, 21, generator=generator, dtype=torch.float64),
+    }
+    for key_heads, heads, causal, other in itertools.product((4, 2, 1), (False, True), (False, True), masks):
+        mask = masks[other]
+        if (heads and key_heads % size) or (causal and mask is not None):
+            continue
+        q, grad = (torch.randn(full, generator=generator, dtype=torch.float64) for _ in range(2))
+        k, v = (torch.randn(2, key_heads, 21, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+        leaves = [q, k, v] + [mask] * (mask is not None and mask.is_floating_point())
+        whole = [t.clone().requires_grad_() for t in leaves]
+        wanted = functional.scaled_dot_product_attention(
+            *whole[:3], whole[3] if leaves[3:] else mask, is_causal=causal, enable_gqa=True
+        )
+        wanted.backward(grad)
+        for begins in (0, 2):  # the sequence is one of an input that begins earlier
+            span = Span(21 + begins, begins, 21, size)
+            mine = span.positions(rank)
+            parts = [t[:, :, mine].requires_grad_() for t in leaves[:3]]
+            parts += [t.clone().requires_grad_() for t in leaves[3:]]
+            how = attention.Attention(span, span, causal, 0.0, 5**-0.5, heads, "up::attention")
+            out = attention.attend(*parts[:3], parts[3] if leaves[3:] else mask, how, ranks)
+            out.backward(grad[:, :, mine])
+            says = f"{key_heads} key heads, heads {heads}, causal {causal}, mask {other}"
+            torch.testing.assert_close(out, wanted[:, :, mine], msg=says)
+            for part, all_of_it in zip(parts[:3], whole, strict=False):
+                torch.testing.assert_close(part.grad, all_of_it.grad[:, :, mine], msg=says)
+            if leaves[3:]:
+                dist.all_reduce(parts[3].grad, group=ranks.group)
+                torch.testing.assert_close(parts[3].grad, whole[3].grad, msg=says)
 
 
 def check_dropout_is_that_of_the_mask_it_draws(folder: Path) -> None:
     """With the same draws again, the gradient is the slope of the loss."""
     ranks = ContextGroup(dist.new_group(), dist.get_rank(), dist.get_world_size())
     span = Span(8, 0, 8, ranks.ranks)
-    how = attention.Attention(span, span, True, 0.5, 0.5, False, "up::context")
+    how = attention.Attention(span, span, True, 0.5, 0.5, False, "up::attention")
     generator = torch.Generator().manual_seed(1)
     q, k, v, step = (torch.randn(1, 1, 8, 4, dtype=torch.float64, generator=generator) for _ in range(4))
     mine = span.positions(ranks.rank)
@@ -328,10 +384,16 @@ def check_refusals(folder: Path) -> None:
     first = batches(16)[0]
     for says, what in (
         ("aten.cumsum .*needs all positions", lambda x: x.cumsum(1).mean(-1, keepdim=True)),
-        ("aten.bmm .*with every other one.*scaled_dot", lambda x: (x @ x.transpose(1, 2)).mean(-1, keepdim=True)),
+        (
+            "aten.bmm .*with every other one.*scaled_dot",
+            lambda x: (x @ x.transpose(1, 2)).mean(-1, keepdim=True),
+        ),
         ("aten.mean|aten.flip .*no rule", lambda x: x.flip(1).mean(-1, keepdim=True)),
         ("aten._softmax .*needs all positions", lambda x: x.softmax(1).mean(-1, keepdim=True)),
-        ("aten.cat .*joins other positions", lambda x: torch.cat([x[:, 1:], x[:, :1]], 1).mean(-1, keepdim=True)),
+        (
+            "aten.cat .*joins other positions",
+            lambda x: torch.cat([x[:, 1:], x[:, :1]], 1).mean(-1, keepdim=True),
+        ),
         ("splits the sequence", lambda x: x.view(4, 8, 2, -1).amax(2).repeat_interleave(2, 1).mean(-1, True)),
         ("every other position", lambda x: x[:, ::2].mean(dim=(1, 2), keepdim=True)),
         ("aten.amax .*needs all", lambda x: x.amax(dim=(1, 2), keepdim=True)),
@@ -341,8 +403,18 @@ def check_refusals(folder: Path) -> None:
     refused("has a forward hook", hooked(), first)
     refused("has 3 positions, and 2 ranks take 4", Decoder(), (first[0][:, :3], first[1][:, :3]))
     refused("a value for each position", Decoder(), first, lambda logits, _: logits.mean(-1))
-    refused("can be cut along a sequence", nn.Embedding(8, 4), (torch.arange(4), torch.arange(4)), lambda x, _: x.sum())
-    refused("depends on the values", Decoder(), first, lambda logits, _: logits.mean() * (1 + int(logits.sum() > 0)))
+    refused(
+        "can be cut along a sequence",
+        nn.Embedding(8, 4),
+        (torch.arange(4), torch.arange(4)),
+        lambda x, _: x.sum(),
+    )
+    refused(
+        "depends on the values",
+        Decoder(),
+        first,
+        lambda logits, _: logits.mean() * (1 + int(logits.sum() > 0)),
+    )
     rank = dist.get_rank()
     refused("different", Decoder(), batches(16, rows=4 + rank)[0])
     refused("different", Decoder(), batches(16 + 2 * rank)[0])

@@ -69,7 +69,8 @@ def heads_are_cheaper(
     sizes = [math.prod(shape) / ranks * itemsize for shape in (q, k, v, out)]
     exchanged = 2 * sum(link.seconds("all_to_all", ranks, nbytes) for nbytes in sizes)
     both = math.prod(k) / ranks + math.prod(v) / ranks
-    hop, back = (link.latency_s + link.byte_s * both * size for size in (itemsize, 4))
+    byte_s = link.byte_s + link.copy_s  # keys and values are packed into one message
+    hop, back = (link.latency_s + byte_s * both * size for size in (itemsize, 4))
     return exchanged <= 2 * (ranks - 1) * hop + ranks * back
 
 
@@ -189,7 +190,9 @@ class _Part:
             return None
         generator = torch.Generator(like.device).manual_seed(seed_of(seed, owner, tile.number))
         share = 1 - self._how.dropout
-        return torch.bernoulli(torch.full_like(like, share), generator=generator) / share if share else like * 0
+        return (
+            torch.bernoulli(torch.full_like(like, share), generator=generator) / share if share else like * 0
+        )
 
 
 def _product(one: Tensor, other: Tensor) -> Tensor:
@@ -239,7 +242,9 @@ class _Ring(torch.autograd.Function):
         part = _Part(q, k, mask, how)
         grad_q = torch.zeros(q.shape, dtype=part.kind, device=q.device)
         grads = grad_q.unflatten(1, (-1, part.groups))
-        grad_mask = torch.zeros(mask.shape, dtype=part.kind, device=q.device) if ctx.needs_input_grad[3] else None
+        grad_mask = (
+            torch.zeros(mask.shape, dtype=part.kind, device=q.device) if ctx.needs_input_grad[3] else None
+        )
         share = (grad.to(part.kind) * out).sum(-1)
         shares, sums = (t.unflatten(1, (-1, part.groups)) for t in (share, log_sum))
         home = _GradientsOfKeys(k, v, part.kind, how, ranks)
@@ -291,9 +296,7 @@ def _travel(
 class _GradientsOfKeys:
     """Gradients of keys and values: they follow their owners' keys around the ring, one hop more."""
 
-    def __init__(
-        self, k: Tensor, v: Tensor, kind: torch.dtype, how: Attention, ranks: ContextGroup
-    ) -> None:
+    def __init__(self, k: Tensor, v: Tensor, kind: torch.dtype, how: Attention, ranks: ContextGroup) -> None:
         self._how, self._ranks = how, ranks
         self._held = [torch.zeros(t.shape, dtype=kind, device=t.device) for t in (k, v)]
         self._hop: _Hop | None = None

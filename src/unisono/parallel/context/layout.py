@@ -54,10 +54,7 @@ class Span:
     def owner(self, position: int) -> int:
         """The rank that has a position."""
         return next(
-            rank
-            for rank in range(self.ranks)
-            for begin, end in self.runs(rank)
-            if begin <= position < end
+            rank for rank in range(self.ranks) for begin, end in self.runs(rank) if begin <= position < end
         )
 
     def part(self, begin: int, end: int) -> Span:

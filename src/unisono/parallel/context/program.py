@@ -30,7 +30,7 @@ from unisono.parallel.graph.rules import DRAWS
 
 from .exchange import move, take
 from .layout import LayoutError, Place, Span
-from .rules import ATTENTION, Call, run_rule
+from .rules import ATTENTION, Call, label_of, run_rule
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
@@ -77,9 +77,9 @@ class _Step:
     @property
     def used(self) -> set[int]:
         """The values that it takes."""
-        return {
-            self.taken.get(ref.value, ref.value) for ref in refs((self.node.args, self.node.named))
-        } | {value for value, _, _ in self.parts}
+        return {self.taken.get(ref.value, ref.value) for ref in refs((self.node.args, self.node.named))} | {
+            value for value, _, _ in self.parts
+        }
 
     @property
     def made(self) -> list[int]:
@@ -118,7 +118,9 @@ class ContextProgram:
         self.places: dict[int, Place] = {}
         self._whole: dict[int, Place] = {}  # values that every rank has, and that have an input's sequence
         self._trained: set[int] = set()  # those that depend on parameters
-        self._written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
+        self._written = {
+            graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
+        }
         self._check()
         self._begin(sequences)
         steps = [self._step(node) for node in graph.nodes]
@@ -396,7 +398,7 @@ class _Values(dict[int, Tensor]):
         known = program.places.get(number)
         if known is None:
             return take(value, place, program._ranks.rank)
-        label = f"up::context|{program.graph.module_of(node) or program.graph.model}"
+        label = label_of("positions", program.graph, node)
         shape = program.graph.values[number].shape
         return move(value, shape, known, place.span, program._ranks, label)
 

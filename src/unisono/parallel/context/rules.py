@@ -24,8 +24,7 @@ from .attention import Attention, attend, heads_are_cheaper
 from .exchange import ContextGroup, total
 from .layout import LayoutError, Place, local_shape, viewed
 
-
-__all__ = ["ATTENTION", "Call", "run_rule"]
+__all__ = ["ATTENTION", "Call", "label_of", "run_rule"]
 
 ATTENTION = "unisono.attention"
 Run = Callable[..., Any]
@@ -56,10 +55,9 @@ class Call:
         """As they were recorded, with a Ref in place of each tensor."""
         return self.node.args
 
-    @property
-    def label(self) -> str:
+    def label(self, what: str = "positions") -> str:
         """Of what it exchanges, in a trace."""
-        return f"up::context|{self.graph.module_of(self.node) or self.graph.model}"
+        return label_of(what, self.graph, self.node)
 
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by place or name."""
@@ -110,7 +108,11 @@ class Call:
         self.run = lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named)
 
 
-Places = "list[Place | None]"
+def label_of(what: str, graph: Graph, node: Node) -> str:
+    """The label of what an operator exchanges, in a trace."""
+    return f"up::{what}|{graph.module_of(node) or graph.model}"
+
+
 Rule = Callable[[Call], "list[Place | None]"]
 
 
@@ -240,7 +242,7 @@ def _select(call: Call) -> list[Place | None]:
     position += place.span.size * (position < 0)
     owner = place.span.owner(position)
     at = place.span.positions(owner).index(position)
-    ranks, label = call.ranks, call.label
+    ranks, label = call.ranks, call.label()
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
         mine = tensor.select(dim, at) if ranks.rank == owner else tensor.narrow(dim, 0, 0).sum(dim)
@@ -415,7 +417,7 @@ def _sum(call: Call) -> list[Place | None]:
         return [_left(place, over, len(shape), len(whole))]
     count = math.prod(whole[dim] for dim in over) if call.node.name == "aten.mean" else 1
     kind, keeps = call.graph.values[call.node.outputs[0] or 0].dtype, len(shape) == len(whole)
-    ranks, label = call.ranks, call.label
+    ranks, label = call.ranks, call.label()
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
         summed = tensor.sum(over, keepdim=keeps, dtype=kind)
@@ -437,7 +439,7 @@ def _nll(call: Call) -> list[Place | None]:
     call.want(targets, place.at(place.dim - (place.dim > 1)))
     call.stays_whole(weight)
     reduction, ignored = call.given(3, "reduction", 1), call.given(4, "ignore_index", -100)
-    ranks, label = call.ranks, call.label
+    ranks, label = call.ranks, call.label()
 
     def run(tensor: Tensor, targets: Tensor, weight: Tensor | None, *_: Any, **_named: Any) -> Any:
         each = functional.nll_loss(tensor, targets, weight, ignore_index=ignored, reduction="none")
@@ -467,7 +469,7 @@ def _distance(at: int) -> Rule:
         if not reduction:
             return [place]
         count, op = math.prod(shape) if reduction == 1 else 1, call.node.op
-        ranks, label = call.ranks, call.label
+        ranks, label = call.ranks, call.label()
 
         def run(*args: Any, **named: Any) -> Tensor:
             each = op(*args[:at], 0, *args[at + 1 :], **{k: v for k, v in named.items() if k != "reduction"})
@@ -509,7 +511,7 @@ def _attention(call: Call) -> list[Place | None]:
         named["dropout_p"],
         scale,
         heads,
-        call.label,
+        call.label("attention"),
     )
     ranks = call.ranks
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 
 from unisono.parallel.generators import drawing, seed_of
-from unisono.parallel.graph.capture import CaptureError, call
+from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
@@ -108,7 +109,8 @@ class ContextModel:
         except ValueError as error:
             told = error
         every: list[Any] = [None] * self._ranks.ranks
-        dist.all_gather_object(every, told, group=self._group)
+        with record_function(f"up::programs|{self._name}"):
+            dist.all_gather_object(every, told, group=self._group)
         for found in every:
             if isinstance(found, Exception):
                 raise found
@@ -165,7 +167,7 @@ class ContextModel:
             place, shape = next(places), next(shapes)
             if place is None:
                 return value
-            return whole(value, shape, place, self._ranks, "up::context|output")
+            return whole(value, shape, place, self._ranks, "up::positions|output")
 
         return found if torch.is_grad_enabled() else mapped(found, joined)
 

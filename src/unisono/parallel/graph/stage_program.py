@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from .program import Frame, Graph, Node, Ref, refs, writes_of
+from .program import Frame, Graph, Node, refs, writes_of
 from .rules import DRAWS
 from .stage_choice import LIMIT_VALUES, StageError, StageStart, closed_because, place_of
 
@@ -331,4 +331,3 @@ class StageProgram:
         ]
         told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
-
