@@ -56,7 +56,7 @@ def fingerprint(batch: Any) -> float:
     for tensor in tensors_of(batch):
         plain = tensor.detach().cpu().contiguous()
         found = zlib.crc32(f"{plain.dtype}, {[*plain.shape]}".encode(), found)
-        found = zlib.crc32(plain.view(torch.uint8).numpy(), found)
+        found = zlib.crc32(plain.view(torch.uint8).numpy().data, found)
     return float(found)
 
 

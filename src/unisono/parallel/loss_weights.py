@@ -228,8 +228,8 @@ def _check_alike(batch: Any, mesh: PlanMesh) -> None:
         if len(set(marks)) > 1:
             first = row * plan.context
             raise ValueError(
-                f"ranks {first} to {first + plan.context - 1} share their sequences, and have different batches. "
-                "Give each of them the same rows, whole; run.shard(loader) does"
+                f"ranks {first} to {first + plan.context - 1} share their sequences, and have different "
+                "batches. Give each of them the same rows, whole; run.shard(loader) does"
             )
 
 

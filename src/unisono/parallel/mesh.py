@@ -25,8 +25,8 @@ AXES = ("pipeline", "replica", "shard", "tensor")
 class PlanMesh:
     """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor.
 
-    Ranks that share a sequence hold parameters as data ranks do: they are on the axis shard under ZeRO 1 to 3,
-    and on replica under ZeRO 0.
+    Ranks that share a sequence hold parameters as data ranks do: they are on the axis shard under ZeRO 1 to
+    3, and on replica under ZeRO 0.
 
     Attributes:
         world: a group of all ranks of the plan.
@@ -57,7 +57,8 @@ class PlanMesh:
         if dist.get_world_size() != plan.ranks:
             raise ValueError(
                 f"{plan} needs {plan.ranks} ranks (data {plan.data} x tensor {plan.tensor} x pipeline "
-                f"{plan.pipeline}{f' x context {plan.context}' * (plan.context > 1)}), but this job has {dist.get_world_size()}"
+                f"{plan.pipeline}{f' x context {plan.context}' * (plan.context > 1)}), but this job has "
+                f"{dist.get_world_size()}"
             )
         shards = plan.shards * plan.context if plan.zero else 1
         shape = (plan.pipeline, plan.copies // shards, shards, plan.tensor)

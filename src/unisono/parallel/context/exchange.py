@@ -82,7 +82,8 @@ def whole(value: Tensor, shape: Sequence[int], place: Place, ranks: ContextGroup
 def _rows_first(value: Tensor, shape: Sequence[int], place: Place) -> Tensor:
     inner = shape[place.dim] // (place.outer * place.span.size)
     apart = value.unflatten(place.dim, (place.outer, value.shape[place.dim] // (place.outer * inner), inner))
-    return apart.movedim(place.dim + 1, 0)
+    first: Tensor = apart.movedim(place.dim + 1, 0)
+    return first
 
 
 class _Total(torch.autograd.Function):
@@ -139,7 +140,7 @@ def _rows(value: Tensor, came: Span, goes: Span, ranks: ContextGroup, label: str
 
 @lru_cache(maxsize=256)
 def _routes(came: Span, goes: Span, rank: int) -> tuple[Tensor, list[int], Tensor, list[int]]:
-    """Rows that a rank gives, in the order of the ranks that get them, and their counts; likewise, it gets."""
+    """The rows that a rank gives, in the order of the ranks that get them, with counts; and those it gets."""
     give = [_both(came, rank, goes, other) for other in range(came.ranks)]
     get = [_both(goes, rank, came, other) for other in range(came.ranks)]
     rows = [torch.tensor([at for each in route for at in each], dtype=torch.long) for route in (give, get)]

@@ -80,8 +80,9 @@ def _runs(span: Span, rank: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """The sequence in a tensor: dim `dim` has outer x sequence x inner elements, the first factor is the major
-    one. Example: [rows * time, words] is Place(0, rows, span of time).
+    """The sequence in a tensor: dim `dim` has outer x sequence x inner elements, the major factor first.
+
+    Example: [rows * time, words] is Place(0, rows, span of time).
     """
 
     dim: int

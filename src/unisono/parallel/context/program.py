@@ -5,10 +5,11 @@ each rank. The cut begins where a value with the sequence of an input meets a pa
 positions there. From then on each operator runs on these, as its rule says (rules.py). What has no rule is
 refused. The operators that were proved are those that run, so there is no other program to be wrong.
 
-    ids [2, 64] -> embedding: cut, [2, 16, 8] on each of 4 ranks -> ... -> logits -> nll_loss: a sum over ranks
+    ids [2, 64] -> embedding: cut, [2, 16, 8] on each of 4 ranks -> ... -> nll_loss: a sum over the ranks
     arange -> embedding: whole, [64, 8] -> added to the former: its 16 positions are taken
 
-Modules with states between ranks (units) are called, with a `UnitCall` in front of the values that they take.
+Modules whose parameters are gathered, or that are recomputed (units), are called with a ForwardCall in front
+of the values that they take.
 """
 
 from __future__ import annotations
@@ -16,21 +17,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS
 
-from .exchange import move, take
+from .call import Call
 from .layout import LayoutError, Place, Span
-from .rules import ATTENTION, Call, label_of, run_rule
+from .replay import Replay, Step, UnitItem, Values
+from .rules import ATTENTION, run_rule
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
@@ -38,9 +37,10 @@ if TYPE_CHECKING:
 
     from .exchange import ContextGroup
 
-__all__ = ["ContextError", "ContextProgram", "ForwardCall"]
+__all__ = ["ContextError", "ContextProgram"]
 
 STATE = ("parameter", "buffer")
+HOOKS = ("register_hook", "register_multi_grad_hook")
 OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
 WRITTEN_OUT = (
     "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
@@ -51,51 +51,6 @@ ELSE = "What is no attention has to work position by position: change that line,
 
 class ContextError(ValueError):
     """A program that cannot be cut along the sequence; the text names the operator and the line."""
-
-
-@dataclass
-class _Step:
-    """One operator.
-
-    Attributes:
-        wants: value -> where this operator needs it.
-        run: what runs in place of the operator.
-        draws: random numbers for a value that all ranks have.
-        taken: value -> the number of the part of it that is taken once for all operators.
-        parts: (value, the number of its part, where), taken when this operator has made the value.
-        drops: values that nothing takes afterwards.
-    """
-
-    node: Node
-    wants: dict[int, Place] = field(default_factory=dict)
-    run: Any = None
-    draws: bool = False
-    taken: dict[int, int] = field(default_factory=dict)
-    parts: list[tuple[int, int, Place]] = field(default_factory=list)
-    drops: list[int] = field(default_factory=list)
-
-    @property
-    def used(self) -> set[int]:
-        """The values that it takes."""
-        return {self.taken.get(ref.value, ref.value) for ref in refs((self.node.args, self.node.named))} | {
-            value for value, _, _ in self.parts
-        }
-
-    @property
-    def made(self) -> list[int]:
-        """The values that are there afterwards."""
-        return [n for n in self.node.outputs if n is not None] + [part for _, part, _ in self.parts]
-
-
-@dataclass
-class _UnitItem:
-    """One call of a unit."""
-
-    frame: Frame
-    items: list[Any]
-    reads: list[int]
-    makes: list[int]
-    drops: list[int] = field(default_factory=list)
 
 
 class ContextProgram:
@@ -158,6 +113,11 @@ class ContextProgram:
         for number, attribute in graph.kept.items():
             node = graph.nodes[graph.values[number].node]
             raise self._refuse(node, f'the program keeps it in the attribute "{attribute}"')
+        if any(call.function in HOOKS for call in graph.calls):
+            raise ContextError(
+                f"{graph.model} registers a hook on a tensor while it runs, which context="
+                f"{self._ranks.ranks} would lose: its program runs operator by operator. Leave out context="
+            )
         for name, number in graph.rebound.items():
             raise self._refuse(graph.nodes[graph.values[number].node], f'it replaces the buffer "{name}"')
         for node in graph.nodes:
@@ -176,7 +136,7 @@ class ContextProgram:
                 self._whole[value.number] = Place(1, 1, Span(value.shape[1], 0, value.shape[1], ranks))
         self._trained = {value.number for value in self.graph.values if value.kind == "parameter"}
 
-    def _step(self, node: Node) -> _Step:
+    def _step(self, node: Node) -> Step:
         given = {ref.value for ref in refs((node.args, node.named))}
         cut = {number: self.places[number] for number in given if number in self.places}
         marked = {number: self._whole[number] for number in given if number in self._whole}
@@ -188,10 +148,10 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return _Step(node, draws=_draws(node))
+            return Step(node, draws=_draws(node))
         if begins:
             self._check_length(node, marked)
-        call = Call(self.graph, node, cut or marked, self._ranks, self._link)
+        call = Call(self.graph, node, cut or marked, self._ranks, self._link, self._written)
         try:
             found = run_rule(call)
         except LayoutError as error:
@@ -202,15 +162,15 @@ class ContextProgram:
                 self.places[number] = place
             elif number is not None:
                 self._trained.add(number)
-        for before, after in writes_of(node):
+        for before, _ in writes_of(node):
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
         draws = _draws(node) and not any(number in self.places for number in made)
-        return _Step(node, wants, call.run, draws=draws)
+        return Step(node, wants, call.run, draws=draws)
 
     def _follow(self, node: Node, marked: dict[int, Place]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
-        call = Call(self.graph, node, marked, self._ranks, self._link)
+        call = Call(self.graph, node, marked, self._ranks, self._link, self._written)
         with contextlib.suppress(LayoutError, StopIteration):
             found = run_rule(call)
             for number, place in zip(node.outputs, found, strict=True):
@@ -228,13 +188,13 @@ class ContextProgram:
 
     # ---- items ----
 
-    def _take_once(self, steps: Sequence[_Step]) -> list[tuple[int, int, Place]]:
+    def _take_once(self, steps: Sequence[Step]) -> list[tuple[int, int, Place]]:
         """Have a part of a whole value taken where the value is made; return the parts of inputs.
 
         Memory that is written in place is taken where it is needed, as are parameters.
         """
         parts: dict[tuple[int, Place], int] = {}
-        inputs = []
+        inputs: list[tuple[int, int, Place]] = []
         for step in steps:
             for number, place in step.wants.items():
                 value = self.graph.values[number]
@@ -249,7 +209,7 @@ class ContextProgram:
         return inputs
 
     def _items(
-        self, steps: Sequence[_Step], first: int, stop: int, inside: frozenset[int], units: frozenset[str],
+        self, steps: Sequence[Step], first: int, stop: int, inside: frozenset[int], units: frozenset[str],
         last: dict[int, int],
     ) -> list[Any]:  # fmt: skip
         """The items of operators [first, stop), each with the values that it is the last to take."""
@@ -271,14 +231,12 @@ class ContextProgram:
             at = end
         return found
 
-    def _unit(
-        self, frame: Frame, items: list[Any], steps: Sequence[_Step], last: dict[int, int]
-    ) -> _UnitItem:
+    def _unit(self, frame: Frame, items: list[Any], steps: Sequence[Step], last: dict[int, int]) -> UnitItem:
         made = [number for step in steps for number in step.made]
         used = {number for step in steps for number in step.used} - {*made}
         values = self.graph.values
         reads = [n for n in sorted(used) if n >= len(values) or values[n].kind in ("operator", "input")]
-        return _UnitItem(frame, items, reads, [n for n in made if last.get(n, -1) >= frame.last])
+        return UnitItem(frame, items, reads, [n for n in made if last.get(n, -1) >= frame.last])
 
     # ---- run ----
 
@@ -290,7 +248,8 @@ class ContextProgram:
             shared: a seed, the same on the ranks of the group.
             inputs: whole.
         """
-        values = _Values(self, where, shared, device)
+        written, places = self._written, self.places
+        values = Values(Replay(self.graph, places, written, self._ranks, where, shared, device))
         values.update(zip(self._inputs, inputs, strict=True))
         values.take(self._parts)
         values.run(self.items)
@@ -309,104 +268,3 @@ class ContextProgram:
 
 def _draws(node: Node) -> bool:
     return node.name in DRAWS or (node.name == ATTENTION and node.named["dropout_p"] > 0)
-
-
-class ForwardCall:
-    """Stands in front of the values that a module is called with: its forward is `run` of them.
-
-    No dataclass and no tuple: what `fully_shard` looks through for tensors.
-    """
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
-
-
-class _Values(dict[int, Tensor]):
-    """The tensors of one run by their numbers in the graph: whole, or this rank's part."""
-
-    def __init__(
-        self, program: ContextProgram, where: dict[str, nn.Module], shared: int, device: str
-    ) -> None:
-        super().__init__()
-        self._program, self._where, self._shared, self._device = program, where, shared, device
-
-    def unit(self, item: _UnitItem, *came: Tensor) -> tuple[Tensor, ...]:
-        """Run a unit on the values that it takes; return those that are there afterwards."""
-        inner = _Values(self._program, self._where, self._shared, self._device)
-        inner.update(zip(item.reads, came, strict=True))
-        inner.run(item.items)
-        return tuple(inner[number] for number in item.makes)
-
-    def get_ref(self, ref: Ref) -> Any:
-        """A value; parameters, buffers and constants are where the model has them now."""
-        found = self.get(ref.value)
-        if found is not None:
-            return found
-        graph = self._program.graph
-        value = graph.values[ref.value]
-        if value.kind == "constant":
-            constant = graph.constants[ref.value]
-            if isinstance(constant, tuple):
-                return getattr(self._where[constant[0]], constant[1])
-            assert constant is not None, "a constant has no values"
-            return constant
-        path, _, leaf = value.name.rpartition(".")
-        return getattr(self._where[path], leaf)
-
-    def run(self, items: Sequence[Any]) -> None:
-        """Run operators and units in order."""
-        for item in items:
-            what = item.node if isinstance(item, _Step) else item.frame
-            with contextlib.nullcontext() if what.grad else torch.no_grad():
-                if isinstance(item, _Step):
-                    self._operator(item)
-                else:
-                    unit = self._where[item.frame.path]
-                    made = unit(
-                        ForwardCall(functools.partial(self.unit, item)),
-                        *(self[number] for number in item.reads),
-                    )
-                    self.update(zip(item.makes, made, strict=True))
-            for number in item.drops:
-                self.pop(number, None)
-
-    def _operator(self, step: _Step) -> None:
-        node = step.node
-
-        def given(ref: Ref) -> Any:
-            part, place = step.taken.get(ref.value), step.wants.get(ref.value)
-            if part is not None:
-                return self[part]
-            found = self.get_ref(ref)
-            return found if place is None else self._placed(ref.value, found, place, node)
-
-        args, named = mapped((node.args, node.named), given, Ref)
-        seed = seed_of(self._shared, node.number)
-        with drawing(seed, self._device) if step.draws else contextlib.nullcontext():
-            output = (step.run or self._op(node))(*args, **named)
-        flat = output if isinstance(output, (tuple, list)) else (output,)
-        self.update((n, t) for n, t in zip(node.outputs, flat, strict=True) if n is not None)
-        self.take(step.parts)
-
-    def take(self, parts: Sequence[tuple[int, int, Place]]) -> None:
-        """Take this rank's parts of whole values."""
-        for number, part, place in parts:
-            self[part] = take(self[number], place, self._program._ranks.rank)
-
-    def _placed(self, number: int, value: Tensor, place: Place, node: Node) -> Tensor:
-        program = self._program
-        known = program.places.get(number)
-        if known is None:
-            return take(value, place, program._ranks.rank)
-        label = label_of("positions", program.graph, node)
-        shape = program.graph.values[number].shape
-        return move(value, shape, known, place.span, program._ranks, label)
-
-    def _op(self, node: Node) -> Any:
-        """What runs in place of an operator on whole values: see pipeline/program_stage.py."""
-        views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
-        if node.name in views and isinstance(node.args[1], (list, tuple)):
-            return lambda tensor, size, *_: tensor.reshape(size)
-        if node.name == "aten.lift_fresh":  # a tensor that is written down is new each time
-            return torch.clone
-        return node.op

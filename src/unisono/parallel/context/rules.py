@@ -9,109 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unisono.parallel.graph.program import Graph, Node, Ref, refs, writes_of
+from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import LIKE, slice_of
-from unisono.parallel.layouts.cost import Link
 
-from .attention import Attention, attend, heads_are_cheaper
-from .exchange import ContextGroup, total
+from .attention import attend, heads_are_cheaper
+from .call import Call
+from .exchange import total
 from .layout import LayoutError, Place, local_shape, viewed
+from .ring import Attention
 
-__all__ = ["ATTENTION", "Call", "label_of", "run_rule"]
+__all__ = ["ATTENTION", "run_rule"]
 
 ATTENTION = "unisono.attention"
-Run = Callable[..., Any]
-
-
-@dataclass
-class Call:
-    """One operator, on one rank.
-
-    Args:
-        places: of the values that are cut.
-        link: the prices of the context group's network.
-    Attributes:
-        wants: values -> the place that this operator needs; a whole value is taken in part.
-        run: what runs in place of the operator, on the arguments that are there.
-    """
-
-    graph: Graph
-    node: Node
-    places: dict[int, Place]
-    ranks: ContextGroup
-    link: Link
-    wants: dict[int, Place] = field(default_factory=dict)
-    run: Run | None = None
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """As they were recorded, with a Ref in place of each tensor."""
-        return self.node.args
-
-    def label(self, what: str = "positions") -> str:
-        """Of what it exchanges, in a trace."""
-        return label_of(what, self.graph, self.node)
-
-    def given(self, at: int, name: str, default: Any = None) -> Any:
-        """An argument by place or name."""
-        return self.args[at] if len(self.args) > at else self.node.named.get(name, default)
-
-    def shape(self, ref: Ref) -> tuple[int, ...]:
-        """The whole shape of an input."""
-        return self.graph.values[ref.value].shape
-
-    def out(self, at: int = 0) -> tuple[int, ...]:
-        """The whole shape of an output."""
-        number = self.node.outputs[at]
-        assert number is not None
-        return self.graph.values[number].shape
-
-    def place(self, ref: Any) -> Place | None:
-        """Where the sequence lies in an input; None: it is whole, or no tensor."""
-        return self.places.get(ref.value) if isinstance(ref, Ref) else None
-
-    def cut(self, ref: Ref) -> Place:
-        """Likewise, of one that has to be cut."""
-        found = self.place(ref)
-        if found is None:
-            raise LayoutError("it takes a value that is cut beside one that has to be, and is not")
-        return found
-
-    def stays_whole(self, *given: Any) -> None:
-        """Refuse inputs that are cut."""
-        if any(self.place(ref) is not None for ref in given):
-            raise LayoutError("it takes a value that is cut along the sequence where it needs all of it")
-
-    def want(self, ref: Ref, place: Place) -> None:
-        """Have an input at a place."""
-        size, unit = self.shape(ref)[place.dim], place.outer * place.span.size
-        if size % unit:
-            raise LayoutError(f"a dimension of {size} meets a sequence of {place.span.size} positions")
-        known = self.place(ref)
-        if known is not None and (known.dim, known.outer, known.span.size) != (
-            place.dim, place.outer, place.span.size,
-        ):  # fmt: skip
-            raise LayoutError("it takes two values that are cut in different dimensions")
-        if known != place:
-            self.wants[ref.value] = place
-
-    def size_run(self, place: Place, at: int = 1) -> None:
-        """Run the operator with the sizes of this rank's output in place of argument `at`."""
-        sizes, op = local_shape(self.out(), place, self.ranks.rank), self.node.op
-        self.run = lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named)
-
-
-def label_of(what: str, graph: Graph, node: Node) -> str:
-    """The label of what an operator exchanges, in a trace."""
-    return f"up::{what}|{graph.module_of(node) or graph.model}"
-
 
 Rule = Callable[[Call], "list[Place | None]"]
 
@@ -202,7 +117,8 @@ def _view(call: Call) -> list[Place | None]:
         raise LayoutError("it reads the bytes as another type")
     place = viewed(call.shape(came), call.cut(came), call.out())
     sizes = local_shape(call.out(), place, call.ranks.rank)
-    call.run = lambda tensor, *_args, **_named: tensor.reshape(sizes)
+    written = call.graph.values[came.value].storage in call.written
+    call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
     return [place]
 
 
@@ -314,7 +230,7 @@ def _padded(call: Call) -> list[Place | None]:
     came, pads = call.args[0], list(call.args[1])
     place, dims = call.cut(came), len(call.shape(came))
     at = 2 * (dims - 1 - place.dim)
-    front, back = (pads[at : at + 2] + [0, 0])[:2]
+    front, back = [*pads[at : at + 2], 0, 0][:2]
     if not front and not back:
         return [place]
     _only_sequence(call, came, place)
@@ -394,7 +310,7 @@ def _over(call: Call, at: int, default: int | None = None) -> list[int] | None:
     if isinstance(given, Ref):
         return None
     dims = len(call.shape(call.args[0]))
-    if given is None or (isinstance(given, (list, tuple)) and not given):
+    if given is None or isinstance(given, bool) or (isinstance(given, (list, tuple)) and not given):
         return list(range(dims))
     return [dim % dims for dim in (given if isinstance(given, (list, tuple)) else [given])]
 
@@ -495,6 +411,12 @@ def _attention(call: Call) -> list[Place | None]:
         raise LayoutError("its keys are cut along the sequence, and its queries are not")
     if keys != values:
         raise LayoutError("its keys and values are cut differently")
+    if mask is not None and len(call.shape(mask)) > dims:
+        raise LayoutError("its mask has more dimensions than its queries")
+    if call.out()[:-1] != shapes[0][:-1] or {shape[: dims - 3] for shape in shapes} != {
+        shapes[0][: dims - 3]
+    }:
+        raise LayoutError("its queries, keys and values have different rows")
     if {one.dim for one in (place, keys) if one is not None} != {dims - 2} or any(
         one.outer != 1 or one.span.size != shape[-2]
         for one, shape in ((place, shapes[0]), (keys, shapes[1]))
@@ -503,7 +425,7 @@ def _attention(call: Call) -> list[Place | None]:
         raise LayoutError("the sequence is not its last dimension but one")
     scale = named["scale"] if named["scale"] is not None else shapes[0][-1] ** -0.5
     kind = call.graph.values[q.value].dtype
-    heads = keys is not None and heads_are_cheaper(*shapes, kind.itemsize, call.ranks.ranks, call.link)
+    heads = keys is not None and heads_are_cheaper(shapes, kind.itemsize, call.ranks.ranks, call.link)
     how = Attention(
         place.span,
         None if keys is None else keys.span,

@@ -20,7 +20,8 @@ from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 from .exchange import ContextGroup, whole
-from .program import ContextError, ContextProgram, ForwardCall
+from .program import ContextError, ContextProgram
+from .replay import ForwardCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ class ContextModel:
     def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
         assert self._settings is not None
         asked = None if loss is None else (kinds_of(targets), loss)
-        return kinds_of(inputs), asked, self._settings.now()
+        return kinds_of(inputs), asked, self._settings.now(), torch.is_grad_enabled()
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
         """Record and prove; all ranks of the group end alike."""
@@ -135,8 +136,7 @@ class ContextModel:
                 output = mapped(output, lambda t: t.float() if t.is_floating_point() else t)
             return loss(output, wanted)
 
-        with torch.enable_grad():
-            graph = self._recorder.record((inputs, () if loss is None else targets), forward)
+        graph = self._recorder.record((inputs, () if loss is None else targets), forward)
         sequences = len(list(tensors_in(inputs)))
         program = ContextProgram(graph, sequences, self._units, self._ranks, Link())
         if loss is not None:
@@ -156,7 +156,7 @@ class ContextModel:
         return self._run(root, program, (inputs, targets))
 
     def output(self, root: Any, inputs: Any) -> Any:
-        """What the model returns, whole on every rank, without gradients; its own part where gradients are on."""
+        """What the model returns: whole on every rank, or this rank's part where gradients are on."""
         self.confirm([(inputs, ())], None)
         program = self._known[self._key(inputs, (), None)]
         found = self._run(root, program, (inputs,))
@@ -197,6 +197,6 @@ def _check_hooks(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             raise ContextError(
-                f'"{path or type(model).__name__}" has a forward hook, which a context axis does not call: its '
-                "program runs operator by operator. Remove the hook, or leave out context="
+                f'"{path or type(model).__name__}" has a forward hook, which a context axis does not call: '
+                "its program runs operator by operator. Remove the hook, or leave out context="
             )

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.program import Ref, refs
+from unisono.parallel.graph.program import Ref, refs, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph, Node
+    from unisono.parallel.graph.program import Graph
     from unisono.parallel.graph.stage_program import Stage
 
 __all__ = ["ProgramStage", "StagePrograms"]
@@ -233,15 +233,6 @@ class _Values:
             return getattr(self._stage._where[path], leaf)
         raise AssertionError(f"value {number} is not on this stage")
 
-    def _operator(self, node: Node) -> Any:
-        """What runs in place of an operator: the strides of a value that came may be others than recorded."""
-        views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
-        if node.name in views and self._graph.values[node.args[0].value].storage not in self._written:
-            return lambda tensor, size, *_: tensor.reshape(size)
-        if node.name == "aten.lift_fresh":  # a tensor that is written down is new each time
-            return torch.clone
-        return node.op
-
     def run(self, item: Item) -> None:
         what = item.frame or item.node
         assert what is not None
@@ -249,7 +240,7 @@ class _Values:
         with context:
             if item.node is not None:
                 args, named = mapped((item.node.args, item.node.named), self, Ref)
-                output = self._operator(item.node)(*args, **named)
+                output = replayed(item.node, self._graph, self._written)(*args, **named)
                 flat = output if isinstance(output, (tuple, list)) else (output,)
                 self._values.update(
                     (n, t) for n, t in zip(item.node.outputs, flat, strict=True) if n is not None
