@@ -118,11 +118,11 @@ class OwnLoss(Decoder):
 class Recorded(nn.Module):
     """benchmarks/gpt.py, which looks back: its rows move between ranks."""
 
-    def __new__(cls) -> Any:
+    def __new__(cls, **sizes: int) -> Any:
         sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
         import gpt
 
-        return gpt.GPT(layers=2, width=20, heads=5, context=32)
+        return gpt.GPT(**{"layers": 2, "width": 20, "heads": 5, "context": 32, **sizes})
 
 
 def classes(count: int = 3, rows: int = 4, time: int = 18) -> list[Any]:

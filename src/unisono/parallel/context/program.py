@@ -85,8 +85,9 @@ class ContextProgram:
                 "dimensions, [rows, positions], meets a parameter. Leave out context="
             )
         self._inputs = [value.number for value in graph.values if value.kind == "input"]
+        self._leave_out(steps)
         self._parts = self._take_once(steps)
-        last = {number: step.node.number for step in steps for number in step.used}
+        last = {number: step.node.number for step in steps if not step.idle for number in step.used}
         last |= dict.fromkeys(graph.outputs, len(steps))
         self.items = self._items(steps, 0, len(steps), frozenset(), units, last)
 
@@ -188,6 +189,15 @@ class ContextProgram:
 
     # ---- items ----
 
+    def _leave_out(self, steps: Sequence[Step]) -> None:
+        """Find what nothing takes, such as a causal mask beside is_causal=True."""
+        needed = set(self.graph.outputs)
+        for step in reversed(steps):
+            node = step.node
+            step.idle = not (_draws(node) or writes_of(node) or needed.intersection(node.outputs))
+            if not step.idle:
+                needed |= step.used
+
     def _take_once(self, steps: Sequence[Step]) -> list[tuple[int, int, Place]]:
         """Have a part of a whole value taken where the value is made; return the parts of inputs.
 
@@ -195,7 +205,7 @@ class ContextProgram:
         """
         parts: dict[tuple[int, Place], int] = {}
         inputs: list[tuple[int, int, Place]] = []
-        for step in steps:
+        for step in [one for one in steps if not one.idle]:
             for number, place in step.wants.items():
                 value = self.graph.values[number]
                 late = value.storage in self._written or value.kind not in ("operator", "input")
@@ -219,8 +229,11 @@ class ContextProgram:
                 (n for n in graph.nodes[at].frames if n not in inside and graph.frames[n].path in units), None
             )
             if unit is None:
-                found.append(steps[at])
                 end = at + 1
+                if steps[at].idle:
+                    at = end
+                    continue
+                found.append(steps[at])
             else:
                 frame = graph.frames[unit]
                 end = frame.last
@@ -232,6 +245,7 @@ class ContextProgram:
         return found
 
     def _unit(self, frame: Frame, items: list[Any], steps: Sequence[Step], last: dict[int, int]) -> UnitItem:
+        steps = [step for step in steps if not step.idle]
         made = [number for step in steps for number in step.made]
         used = {number for step in steps for number in step.used} - {*made}
         values = self.graph.values

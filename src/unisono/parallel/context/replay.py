@@ -35,6 +35,7 @@ class Step:
         wants: value -> where this operator needs it.
         run: what runs in place of the operator.
         draws: random numbers for a value that all ranks have.
+        idle: nothing takes what it makes; it does not run.
         taken: value -> the number of the part of it that is taken once for all operators.
         parts: (value, the number of its part, where), taken when this operator has made the value.
         drops: values that nothing takes afterwards.
@@ -44,6 +45,7 @@ class Step:
     wants: dict[int, Place] = field(default_factory=dict)
     run: Any = None
     draws: bool = False
+    idle: bool = False
     taken: dict[int, int] = field(default_factory=dict)
     parts: list[tuple[int, int, Place]] = field(default_factory=list)
     drops: list[int] = field(default_factory=list)

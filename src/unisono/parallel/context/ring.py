@@ -1,8 +1,8 @@
 """Ring attention: keys and values travel from rank to rank, and what is seen of each part is merged.
 
 The merge is by log-sum-exp. In backward keys and values travel again, with their gradients. No rank has more
-than two parts of keys and values, nor more than TILE rows of scores. Source: Liu, Zaharia, Abbeel, Ring
-Attention with Blockwise Transformers, arXiv:2310.01889.
+than two parts of keys and values, nor more than TILE x TILE scores of each head. Source: Liu, Zaharia,
+Abbeel, Ring Attention with Blockwise Transformers, arXiv:2310.01889.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .layout import Span
 
 __all__ = ["Attention", "local_runs", "ring"]
 
-TILE = 1024  # rows of scores that exist at a time
+TILE = 512  # rows and columns of the scores that exist at a time
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,18 @@ def _tiles(how: Attention, rank: int, owner: int, keys: int) -> Iterator[_Tile]:
     """The tiles of this rank's queries and the keys of `owner`, without those that are hidden."""
     number = 0
     runs = ((0, keys),) if how.keys is None else how.keys.runs(owner)
-    for first, last, position in local_runs(how.queries.runs(rank)):
+    for begin, end, row in _pieces(how.queries.runs(rank)):
+        for left, right, column in _pieces(runs):
+            number += 1
+            if not (how.causal and row + (end - begin) - 1 < column):
+                yield _Tile(slice(begin, end), slice(left, right), row, column, number)
+
+
+def _pieces(runs: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]]:
+    """(local begin, local end, position) of pieces of runs."""
+    for first, last, position in local_runs(runs):
         for begin in range(first, last, TILE):
-            end = min(begin + TILE, last)
-            for left, right, column in local_runs(runs):
-                row = position + begin - first
-                number += 1
-                if not (how.causal and row + (end - begin) - 1 < column):
-                    yield _Tile(slice(begin, end), slice(left, right), row, column, number)
+            yield begin, min(begin + TILE, last), position + begin - first
 
 
 class _Part:
