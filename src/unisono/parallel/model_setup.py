@@ -129,7 +129,7 @@ def set_up(
     _same_everywhere(model)
     if plan.recompute or plan.context > 1:
         _forget_caches(model)
-    context = _context(model, family, mesh) if plan.context > 1 else None
+    context = _context(model, family, mesh)
     trial, region, decision = None, None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
@@ -160,11 +160,7 @@ def set_up(
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
-    if context is not None:
-        context.follow(family.units if plan.recompute or not isinstance(units, ReplicatedParameters) else ())
-        built.runtime.context = context
-        if sample is not None:
-            context.confirm([(sample, ())], None)
+    _follow(built, context, sample)
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
@@ -172,9 +168,22 @@ def set_up(
     return built
 
 
-def _context(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> ContextModel:
+def _context(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> ContextModel | None:
+    if mesh.plan.context == 1:
+        return None
     dtype = None if mesh.plan.precision == "f32" else TYPES[mesh.plan.precision]
     return ContextModel(model, dtype, family.output, mesh)
+
+
+def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:
+    """Run the model by its programs from now on."""
+    if context is None:
+        return
+    calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
+    context.follow(built.family.units if calls else ())
+    built.runtime.context = context
+    if sample is not None:
+        context.confirm([(sample, ())], None)
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:

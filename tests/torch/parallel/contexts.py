@@ -17,7 +17,7 @@ from parallel.plain_training import adamw, same, seeded
 from parallel.run_features import in_group
 from unisono.parallel.context import attention, ring
 from unisono.parallel.context.exchange import ContextGroup
-from unisono.parallel.context.layout import Span
+from unisono.parallel.context.layout import PositionSpan
 
 WIDTH, WORDS = 16, 32
 
@@ -198,7 +198,7 @@ def check_attention_against_one_process(folder: Path) -> None:
         )
         wanted.backward(grad)
         for begins in (0, 2):  # the sequence is one of an input that begins earlier
-            span = Span(21 + begins, begins, 21, size)
+            span = PositionSpan(21 + begins, begins, 21, size)
             mine = span.positions(rank)
             parts = [t[:, :, mine].requires_grad_() for t in leaves[:3]]
             parts += [t.clone().requires_grad_() for t in leaves[3:]]

@@ -20,7 +20,7 @@ from torch.nn import functional
 from unisono.parallel.layouts.cost import Link
 
 from .exchange import ContextGroup
-from .layout import Span
+from .layout import PositionSpan
 from .ring import Attention, local_runs, ring
 
 __all__ = ["attend", "heads_are_cheaper"]
@@ -72,18 +72,18 @@ def _by_heads(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup
 ) -> Tensor:
     assert how.keys is not None
-    q = _Heads.apply(q, how.queries, ranks, how.label)
-    k, v = (_Heads.apply(t, how.keys, ranks, how.label) for t in (k, v))
+    q = _ToHeads.apply(q, how.queries, ranks, how.label)
+    k, v = (_ToHeads.apply(t, how.keys, ranks, how.label) for t in (k, v))
     if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
         mask = mask.chunk(ranks.ranks, -3)[ranks.rank]
     out = functional.scaled_dot_product_attention(
         q, k, v, mask, how.dropout, how.causal, scale=how.scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    back: Tensor = _Positions.apply(out, how.queries, ranks, how.label)
+    back: Tensor = _ToPositions.apply(out, how.queries, ranks, how.label)
     return back
 
 
-def _to_heads(x: Tensor, span: Span, ranks: ContextGroup, label: str) -> Tensor:
+def _to_heads(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
     """[rows, heads, this rank's time, features] -> [rows, heads / n, time, features]."""
     rows, heads, _, features = x.shape
     count = heads // ranks.ranks
@@ -100,7 +100,7 @@ def _to_heads(x: Tensor, span: Span, ranks: ContextGroup, label: str) -> Tensor:
     return made
 
 
-def _to_positions(x: Tensor, span: Span, ranks: ContextGroup, label: str) -> Tensor:
+def _to_positions(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
     """[rows, heads / n, time, features] -> [rows, heads, this rank's time, features]."""
     rows, count, _, features = x.shape
     parts = [
@@ -117,9 +117,9 @@ def _to_positions(x: Tensor, span: Span, ranks: ContextGroup, label: str) -> Ten
     return torch.cat(every.unbind(0), 1)
 
 
-class _Heads(torch.autograd.Function):
+class _ToHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, span: Span, ranks: ContextGroup, label: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
         ctx.how = span, ranks, label
         return _to_heads(x, span, ranks, label)
 
@@ -129,9 +129,9 @@ class _Heads(torch.autograd.Function):
         return _to_positions(grad, *ctx.how), None, None, None
 
 
-class _Positions(torch.autograd.Function):
+class _ToPositions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, span: Span, ranks: ContextGroup, label: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
         ctx.how = span, ranks, label
         return _to_positions(x, span, ranks, label)
 

@@ -10,15 +10,15 @@ from unisono.parallel.graph.program import Graph, Node, Ref
 from unisono.parallel.layouts.cost import Link
 
 from .exchange import ContextGroup
-from .layout import LayoutError, Place, local_shape
+from .layout import LayoutError, SequenceDim, local_shape
 
-__all__ = ["Call", "label_of"]
+__all__ = ["RuleCall", "label_of"]
 
 Run = Callable[..., Any]
 
 
 @dataclass
-class Call:
+class RuleCall:
     """One operator, on one rank.
 
     Args:
@@ -32,11 +32,11 @@ class Call:
 
     graph: Graph
     node: Node
-    places: dict[int, Place]
+    places: dict[int, SequenceDim]
     ranks: ContextGroup
     link: Link
     written: set[int]
-    wants: dict[int, Place] = field(default_factory=dict)
+    wants: dict[int, SequenceDim] = field(default_factory=dict)
     run: Run | None = None
 
     @property
@@ -62,11 +62,11 @@ class Call:
         assert number is not None
         return self.graph.values[number].shape
 
-    def place(self, ref: Any) -> Place | None:
+    def place(self, ref: Any) -> SequenceDim | None:
         """Where the sequence lies in an input; None: it is whole, or no tensor."""
         return self.places.get(ref.value) if isinstance(ref, Ref) else None
 
-    def cut(self, ref: Ref) -> Place:
+    def cut(self, ref: Ref) -> SequenceDim:
         """Likewise, of one that has to be cut."""
         found = self.place(ref)
         if found is None:
@@ -78,7 +78,7 @@ class Call:
         if any(self.place(ref) is not None for ref in given):
             raise LayoutError("it takes a value that is cut along the sequence where it needs all of it")
 
-    def want(self, ref: Ref, place: Place) -> None:
+    def want(self, ref: Ref, place: SequenceDim) -> None:
         """Have an input at a place."""
         size, unit = self.shape(ref)[place.dim], place.outer * place.span.size
         if size % unit:
@@ -91,7 +91,7 @@ class Call:
         if known != place:
             self.wants[ref.value] = place
 
-    def size_run(self, place: Place, at: int = 1) -> None:
+    def size_run(self, place: SequenceDim, at: int = 1) -> None:
         """Run the operator with the sizes of this rank's output in place of argument `at`."""
         sizes, op = local_shape(self.out(), place, self.ranks.rank), self.node.op
         self.run = lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named)

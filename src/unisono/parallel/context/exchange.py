@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
 
-from .layout import Place, Span
+from .layout import PositionSpan, SequenceDim
 
 __all__ = ["ContextGroup", "move", "take", "total", "whole"]
 
@@ -38,7 +38,7 @@ def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     return found
 
 
-def take(value: Tensor, place: Place, rank: int) -> Tensor:
+def take(value: Tensor, place: SequenceDim, rank: int) -> Tensor:
     """This rank's positions of a value that every rank has."""
     outer, size = place.outer, place.span.size
     apart = value.unflatten(place.dim, (outer, size, value.shape[place.dim] // (outer * size)))
@@ -48,7 +48,12 @@ def take(value: Tensor, place: Place, rank: int) -> Tensor:
 
 
 def move(
-    value: Tensor, shape: Sequence[int], place: Place, span: Span, ranks: ContextGroup, label: str
+    value: Tensor,
+    shape: Sequence[int],
+    place: SequenceDim,
+    span: PositionSpan,
+    ranks: ContextGroup,
+    label: str,
 ) -> Tensor:
     """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions.
 
@@ -60,7 +65,7 @@ def move(
 
 
 @torch.no_grad()
-def whole(value: Tensor, shape: Sequence[int], place: Place, ranks: ContextGroup, label: str) -> Tensor:
+def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str) -> Tensor:
     """All positions of a value, on every rank. It has no gradient.
 
     Args:
@@ -79,7 +84,7 @@ def whole(value: Tensor, shape: Sequence[int], place: Place, ranks: ContextGroup
     return made.movedim(0, place.dim + 1).flatten(place.dim, place.dim + 2)
 
 
-def _rows_first(value: Tensor, shape: Sequence[int], place: Place) -> Tensor:
+def _rows_first(value: Tensor, shape: Sequence[int], place: SequenceDim) -> Tensor:
     inner = shape[place.dim] // (place.outer * place.span.size)
     apart = value.unflatten(place.dim, (place.outer, value.shape[place.dim] // (place.outer * inner), inner))
     first: Tensor = apart.movedim(place.dim + 1, 0)
@@ -109,7 +114,9 @@ class _Moved(torch.autograd.Function):
     """Rows in dim 0."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, came: Span, goes: Span, ranks: ContextGroup, label: str) -> Tensor:
+    def forward(
+        ctx: Any, value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str
+    ) -> Tensor:
         ctx.how = came, goes, ranks, label
         return _rows(value, came, goes, ranks, label)
 
@@ -120,7 +127,7 @@ class _Moved(torch.autograd.Function):
         return _rows(grad, goes, came, ranks, label), None, None, None, None
 
 
-def _rows(value: Tensor, came: Span, goes: Span, ranks: ContextGroup, label: str) -> Tensor:
+def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
     give, given, get, got = _routes(came, goes, ranks.rank)
     row = math.prod(value.shape[1:])
     sent = value[give].contiguous()
@@ -139,7 +146,7 @@ def _rows(value: Tensor, came: Span, goes: Span, ranks: ContextGroup, label: str
 
 
 @lru_cache(maxsize=256)
-def _routes(came: Span, goes: Span, rank: int) -> tuple[Tensor, list[int], Tensor, list[int]]:
+def _routes(came: PositionSpan, goes: PositionSpan, rank: int) -> tuple[Tensor, list[int], Tensor, list[int]]:
     """The rows that a rank gives, in the order of the ranks that get them, with counts; and those it gets."""
     give = [_both(came, rank, goes, other) for other in range(came.ranks)]
     get = [_both(goes, rank, came, other) for other in range(came.ranks)]
@@ -147,6 +154,6 @@ def _routes(came: Span, goes: Span, rank: int) -> tuple[Tensor, list[int], Tenso
     return rows[0], [*map(len, give)], rows[1], [*map(len, get)]
 
 
-def _both(mine: Span, rank: int, theirs: Span, other: int) -> list[int]:
+def _both(mine: PositionSpan, rank: int, theirs: PositionSpan, other: int) -> list[int]:
     there = set(theirs.positions(other))
     return [at for at, position in enumerate(mine.positions(rank)) if position in there]

@@ -1,7 +1,8 @@
 """Where a sequence lies in a tensor, and which of its positions each rank has.
 
 The sequence of an input is cut into 2n chunks; rank r of n has chunks r and 2n-1-r, so that causal attention
-is the same work on each (zigzag). Source: Zhu et al., ring-flash-attention, 2024; Llama 3, arXiv:2407.21783.
+is the same work on each (zigzag). Source: Dubey et al., The Llama 3 Herd of Models, arXiv:2407.21783, section
+3.3.2.
 
     n = 2, 8 positions:   0 1 | 2 3 | 4 5 | 6 7      rank 0: 0 1 6 7      rank 1: 2 3 4 5
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["LayoutError", "Place", "Span", "local_shape", "viewed"]
+__all__ = ["LayoutError", "PositionSpan", "SequenceDim", "local_shape", "viewed"]
 
 
 class LayoutError(Exception):
@@ -22,7 +23,7 @@ class LayoutError(Exception):
 
 
 @dataclass(frozen=True)
-class Span:
+class PositionSpan:
     """Consecutive positions of a sequence. Position p of a value is number `first + p` of the input's.
 
     A number before the input's first one belongs to the rank of the first chunk, one after its last to that
@@ -31,7 +32,7 @@ class Span:
     Args:
         length: of the input's sequence.
         ranks: that share it.
-    Example: the labels tokens[:, 1:] of 9 tokens are Span(9, 1, 8, ranks).
+    Example: the labels tokens[:, 1:] of 9 tokens are PositionSpan(9, 1, 8, ranks).
     """
 
     length: int
@@ -57,13 +58,13 @@ class Span:
             rank for rank in range(self.ranks) for begin, end in self.runs(rank) if begin <= position < end
         )
 
-    def part(self, begin: int, end: int) -> Span:
+    def part(self, begin: int, end: int) -> PositionSpan:
         """Positions [begin, end). `begin` may be negative, and `end` beyond the size: these are padding."""
         return replace(self, first=self.first + begin, size=end - begin)
 
 
 @lru_cache(maxsize=4096)
-def _runs(span: Span, rank: int) -> tuple[tuple[int, int], ...]:
+def _runs(span: PositionSpan, rank: int) -> tuple[tuple[int, int], ...]:
     chunks = 2 * span.ranks
     bounds = [span.length * chunk // chunks - span.first for chunk in range(chunks + 1)]
     bounds[0], bounds[-1] = min(bounds[0], 0), max(bounds[-1], span.size)
@@ -79,22 +80,22 @@ def _runs(span: Span, rank: int) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True)
-class Place:
+class SequenceDim:
     """The sequence in a tensor: dim `dim` has outer x sequence x inner elements, the major factor first.
 
-    Example: [rows * time, words] is Place(0, rows, span of time).
+    Example: [rows * time, words] is SequenceDim(0, rows, span of time).
     """
 
     dim: int
     outer: int
-    span: Span
+    span: PositionSpan
 
-    def at(self, dim: int) -> Place:
+    def at(self, dim: int) -> SequenceDim:
         """The same in another dim."""
         return replace(self, dim=dim)
 
 
-def local_shape(shape: Sequence[int], place: Place | None, rank: int) -> list[int]:
+def local_shape(shape: Sequence[int], place: SequenceDim | None, rank: int) -> list[int]:
     """The shape of a rank's part of a value."""
     found = list(shape)
     if place is not None:
@@ -102,7 +103,7 @@ def local_shape(shape: Sequence[int], place: Place | None, rank: int) -> list[in
     return found
 
 
-def viewed(shape: Sequence[int], place: Place, goal: Sequence[int]) -> Place:
+def viewed(shape: Sequence[int], place: SequenceDim, goal: Sequence[int]) -> SequenceDim:
     """The place after a view to shape `goal`.
 
     Raises:
@@ -115,5 +116,5 @@ def viewed(shape: Sequence[int], place: Place, goal: Sequence[int]) -> Place:
         if prefix and before % prefix == 0:
             block = before // prefix * size
             if block and block <= length and length % block == 0:
-                return Place(dim, before // prefix, place.span)
+                return SequenceDim(dim, before // prefix, place.span)
     raise LayoutError(f"it splits the sequence of {size} positions, from {list(shape)} to {list(goal)}")

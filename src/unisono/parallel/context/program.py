@@ -26,9 +26,9 @@ from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS
 
-from .call import Call
-from .layout import LayoutError, Place, Span
-from .replay import Replay, Step, UnitItem, Values
+from .call import RuleCall
+from .layout import LayoutError, PositionSpan, SequenceDim
+from .replay import ProgramStep, Replay, ReplayValues, UnitItem
 from .rules import ATTENTION, run_rule
 
 if TYPE_CHECKING:
@@ -70,8 +70,10 @@ class ContextProgram:
         self, graph: Graph, sequences: int, units: frozenset[str], ranks: ContextGroup, link: Link
     ) -> None:
         self.graph, self._ranks, self._link = graph, ranks, link
-        self.places: dict[int, Place] = {}
-        self._whole: dict[int, Place] = {}  # values that every rank has, and that have an input's sequence
+        self.places: dict[int, SequenceDim] = {}
+        self._whole: dict[
+            int, SequenceDim
+        ] = {}  # values that every rank has, and that have an input's sequence
         self._trained: set[int] = set()  # those that depend on parameters
         self._written = {
             graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
@@ -134,10 +136,12 @@ class ContextProgram:
         inputs = [value for value in self.graph.values if value.kind == "input"][:sequences]
         for value in inputs:
             if len(value.shape) > 1 and value.shape[1] > 1:
-                self._whole[value.number] = Place(1, 1, Span(value.shape[1], 0, value.shape[1], ranks))
+                self._whole[value.number] = SequenceDim(
+                    1, 1, PositionSpan(value.shape[1], 0, value.shape[1], ranks)
+                )
         self._trained = {value.number for value in self.graph.values if value.kind == "parameter"}
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: Node) -> ProgramStep:
         given = {ref.value for ref in refs((node.args, node.named))}
         cut = {number: self.places[number] for number in given if number in self.places}
         marked = {number: self._whole[number] for number in given if number in self._whole}
@@ -149,10 +153,10 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return Step(node, draws=_draws(node))
+            return ProgramStep(node, draws=_draws(node))
         if begins:
             self._check_length(node, marked)
-        call = Call(self.graph, node, cut or marked, self._ranks, self._link, self._written)
+        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
         try:
             found = run_rule(call)
         except LayoutError as error:
@@ -167,18 +171,18 @@ class ContextProgram:
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
         draws = _draws(node) and not any(number in self.places for number in made)
-        return Step(node, wants, call.run, draws=draws)
+        return ProgramStep(node, wants, call.run, draws=draws)
 
-    def _follow(self, node: Node, marked: dict[int, Place]) -> None:
+    def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
-        call = Call(self.graph, node, marked, self._ranks, self._link, self._written)
+        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written)
         with contextlib.suppress(LayoutError, StopIteration):
             found = run_rule(call)
             for number, place in zip(node.outputs, found, strict=True):
                 if number is not None and place is not None:
                     self._whole[number] = place
 
-    def _check_length(self, node: Node, marked: dict[int, Place]) -> None:
+    def _check_length(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         for place in marked.values():
             if place.span.length < 2 * self._ranks.ranks:
                 raise self._refuse(
@@ -189,7 +193,7 @@ class ContextProgram:
 
     # ---- items ----
 
-    def _leave_out(self, steps: Sequence[Step]) -> None:
+    def _leave_out(self, steps: Sequence[ProgramStep]) -> None:
         """Find what nothing takes, such as a causal mask beside is_causal=True."""
         needed = set(self.graph.outputs)
         for step in reversed(steps):
@@ -198,13 +202,13 @@ class ContextProgram:
             if not step.idle:
                 needed |= step.used
 
-    def _take_once(self, steps: Sequence[Step]) -> list[tuple[int, int, Place]]:
+    def _take_once(self, steps: Sequence[ProgramStep]) -> list[tuple[int, int, SequenceDim]]:
         """Have a part of a whole value taken where the value is made; return the parts of inputs.
 
         Memory that is written in place is taken where it is needed, as are parameters.
         """
-        parts: dict[tuple[int, Place], int] = {}
-        inputs: list[tuple[int, int, Place]] = []
+        parts: dict[tuple[int, SequenceDim], int] = {}
+        inputs: list[tuple[int, int, SequenceDim]] = []
         for step in [one for one in steps if not one.idle]:
             for number, place in step.wants.items():
                 value = self.graph.values[number]
@@ -219,8 +223,8 @@ class ContextProgram:
         return inputs
 
     def _items(
-        self, steps: Sequence[Step], first: int, stop: int, inside: frozenset[int], units: frozenset[str],
-        last: dict[int, int],
+        self, steps: Sequence[ProgramStep], first: int, stop: int, inside: frozenset[int],
+        units: frozenset[str], last: dict[int, int],
     ) -> list[Any]:  # fmt: skip
         """The items of operators [first, stop), each with the values that it is the last to take."""
         graph, found, at = self.graph, list[Any](), first
@@ -244,7 +248,9 @@ class ContextProgram:
             at = end
         return found
 
-    def _unit(self, frame: Frame, items: list[Any], steps: Sequence[Step], last: dict[int, int]) -> UnitItem:
+    def _unit(
+        self, frame: Frame, items: list[Any], steps: Sequence[ProgramStep], last: dict[int, int]
+    ) -> UnitItem:
         steps = [step for step in steps if not step.idle]
         made = [number for step in steps for number in step.made]
         used = {number for step in steps for number in step.used} - {*made}
@@ -263,7 +269,7 @@ class ContextProgram:
             inputs: whole.
         """
         written, places = self._written, self.places
-        values = Values(Replay(self.graph, places, written, self._ranks, where, shared, device))
+        values = ReplayValues(Replay(self.graph, places, written, self._ranks, where, shared, device))
         values.update(zip(self._inputs, inputs, strict=True))
         values.take(self._parts)
         values.run(self.items)

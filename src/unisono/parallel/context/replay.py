@@ -17,18 +17,18 @@ from unisono.parallel.graph.program import Ref, refs, replayed
 
 from .call import label_of
 from .exchange import move, take
-from .layout import Place
+from .layout import SequenceDim
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
 
     from .exchange import ContextGroup
 
-__all__ = ["ForwardCall", "Replay", "Step", "UnitItem", "Values"]
+__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayValues", "UnitItem"]
 
 
 @dataclass
-class Step:
+class ProgramStep:
     """One operator.
 
     Attributes:
@@ -42,12 +42,12 @@ class Step:
     """
 
     node: Node
-    wants: dict[int, Place] = field(default_factory=dict)
+    wants: dict[int, SequenceDim] = field(default_factory=dict)
     run: Any = None
     draws: bool = False
     idle: bool = False
     taken: dict[int, int] = field(default_factory=dict)
-    parts: list[tuple[int, int, Place]] = field(default_factory=list)
+    parts: list[tuple[int, int, SequenceDim]] = field(default_factory=list)
     drops: list[int] = field(default_factory=list)
 
     @property
@@ -87,7 +87,7 @@ class Replay:
     """
 
     graph: Graph
-    places: dict[int, Place]
+    places: dict[int, SequenceDim]
     written: set[int]
     ranks: ContextGroup
     where: dict[str, nn.Module]
@@ -105,7 +105,7 @@ class ForwardCall:
         self.run = run
 
 
-class Values(dict[int, Tensor]):
+class ReplayValues(dict[int, Tensor]):
     """The tensors of one run by their numbers in the graph: whole, or this rank's part."""
 
     def __init__(self, replay: Replay) -> None:
@@ -114,7 +114,7 @@ class Values(dict[int, Tensor]):
 
     def unit(self, item: UnitItem, *came: Tensor) -> tuple[Tensor, ...]:
         """Run a unit on the values that it takes; return those that are there afterwards."""
-        inner = Values(self._replay)
+        inner = ReplayValues(self._replay)
         inner.update(zip(item.reads, came, strict=True))
         inner.run(item.items)
         return tuple(inner[number] for number in item.makes)
@@ -138,9 +138,9 @@ class Values(dict[int, Tensor]):
     def run(self, items: Sequence[Any]) -> None:
         """Run operators and units in order."""
         for item in items:
-            what = item.node if isinstance(item, Step) else item.frame
+            what = item.node if isinstance(item, ProgramStep) else item.frame
             with contextlib.nullcontext() if what.grad else torch.no_grad():
-                if isinstance(item, Step):
+                if isinstance(item, ProgramStep):
                     self._operator(item)
                 else:
                     unit = self._replay.where[item.frame.path]
@@ -152,7 +152,7 @@ class Values(dict[int, Tensor]):
             for number in item.drops:
                 self.pop(number, None)
 
-    def _operator(self, step: Step) -> None:
+    def _operator(self, step: ProgramStep) -> None:
         node = step.node
 
         def given(ref: Ref) -> Any:
@@ -171,12 +171,12 @@ class Values(dict[int, Tensor]):
         self.update((n, t) for n, t in zip(node.outputs, flat, strict=True) if n is not None)
         self.take(step.parts)
 
-    def take(self, parts: Sequence[tuple[int, int, Place]]) -> None:
+    def take(self, parts: Sequence[tuple[int, int, SequenceDim]]) -> None:
         """Take this rank's parts of whole values."""
         for number, part, place in parts:
             self[part] = take(self[number], place, self._replay.ranks.rank)
 
-    def _placed(self, number: int, value: Tensor, place: Place, node: Node) -> Tensor:
+    def _placed(self, number: int, value: Tensor, place: SequenceDim, node: Node) -> Tensor:
         replay = self._replay
         known = replay.places.get(number)
         if known is None:

@@ -21,7 +21,7 @@ from torch.autograd.profiler import record_function
 from unisono.parallel.generators import seed_of
 
 from .exchange import ContextGroup
-from .layout import Span
+from .layout import PositionSpan
 
 __all__ = ["Attention", "local_runs", "ring"]
 
@@ -41,8 +41,8 @@ class Attention:
         label: in a trace.
     """
 
-    queries: Span
-    keys: Span | None
+    queries: PositionSpan
+    keys: PositionSpan | None
     causal: bool
     dropout: float
     scale: float
@@ -102,7 +102,7 @@ def _pieces(runs: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]]
             yield begin, min(begin + TILE, last), position + begin - first
 
 
-class _Part:
+class _ScoreTiles:
     """This rank's queries against the keys and values of one rank: [rows, key heads, group, time, features].
 
     A group is the query heads that share a key head.
@@ -177,7 +177,7 @@ class _Ring(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup,
         seed: int,
     ) -> Tensor:  # fmt: skip
-        part = _Part(q, k, mask, how)
+        part = _ScoreTiles(q, k, mask, how)
         out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=part.kind, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=part.kind, device=q.device)
         outs, sums = out.unflatten(1, (-1, part.groups)), log_sum.unflatten(1, (-1, part.groups))
@@ -204,7 +204,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         q, k, v, mask, out, log_sum = ctx.saved_tensors
         how, ranks, seed = ctx.how
-        part = _Part(q, k, mask, how)
+        part = _ScoreTiles(q, k, mask, how)
         grad_q = torch.zeros(q.shape, dtype=part.kind, device=q.device)
         grads = grad_q.unflatten(1, (-1, part.groups))
         grad_mask = (
@@ -252,7 +252,7 @@ def _travel(
         hop = None
         if step + 1 < ranks.ranks:
             count = how.keys.count((owner - 1) % ranks.ranks)
-            hop = _Hop([k, v], count, ranks, how.label)
+            hop = _RingExchange([k, v], count, ranks, how.label)
         yield owner, k, v
         if hop is not None:
             k, v = hop.received()
@@ -264,7 +264,7 @@ class _GradientsOfKeys:
     def __init__(self, k: Tensor, v: Tensor, kind: torch.dtype, how: Attention, ranks: ContextGroup) -> None:
         self._how, self._ranks = how, ranks
         self._held = [torch.zeros(t.shape, dtype=kind, device=t.device) for t in (k, v)]
-        self._hop: _Hop | None = None
+        self._hop: _RingExchange | None = None
 
     def of(self, _owner: int) -> list[Tensor]:
         """The gradients so far."""
@@ -276,14 +276,14 @@ class _GradientsOfKeys:
         """Send them on."""
         if self._how.keys is not None:
             count = self._how.keys.count((owner - 1) % self._ranks.ranks)
-            self._hop = _Hop(self._held, count, self._ranks, self._how.label)
+            self._hop = _RingExchange(self._held, count, self._ranks, self._how.label)
 
     def finish(self) -> list[Tensor]:
         """Those of this rank's keys and values."""
         return self.of(self._ranks.rank)
 
 
-class _Hop:
+class _RingExchange:
     """One message to the next rank of the ring, and one from the rank before."""
 
     def __init__(self, tensors: list[Tensor], count: int, ranks: ContextGroup, label: str) -> None:

@@ -19,19 +19,19 @@ from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import LIKE, slice_of
 
 from .attention import attend, heads_are_cheaper
-from .call import Call
+from .call import RuleCall
 from .exchange import total
-from .layout import LayoutError, Place, local_shape, viewed
+from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .ring import Attention
 
 __all__ = ["ATTENTION", "run_rule"]
 
 ATTENTION = "unisono.attention"
 
-Rule = Callable[[Call], "list[Place | None]"]
+Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
 
 
-def run_rule(call: Call) -> list[Place | None]:
+def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     """The places of the outputs. All inputs that are not in `call.places` are whole.
 
     Raises:
@@ -55,13 +55,13 @@ def run_rule(call: Call) -> list[Place | None]:
 # ---- by position ----
 
 
-def _pointwise(call: Call) -> list[Place | None]:
+def _pointwise(call: RuleCall) -> list[SequenceDim | None]:
     shapes = [call.graph.values[n].shape for n in call.node.outputs if n is not None]
     place = _broadcast(call, list(refs((call.args, call.node.named))), shapes[0])
     return [place if shape == shapes[0] else None for shape in shapes]
 
 
-def _broadcast(call: Call, given: Sequence[Ref], shape: Sequence[int]) -> Place:
+def _broadcast(call: RuleCall, given: Sequence[Ref], shape: Sequence[int]) -> SequenceDim:
     """The place in what all inputs are broadcast to."""
     first = next(ref for ref in given if call.place(ref) is not None)
     for ref in given:  # a value with writes cannot move: the others come to it
@@ -81,16 +81,16 @@ def _broadcast(call: Call, given: Sequence[Ref], shape: Sequence[int]) -> Place:
     return place
 
 
-def _like_new(_call: Call) -> list[Place | None]:
+def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
     return [None]
 
 
-def _embedding(call: Call) -> list[Place | None]:
+def _embedding(call: RuleCall) -> list[SequenceDim | None]:
     call.stays_whole(call.args[0])
     return [call.cut(call.args[1])]
 
 
-def _index(call: Call) -> list[Place | None]:
+def _index(call: RuleCall) -> list[SequenceDim | None]:
     table, given = call.args[0], call.args[1]
     indices = [ref for ref in given if ref is not None]
     if len(indices) != 1 or call.graph.values[indices[0].value].dtype == torch.bool:
@@ -99,7 +99,7 @@ def _index(call: Call) -> list[Place | None]:
     return [call.cut(indices[0]).at(call.cut(indices[0]).dim + given.index(indices[0]))]
 
 
-def _gather(call: Call) -> list[Place | None]:
+def _gather(call: RuleCall) -> list[SequenceDim | None]:
     came, places = call.args[0], call.args[2]
     place, at = call.cut(came), call.args[1] % len(call.shape(came))
     if place.dim == at or call.shape(places)[place.dim] != call.shape(came)[place.dim]:
@@ -111,7 +111,7 @@ def _gather(call: Call) -> list[Place | None]:
 # ---- shapes ----
 
 
-def _view(call: Call) -> list[Place | None]:
+def _view(call: RuleCall) -> list[SequenceDim | None]:
     came = call.args[0]
     if call.node.name == "aten.view" and not isinstance(call.args[1], (list, tuple)):
         raise LayoutError("it reads the bytes as another type")
@@ -122,14 +122,14 @@ def _view(call: Call) -> list[Place | None]:
     return [place]
 
 
-def _expand(call: Call) -> list[Place | None]:
+def _expand(call: RuleCall) -> list[SequenceDim | None]:
     place = call.cut(call.args[0])
     place = place.at(place.dim + len(call.out()) - len(call.shape(call.args[0])))
     call.size_run(place)
     return [place]
 
 
-def _permute(call: Call) -> list[Place | None]:
+def _permute(call: RuleCall) -> list[SequenceDim | None]:
     place, dims = call.cut(call.args[0]), len(call.shape(call.args[0]))
     order = list(range(dims))
     if call.node.name == "aten.permute":
@@ -140,15 +140,15 @@ def _permute(call: Call) -> list[Place | None]:
     return [place.at(order.index(place.dim))]
 
 
-def _dim(call: Call, at: int, name: str = "dim", default: int = 0, more: int = 0) -> int:
+def _dim(call: RuleCall, at: int, name: str = "dim", default: int = 0, more: int = 0) -> int:
     return int(call.given(at, name, default) % (len(call.shape(call.args[0])) + more))
 
 
-def _without(place: Place, dim: int) -> Place:
+def _without(place: SequenceDim, dim: int) -> SequenceDim:
     return place.at(place.dim - (dim < place.dim))
 
 
-def _select(call: Call) -> list[Place | None]:
+def _select(call: RuleCall) -> list[SequenceDim | None]:
     came = call.args[0]
     place, dim = call.cut(came), _dim(call, 1)
     if dim != place.dim:
@@ -168,19 +168,19 @@ def _select(call: Call) -> list[Place | None]:
     return [None]
 
 
-def _only_sequence(call: Call, ref: Ref, place: Place) -> None:
+def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
     if place.outer != 1 or call.shape(ref)[place.dim] != place.span.size:
         raise LayoutError("it takes positions of a dimension that is the sequence and another one")
 
 
-def _unbind(call: Call) -> list[Place | None]:
+def _unbind(call: RuleCall) -> list[SequenceDim | None]:
     place, dim = call.cut(call.args[0]), _dim(call, 1)
     if dim == place.dim:
         raise LayoutError("it takes the positions one by one")
     return [_without(place, dim) for _ in call.node.outputs]
 
 
-def _slice(call: Call) -> list[Place | None]:
+def _slice(call: RuleCall) -> list[SequenceDim | None]:
     came, dim, start, stop, step = slice_of(call.node)
     place, shape = call.cut(came), call.shape(came)
     dim = (dim or 0) % len(shape)
@@ -196,17 +196,17 @@ def _slice(call: Call) -> list[Place | None]:
     held = place.span.positions(call.ranks.rank)
     first, last = (sum(position < bound for position in held) for bound in (begin, end))
     call.run = lambda tensor, *_args, **_named: tensor.narrow(dim, first, last - first)
-    return [Place(dim, 1, place.span.part(begin, end))]
+    return [SequenceDim(dim, 1, place.span.part(begin, end))]
 
 
-def _split(call: Call) -> list[Place | None]:
+def _split(call: RuleCall) -> list[SequenceDim | None]:
     place = call.cut(call.args[0])
     if _dim(call, 2) == place.dim:
         raise LayoutError("it splits the sequence")
     return [place for _ in call.node.outputs]
 
 
-def _cat(call: Call) -> list[Place | None]:
+def _cat(call: RuleCall) -> list[SequenceDim | None]:
     given = [ref for ref in call.args[0] if call.shape(ref) != (0,)]
     stacks = call.node.name == "aten.stack"
     place = call.cut(next(ref for ref in given if call.place(ref) is not None))
@@ -218,7 +218,7 @@ def _cat(call: Call) -> list[Place | None]:
     return [place.at(place.dim + (stacks and dim <= place.dim))]
 
 
-def _repeat(call: Call) -> list[Place | None]:
+def _repeat(call: RuleCall) -> list[SequenceDim | None]:
     place, times = call.cut(call.args[0]), call.args[1]
     place = place.at(place.dim + len(times) - len(call.shape(call.args[0])))
     if times[place.dim] != 1:
@@ -226,7 +226,7 @@ def _repeat(call: Call) -> list[Place | None]:
     return [place]
 
 
-def _padded(call: Call) -> list[Place | None]:
+def _padded(call: RuleCall) -> list[SequenceDim | None]:
     came, pads = call.args[0], list(call.args[1])
     place, dims = call.cut(came), len(call.shape(came))
     at = 2 * (dims - 1 - place.dim)
@@ -242,13 +242,13 @@ def _padded(call: Call) -> list[Place | None]:
     pads[at + 1] = sum(position >= front + place.span.size for position in held)
     op = call.node.op
     call.run = lambda tensor, _pads, *args, **named: op(tensor, pads, *args, **named)
-    return [Place(place.dim, 1, span)]
+    return [SequenceDim(place.dim, 1, span)]
 
 
 # ---- sums ----
 
 
-def _product(call: Call) -> list[Place | None]:
+def _product(call: RuleCall) -> list[SequenceDim | None]:
     """mm, bmm, and both with a term that is added."""
     one, other = call.args[-2:]
     dims = len(call.out())
@@ -271,7 +271,7 @@ def _product(call: Call) -> list[Place | None]:
     return [place]
 
 
-def _term(call: Call, ref: Ref, place: Place) -> None:
+def _term(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
     shape = call.shape(ref)
     dim = place.dim - len(call.out()) + len(shape)
     if dim >= 0 and shape[dim] == call.out()[place.dim]:
@@ -280,7 +280,7 @@ def _term(call: Call, ref: Ref, place: Place) -> None:
         call.stays_whole(ref)
 
 
-def _norm(call: Call) -> list[Place | None]:
+def _norm(call: RuleCall) -> list[SequenceDim | None]:
     """Norms over the last dims; further tensors are their weight and bias."""
     place = call.cut(call.args[0])
     if place.dim >= len(call.shape(call.args[0])) - len(call.args[1]):
@@ -292,7 +292,7 @@ def _norm(call: Call) -> list[Place | None]:
 def _along(at: int, default: int | None = None) -> Rule:
     """Functions along dims, but for the sequence: softmax, sort, cumsum, reductions."""
 
-    def rule(call: Call) -> list[Place | None]:
+    def rule(call: RuleCall) -> list[SequenceDim | None]:
         came = call.args[0]
         place, over = call.cut(came), _over(call, at, default)
         if over is None:
@@ -304,7 +304,7 @@ def _along(at: int, default: int | None = None) -> Rule:
     return rule
 
 
-def _over(call: Call, at: int, default: int | None = None) -> list[int] | None:
+def _over(call: RuleCall, at: int, default: int | None = None) -> list[int] | None:
     """The dims that a reduction is over; None: it is the function of two tensors."""
     given = call.given(at, "dim", default)
     if isinstance(given, Ref):
@@ -315,15 +315,15 @@ def _over(call: Call, at: int, default: int | None = None) -> list[int] | None:
     return [dim % dims for dim in (given if isinstance(given, (list, tuple)) else [given])]
 
 
-def _outs(call: Call) -> list[tuple[int, ...]]:
+def _outs(call: RuleCall) -> list[tuple[int, ...]]:
     return [call.graph.values[number].shape for number in call.node.outputs if number is not None]
 
 
-def _left(place: Place, over: Sequence[int], left: int, dims: int) -> Place:
+def _left(place: SequenceDim, over: Sequence[int], left: int, dims: int) -> SequenceDim:
     return place if left == dims else place.at(place.dim - sum(dim < place.dim for dim in over))
 
 
-def _sum(call: Call) -> list[Place | None]:
+def _sum(call: RuleCall) -> list[SequenceDim | None]:
     """sum and mean: over the sequence the ranks add up."""
     came = call.args[0]
     place, over = call.cut(came), _over(call, 1)
@@ -346,7 +346,7 @@ def _sum(call: Call) -> list[Place | None]:
 # ---- losses ----
 
 
-def _nll(call: Call) -> list[Place | None]:
+def _nll(call: RuleCall) -> list[SequenceDim | None]:
     """nll_loss, of rows or of images."""
     came, targets, weight = call.args[:3]
     place, dims = call.cut(came), len(call.shape(came))
@@ -377,7 +377,7 @@ def _nll(call: Call) -> list[Place | None]:
 def _distance(at: int) -> Rule:
     """Losses of two values that are alike: their mean or sum is over all elements."""
 
-    def rule(call: Call) -> list[Place | None]:
+    def rule(call: RuleCall) -> list[SequenceDim | None]:
         given = [ref for ref in call.args[:2] if isinstance(ref, Ref)]
         shape = torch.broadcast_shapes(*(call.shape(ref) for ref in given))
         place = _broadcast(call, list(refs(call.args)), shape)
@@ -400,7 +400,7 @@ def _distance(at: int) -> Rule:
 # ---- attention ----
 
 
-def _attention(call: Call) -> list[Place | None]:
+def _attention(call: RuleCall) -> list[SequenceDim | None]:
     named = call.node.named
     q, k, v, mask = (named[name] for name in ("query", "key", "value", "attn_mask"))
     shapes = [call.shape(ref) for ref in (q, k, v)]
