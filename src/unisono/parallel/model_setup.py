@@ -129,7 +129,7 @@ def set_up(
     _same_everywhere(model)
     if plan.recompute or plan.context > 1:
         _forget_caches(model)
-    context = _context(model, family, mesh)
+    context = ContextModel.of(model, family.output, mesh)
     trial, region, decision = None, None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
@@ -166,13 +166,6 @@ def set_up(
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
-
-
-def _context(model: nn.Module, family: ModelFamily, mesh: PlanMesh) -> ContextModel | None:
-    if mesh.plan.context == 1:
-        return None
-    dtype = None if mesh.plan.precision == "f32" else TYPES[mesh.plan.precision]
-    return ContextModel(model, dtype, family.output, mesh)
 
 
 def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:

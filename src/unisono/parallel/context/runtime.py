@@ -18,6 +18,7 @@ from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
+from unisono.parallel.sharded_parameters import TYPES
 
 from .exchange import ContextGroup, whole
 from .program import ContextError, ContextProgram
@@ -63,6 +64,14 @@ class ContextModel:
         self._known: dict[Any, ContextProgram] = {}
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
+
+    @classmethod
+    def of(cls, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh) -> ContextModel | None:
+        """The model under a plan; None: the plan has no context axis."""
+        if mesh.plan.context == 1:
+            return None
+        precision = mesh.plan.precision
+        return cls(model, None if precision == "f32" else TYPES[precision], output, mesh)
 
     def follow(self, units: Iterable[nn.Module]) -> None:
         """Run by `units` from now on, which are wrapped."""
