@@ -157,8 +157,7 @@ def set_up(
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
-        for unit in family.units:  # the last recomputation may have ended within a region
-            unit.register_forward_pre_hook(lambda *_: region.forget())
+        _forget_before(family.units, region)
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
     _follow(built, context, sample)
     built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
@@ -166,6 +165,12 @@ def set_up(
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _forget_before(units: Sequence[nn.Module], region: RngRegion) -> None:
+    """Begin each unit outside of cut regions: the last recomputation may have ended within one."""
+    for unit in units:
+        unit.register_forward_pre_hook(lambda *_: region.forget())
 
 
 def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:
