@@ -178,10 +178,8 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     if context is None:
         return
     calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
-    context.follow(built.family.units if calls else ())
+    context.follow(built.family.units if calls else (), sample)
     built.runtime.context = context
-    if sample is not None:
-        context.confirm([(sample, ())], None)
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:

@@ -73,8 +73,8 @@ class ContextModel:
         precision = mesh.plan.precision
         return cls(model, None if precision == "f32" else TYPES[precision], output, mesh)
 
-    def follow(self, units: Iterable[nn.Module]) -> None:
-        """Run by `units` from now on, which are wrapped."""
+    def follow(self, units: Iterable[nn.Module], sample: Any) -> None:
+        """Run by `units` from now on, which are wrapped. Prove the program of `sample`, if there is one."""
         self._where = dict(self._model.named_modules())
         paths = {module: path for path, module in self._where.items()}
         called = {module for module in units if module in paths and module is not self._model}
@@ -82,6 +82,8 @@ class ContextModel:
         for module in (*called, self._model):
             _run_calls(module)
         self._settings = ModuleSettings(self._model, counters=True)
+        if sample is not None:
+            self.confirm([(sample, ())], None)
 
     # ---- programs ----
 
