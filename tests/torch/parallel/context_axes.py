@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import unisono.parallel as up
-from parallel import contexts, own_losses, plain_training
+from parallel import context_features, contexts, own_losses, plain_training
 from parallel.contexts import Decoder, Encoder, batches, classes, mean, of_class
 from parallel.plain_training import adamw, same, seeded
 from parallel.run_features import in_group
@@ -35,7 +35,7 @@ def check_plans(folder: Path) -> None:
 
 
 def check_every_gradient(folder: Path) -> None:
-    contexts.check_every_gradient(folder)
+    context_features.check_every_gradient(folder)
 
 
 def check_attention(folder: Path) -> None:

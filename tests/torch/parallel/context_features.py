@@ -19,6 +19,31 @@ from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.layout import PositionSpan
 
 
+def whole(run: up.Run) -> dict[str, Tensor]:
+    found = {
+        name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in run.model.named_parameters()
+    }
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def check_every_gradient(folder: Path) -> None:
+    """After one step of SGD each weight is that of one process: its gradient was."""
+    cases = ((Decoder, batches(17), mean), (Encoder, classes(), of_class))
+    for make, given, loss in cases:
+        model = seeded(make)
+        inputs, targets = given[0]
+        loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets).backward()
+        wanted = {name: p.detach() - p.grad for name, p in model.named_parameters()}
+        for zero in (0, 3):
+            run = up.parallelize(
+                seeded(make), up.Plan(context=dist.get_world_size(), zero=zero), loss=loss,
+                optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
+            )  # fmt: skip
+            run.step(given[0])
+            for name, value in whole(run).items():
+                torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
 def check_an_encoder(folder: Path) -> None:
     for zero in (0, 3):
         same(up.Plan(context=2, zero=zero, recompute=zero == 3), Encoder, classes(), of_class)

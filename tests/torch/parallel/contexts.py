@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.plain_training import adamw, same, seeded
+from parallel.plain_training import adamw, same
 from parallel.run_features import in_group
 from unisono.parallel.context import attention, ring
 from unisono.parallel.context.exchange import ContextGroup
@@ -146,31 +146,6 @@ def check_the_losses_are_those_of_one_process(folder: Path) -> None:
     same(
         up.Plan(context=2, zero=3, micro_batches=2, recompute=True), lambda: Decoder(3, 1), batches(19), mean
     )
-
-
-def whole(run: up.Run) -> dict[str, Tensor]:
-    found = {
-        name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in run.model.named_parameters()
-    }
-    return {name: value.detach().clone() for name, value in found.items()}
-
-
-def check_every_gradient(folder: Path) -> None:
-    """After one step of SGD each weight is that of one process: its gradient was."""
-    cases = ((Decoder, batches(17), mean), (Encoder, classes(), of_class))
-    for make, given, loss in cases:
-        model = seeded(make)
-        inputs, targets = given[0]
-        loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets).backward()
-        wanted = {name: p.detach() - p.grad for name, p in model.named_parameters()}
-        for zero in (0, 3):
-            run = up.parallelize(
-                seeded(make), up.Plan(context=dist.get_world_size(), zero=zero), loss=loss,
-                optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-            )  # fmt: skip
-            run.step(given[0])
-            for name, value in whole(run).items():
-                torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
 def check_attention_against_one_process(folder: Path) -> None:
