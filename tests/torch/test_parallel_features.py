@@ -11,7 +11,7 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
-MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations")
+MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations", "contexts")
 MODULES += ("averages", "batch_norms", "resumed", "own_losses")
 MODULES += ("utilization", "kept_f32")
 
@@ -36,6 +36,13 @@ def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: s
 @each(("module", "check"), checks_of("meetings"))
 def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("context_features", "context_axes"))
+def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "context_axes" else 2)
 
 
 @pytest.mark.sweep
@@ -130,6 +137,13 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
         ({"pipeline": 2, "swap": "disk"}, "swap='disk' needs pipeline=1, not 2: stages"),
         ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
+        ({"context": 0}, "context is 0; it must be at least 1"),
+        ({"context": "2"}, "context is '2', expected int"),
+        ({"context": 2, "tensor": 2}, "context=2 needs tensor=1, not 2: parts of matrices"),
+        ({"context": 2, "pipeline": 2}, "context=2 needs pipeline=1, not 2: stages"),
+        ({"context": 2, "data": 2, "local_steps": 2}, "context=2 needs local_steps=None, not 2"),
+        ({"context": 2, "swap": "memory"}, "context=2 needs swap=None, not 'memory'"),
+        ({"context": 2, "elastic": True}, "context=2 needs elastic=False, not True"),
         ({"precision": "bf16", "swap": "memory"}, "swap='memory' needs precision='f32', not 'bf16'"),
     ],
 )

@@ -63,7 +63,7 @@ def copies(parameter: Tensor, mesh: PlanMesh) -> int:
         cut = math.prod(
             size for placement, size in placed if isinstance(placement, Shard) or _strided(placement)
         )
-    return mesh.plan.data * mesh.plan.tensor // cut
+    return mesh.plan.copies * mesh.plan.tensor // cut
 
 
 def _strided(placement: object) -> bool:

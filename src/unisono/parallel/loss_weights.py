@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import micro_batches, rows_of, tensors_of
+from .batches import fingerprint, micro_batches, rows_of, tensors_of
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
@@ -166,6 +166,8 @@ def cut_batch(
             batch have different shares of ignored labels.
     """
     mine, most = rows_of(list(batch)), mesh.plan.micro_batches
+    if mesh.plan.context > 1:
+        _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
     noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
     table = _gather([mine, *noted.told], mesh)
@@ -218,13 +220,13 @@ def _batch_weights(
 
 
 def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
-    """The numbers of every rank, f64 [pipeline, data, tensor, numbers]."""
+    """The numbers of every rank, f64 [pipeline, data, context x tensor, numbers]."""
     device, plan = mesh.axes.device_type, mesh.plan
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
     with record_function("up::rows|batch"):
         version_names.all_gather_single(everyone, mine, group=mesh.world)
-    return everyone.cpu().view(plan.pipeline, plan.data, plan.tensor, len(mine))
+    return everyone.cpu().view(plan.pipeline, plan.data, plan.context * plan.tensor, len(mine))
 
 
 def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
@@ -232,7 +234,7 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
     everyone = table.flatten()
     if bool((table != table[:1, :, :1]).any()):
         raise ValueError(
-            f"ranks of one pipeline or tensor group have different numbers of rows: "
+            f"ranks of one pipeline, context or tensor group have different numbers of rows: "
             f"{everyone.tolist()} on ranks 0 to "
             f"{mesh.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
         )
@@ -240,6 +242,19 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
     if empty:
         raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
     return [int(rows) for rows in table[0, :, 0].tolist()]
+
+
+def _check_alike(batch: Any, mesh: PlanMesh) -> None:
+    """Ranks that share sequences must have the same ones."""
+    plan = mesh.plan
+    table = _gather([fingerprint(batch)], mesh).view(plan.data, plan.context)
+    for row, marks in enumerate(table.tolist()):
+        if len(set(marks)) > 1:
+            first = row * plan.context
+            raise ValueError(
+                f"ranks {first} to {first + plan.context - 1} share their sequences, and have different "
+                "batches. Give each of them the same rows, whole; run.shard(loader) does"
+            )
 
 
 def _count(given: object) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import persistent
 
+from .context.runtime import ContextModel
 from .cut_check import CutCheck, should_check
 from .experts.axis import ExpertAxis
 from .experts.check import ExpertCheck
@@ -133,8 +134,9 @@ def set_up(
     if own_loss:
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     _same_everywhere(model)
-    if plan.recompute:
+    if plan.recompute or plan.context > 1:
         _forget_caches(model)
+    context = ContextModel.of(model, family.output, mesh)
     trial: CutCheck | ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     axis, region, decision = None, None, None
@@ -167,6 +169,7 @@ def set_up(
         _leave_regions(family.units, region)
     built.others = norms.begin()
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    _follow(built, context, sample)
     built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
@@ -177,6 +180,15 @@ def set_up(
 def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
     for unit in units:  # the last recomputation may have ended within a region
         unit.register_forward_pre_hook(lambda *_: region.forget())
+
+
+def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:
+    """Run the model by its programs from now on."""
+    if context is None:
+        return
+    calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
+    context.follow(built.family.units if calls else (), sample)
+    built.runtime.context = context
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:

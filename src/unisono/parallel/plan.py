@@ -53,15 +53,16 @@ OUTER = {"average": OuterSGD(1.0, 0.0, False), "nesterov": OuterSGD()}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to train on `data * tensor * pipeline` ranks.
+    """How to train on `data * context * tensor * pipeline` ranks.
 
-    Rank order: tensor is the fastest axis, then data, then pipeline. With data=2, tensor=2, pipeline=2 ranks
-    0 and 1 share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
+    Rank order: tensor is the fastest axis, then context, then data, then pipeline. With data=2, tensor=2,
+    pipeline=2 ranks 0 and 1 share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
 
     Args:
         data: copies of the model, each with its own rows of a batch.
         tensor: ranks that share each matrix.
         pipeline: ranks that share the layers.
+        context: ranks that share each sequence: dim 1 of a batch's inputs. They share what data ranks share.
         zero: what data ranks share: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
         shard: data ranks that share (hybrid sharding); the others are replicas. None: all data ranks.
         micro_batches: parts of a rank's batch; gradients add up over them.
@@ -124,10 +125,11 @@ class Plan:
     outer: OuterSGD | str = "nesterov"
     expert: int = 1
     elastic: bool = False
+    context: int = 1
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("data", "tensor", "pipeline", "micro_batches", "expert"):
+        for name in ("data", "tensor", "pipeline", "context", "micro_batches", "expert"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
@@ -144,9 +146,10 @@ class Plan:
         self._check_local_steps()
         self._check_expert()
         self._check_elastic()
+        self._check_context()
 
     def _check_types(self) -> None:
-        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", "expert", *_OPTIONAL):
+        for name in ("data", "tensor", "pipeline", "context", "zero", "micro_batches", "expert", *_OPTIONAL):
             value = getattr(self, name)
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
@@ -305,6 +308,24 @@ class Plan:
                 "low precision are bound to their ranks; use zero=1"
             )
 
+    def _check_context(self) -> None:
+        if self.context == 1:
+            return
+        for name, only, why in (
+            ("tensor", 1, "parts of matrices and of sequences are not combined yet"),
+            ("pipeline", 1, "stages and parts of sequences are not combined yet"),
+            ("expert", 1, "experts and parts of sequences are not combined yet"),
+            ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
+            ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),
+            ("compression", None, "what a rank has not sent yet is saved for data ranks only"),
+            ("local_steps", None, "replicas meet over data ranks only"),
+            ("elastic", False, "a rank that dies takes the only copy of its positions with it"),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: context={self.context} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
+
     def resized(self, data: int) -> Plan:
         """The plan with so many data ranks. `shard` grows to the next number that divides them.
 
@@ -335,12 +356,17 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Ranks the plan runs on."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.context * self.tensor * self.pipeline
 
     @property
     def shards(self) -> int:
         """Data ranks that share: 1 under zero=0."""
         return 1 if self.zero == 0 else self.shard or self.data
+
+    @property
+    def copies(self) -> int:
+        """Ranks of a stage that hold the same part of the matrices: data x context."""
+        return self.data * self.context
 
     @property
     def chunks(self) -> int:

@@ -46,7 +46,7 @@ def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, lis
 
     return (
         proved_schedule(built.mesh.plan, len(micros)),
-        StepInput(micros, weights, keep, train=False),
+        StepInput(micros, weights, keep, train=False, recorded=False),
         outputs,
     )
 

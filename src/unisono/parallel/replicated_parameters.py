@@ -152,7 +152,7 @@ class ReplicatedParameters:
         self._group, self._plan = mesh.group("replica"), mesh.plan
         for bucket in self._buckets:
             bucket.group = self._group
-        if self._buckets or mesh.plan.data == 1:
+        if self._buckets or mesh.plan.copies == 1:
             return
         names = frozenset() if self._experts is None else self._experts.names
         self._buckets = list(_buckets(self.root, self._group, leave=names))

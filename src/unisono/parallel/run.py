@@ -122,6 +122,7 @@ class Run:
         groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
         if self._built.experts is not None:
             groups += self._built.experts.mesh.axes.get_all_groups()
+        groups += [self.mesh.context] * (self.mesh.context is not None)
         return groups + [tie.group for tie in self._built.ties] + self._built.others
 
     def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
@@ -259,7 +260,7 @@ class Run:
         """
         with self._call(), self._drawing("predict"):
             made, work, outputs = prediction(inputs, self._built)
-            self._confirm(work.micros)
+            self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
             result = joined(outputs, self._built)
             changed = self._statistics.changed()
@@ -487,8 +488,14 @@ class Run:
             self._built.trial = None
         return proved_schedule(self.plan, len(micros)), work, cut.total
 
-    def _confirm(self, micros: Sequence[tuple[Any, Any]]) -> None:
-        """Prove the cuts for the inputs of these micro-batches, where they are new."""
+    def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
+        """Prove the cuts for the inputs of these micro-batches, where they are new.
+
+        Args:
+            loss: the programs end with that of the run.
+        """
+        if self._built.runtime.context is not None:
+            self._built.runtime.context.confirm(micros, self._loss if loss else None)
         if self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
@@ -502,7 +509,7 @@ class Run:
         """
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
-        counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
+        counts = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same loss
         both = torch.tensor([0.0, 0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
         both[2] = count if counts else 0.0

@@ -144,7 +144,8 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
     if plan.precision == "f32":
         return MixedPrecisionPolicy()
     reduce = torch.float32 if plan.reduce == "f32" else None
-    return MixedPrecisionPolicy(param_dtype=TYPES[plan.precision], reduce_dtype=reduce, output_dtype=output)
+    casts = plan.context == 1  # a recorded program has its casts
+    return MixedPrecisionPolicy(TYPES[plan.precision], reduce, output, cast_forward_inputs=casts)
 
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
@@ -233,7 +234,7 @@ class ShardedParameters:
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
-        if plan.shards > 1:
+        if mesh.axes.size(2) > 1:
             _gather_ahead(self.root, self._units)
 
     def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:

@@ -39,6 +39,9 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::gradients", "replica", "gradients are averaged over replicas"),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::meeting", "replica", "replicas meet with the difference of their weights"),
+    ("up::attention", "context", "attention takes the other parts of the sequence"),
+    ("up::positions", "context", "sums over all positions, or positions that move"),
+    ("up::programs", "context", "ranks compare their programs"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::experts", "expert", "rows go to their experts and back"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
@@ -134,7 +137,7 @@ def _call(
 
 def _reason(operation: str, around: list[str]) -> tuple[str, str, str]:
     slot = next((name.partition("|")[2] for name in around if name.startswith("up::pipeline")), "")
-    if operation in ("send", "recv"):
+    if operation in ("send", "recv") and not any(name.startswith("up::attention") for name in around):
         return "pipeline", slot or "between stages", "activations or gradients go to the next stage"
     for name in around:
         for start, axis, why in REASONS:
@@ -152,8 +155,8 @@ def _place(name: str) -> str:
 
 
 def _ranks(axis: str, operation: str, mesh: PlanMesh) -> int:
-    if axis == "world":
-        return mesh.plan.ranks
+    if axis in ("world", "context"):
+        return mesh.plan.ranks if axis == "world" else mesh.plan.context
     if operation in ("send", "recv"):
         return 2
     return int((mesh.everyone if axis == "replica" else mesh).part(axis).size())

@@ -48,6 +48,7 @@ PLANS: dict[str, up.Plan] = {
     "pipeline": up.Plan(pipeline=2, micro_batches=2),
     "expert": up.Plan(data=2, expert=2),
     "expert zero=3": up.Plan(data=2, expert=2, zero=3, micro_batches=2),
+    "context": up.Plan(context=2),
 }
 
 

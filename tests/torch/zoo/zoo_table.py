@@ -42,7 +42,7 @@ def main() -> int:
             found = [cells.get(plan, [animal, plan, "RAW", "", "the job ended"]) for plan in plans]
             words.update(cell[2] for cell in found)
             failed += [cell for cell in found if cell[2] in ("refused", "WRONG", "RAW")]
-            shares = [cell[4].partition("cut ")[2] for cell in found]
+            shares = [cell[4].partition(", cut ")[2] for cell in found]
             texts = [f"{cell[2]} {share}".strip() for cell, share in zip(found, shares, strict=True)]
             print(f"{animal:14}" + " ".join(f"{text:>16}" for text in texts), flush=True)
     forks.close()

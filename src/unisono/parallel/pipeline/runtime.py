@@ -23,6 +23,7 @@ from .timeline import Span
 if TYPE_CHECKING:
     from torch import nn
 
+    from unisono.parallel.context.runtime import ContextModel
     from unisono.parallel.loss_parameters import LossParameters
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.sharded_parameters import DataAxis
@@ -38,6 +39,7 @@ class StepInput:
         factor: losses are multiplied by it before backward.
         counts: the loss returns (sum, count).
         update: the gradients are reduced at the end; else they stay, and the next step adds to them.
+        recorded: under a context axis the loss belongs to the program; else it gets whole outputs.
     """
 
     micros: Sequence[tuple[Any, Any]]
@@ -47,10 +49,14 @@ class StepInput:
     train: bool = True
     counts: bool = False
     update: bool = True
+    recorded: bool = True
 
     def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
         """The loss of a micro-batch, and its count."""
-        value = self.loss(output, targets)
+        return self.checked(self.loss(output, targets))
+
+    def checked(self, value: Any) -> tuple[Tensor, float]:
+        """Likewise, of what the loss returned."""
         return pair(value) if self.counts else (mean(value), 0.0)
 
     def mean(self, output: Any, targets: Any) -> Tensor:
@@ -92,6 +98,7 @@ class PipelineRuntime:
     Attributes:
         interrupted: the last run ended with an error.
         loss_parameters: what a loss may not take; None: it may take all.
+        context: runs the model with its loss on a part of each sequence; None: sequences are whole.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class PipelineRuntime:
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = self._stale = False
         self.loss_parameters: LossParameters | None = None
+        self.context: ContextModel | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
@@ -183,6 +191,9 @@ class PipelineRuntime:
     def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
         inputs, targets = step.step_input.micros[micro]
+        if self.context is not None:
+            self._whole_forward(step, micro, self.context)
+            return
         activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
         output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
         if stage + 1 == step.schedule.stages:
@@ -201,6 +212,21 @@ class PipelineRuntime:
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.step_input.factor),)
         step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
+
+    def _whole_forward(self, step: _StepState, micro: int, context: ContextModel) -> None:
+        """The forward of a model, and of its loss, whose sequence is cut."""
+        given, (inputs, targets) = step.step_input, step.step_input.micros[micro]
+        weight = given.weights[micro]
+        if given.recorded and weight:
+            found = context.loss(self._root, inputs, targets, given.loss)
+            loss, count = given.checked(found)
+        else:
+            output = self._output(context.output(self._root, inputs))
+            loss, count = given.counted(output, targets) if weight else (_nothing(output), 0.0)
+        step.count += count
+        step.loss = step.loss + loss.detach().double() * weight
+        outputs = (loss * (weight * given.factor),)
+        step.forward_records[0, micro] = _ForwardRecord((), outputs)
 
     def _arrived(
         self, step: _StepState, action: Action
