@@ -1,10 +1,12 @@
 """A slow, exact simulator: fractions in place of floats, all rates computed anew at every event.
 
-It knows messages, routes and ranks that run their programs in order; no symmetry, no bundles, no rendezvous.
+It knows messages, routes, bursts of links, and ranks that run their programs in order and wake up; no
+symmetry, no bundles, no rendezvous.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -53,13 +55,36 @@ def run(
     capacity: Sequence[Fraction],
     o_send: Fraction,
     o_recv: Fraction,
+    wake: Fraction = Fraction(0),
+    bursts: Sequence[Fraction] = (),
 ) -> list[Fraction]:
-    """When each rank is done. Messages on an edge follow each other; different edges share links."""
+    """When each rank is done. Messages on an edge follow each other; different edges share links.
+
+    bursts: of the links, which begin full; (): there are none.
+    """
     size = len(programs)
     now, at = [Fraction(0)] * size, [0] * size
     edges: dict[tuple[int, int], list[_Message]] = {}
     arrived: dict[tuple[int, int], list[Fraction]] = {}
     time = Fraction(0)
+    saved, idle_since = list(bursts), [Fraction(0)] * len(bursts)
+
+    def crossed(messages: Sequence[_Message]) -> list[int]:
+        return [link for message in messages for link in routes[message.edge]]
+
+    def spend(new: Sequence[_Message], running: Sequence[_Message]) -> None:
+        """Messages that begin now take equal parts of what their links have saved while they were idle."""
+        count = Counter(crossed(new))
+        for link in set(count) - set(crossed(running)):
+            saved[link] = min(bursts[link], saved[link] + capacity[link] * (time - idle_since[link]))
+        taken = dict.fromkeys(count, Fraction(0))
+        for message in new:
+            part = min([message.left, *(saved[link] / count[link] for link in routes[message.edge])])
+            message.left -= part
+            for link in routes[message.edge]:
+                taken[link] = max(taken[link], part)
+        for link, part in taken.items():
+            saved[link] -= part * count[link]
 
     def advance() -> None:
         moved = True
@@ -75,7 +100,8 @@ def run(
                         edge = (rank, step.peer)
                         edges.setdefault(edge, []).append(_Message(edge, now[rank], step.nbytes))
                     elif arrived.get((step.peer, rank)):
-                        now[rank] = max(now[rank], arrived[step.peer, rank].pop(0)) + o_recv
+                        here = arrived[step.peer, rank].pop(0)
+                        now[rank] = max(now[rank], here) + o_recv + (wake if here > now[rank] else 0)
                     else:
                         break
                     at[rank] += 1
@@ -87,12 +113,19 @@ def run(
         if not first:
             return now
         active = [m for m in first if m.departs <= time]
+        if bursts:
+            spend([m for m in active if not m.started], [m for m in active if m.started])
+        for message in active:
+            message.started = True
         speed = rates([routes[m.edge] for m in active], capacity)
         ends = [time + m.left / rate for m, rate in zip(active, speed, strict=True)]
         following = min([*ends, *(m.departs for m in first if m.departs > time)])
         for message, rate in zip(active, speed, strict=True):
             message.left -= rate * (following - time)
         time = following
+        going = set(crossed([message for message in active if message.left > 0]))
+        for link in set(crossed(active)) - going if bursts else ():
+            idle_since[link] = time
         for message in active:
             if message.left == 0:
                 edges[message.edge].pop(0)

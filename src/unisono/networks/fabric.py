@@ -31,11 +31,15 @@ Hop = tuple[int, tuple[int, ...]]
 
 
 class Cable(NamedTuple):
-    """Latency in seconds, bytes per second each way, "full" or "half" duplex."""
+    """Latency in seconds, bytes per second each way, "full" or "half" duplex.
+
+    burst_bytes: each way is a token bucket, as traffic shapers are: after a pause it passes so many at once.
+    """
 
     latency_s: float
     bytes_per_s: float
     duplex: str = "full"
+    burst_bytes: float = 0.0
 
 
 def both_ways(

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import instance, positive, whole
+from unisono.engine.base.validation import instance, not_negative, positive, whole
 from unisono.networks.costs import Costs
 from unisono.networks.fabric import Cable, Fabric, Interior, MemoryInterior, SwitchInterior, assemble
 from unisono.networks.fabrics import Crossbar, Dragonfly, FatTree, FullMesh, RailOptimised, Torus
@@ -204,7 +204,7 @@ def check_cable(cable: Cable, name: str = "the cable") -> Cable:
     """The cable with plain floats.
 
     Raises:
-        ValueError: a latency below 0, a rate that is not above 0, an unknown duplex.
+        ValueError: a latency or a burst below 0, a rate that is not above 0, an unknown duplex.
         TypeError: it is no Cable.
     """
     cable = instance(cable, Cable, name)
@@ -212,7 +212,7 @@ def check_cable(cable: Cable, name: str = "the cable") -> Cable:
     rate = positive(cable.bytes_per_s, f"the rate of {name}")
     if cable.duplex not in ("full", "half"):
         raise ValueError(f"the duplex of {name} is {cable.duplex!r}, expected 'full' or 'half'")
-    return Cable(latency, rate, cable.duplex)
+    return Cable(latency, rate, cable.duplex, not_negative(cable.burst_bytes, f"the burst of {name}"))
 
 
 def _gpus(each: dict[str, Any]) -> dict[str, Any]:
