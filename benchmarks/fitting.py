@@ -115,7 +115,8 @@ def network_of(placement: str, values: Values) -> Network:
         ranks=each,
         cable=Cable(given["latency_s"] / 2, LINK_BYTES_PER_S, burst_bytes=LINK_BURST_BYTES),
         inner=Cable(given["inside_latency_s"], 1e12),
-        cores=cores if count == 1 else 0,
+        cores=cores,
+        shared_cores=cores,
         costs=costs,
     )
 
@@ -147,7 +148,9 @@ def fitted(placement: str, cells: Sequence[Cell]) -> Values:
     bytewise = [name for name in BYTES if name != "send"] if count == 1 else ["reduce", "copy"]
     small = [cell for cell in cells if cell.nbytes <= LARGER[0]]
     crowded = count * each > len(os.sched_getaffinity(0))
-    begin = {"wake_s": 2e-6 if count == 1 else 3e-5} if crowded else {}
+    begin = {}
+    if crowded:
+        begin = {"wake_s": 2e-6} if count == 1 else {"wake_s": 5e-6, "o_send_s": 8e-6, "o_recv_s": 1e-5}
     values = improved(placement, begin, ["call_s", "wake_s", *inside, *between, *bytewise[:-1]], small)
     for size, next_size in zip(LARGER, (*LARGER[1:], 1 << 62), strict=True) if count == 1 else ():
         begin = {f"{name}@{size}": BYTES[name] for name in bytewise}
@@ -175,7 +178,7 @@ def improved(placement: str, values: Values, names: list[str], cells: Sequence[C
 
 
 def minimized(
-    errors: Callable[[NDArray[np.float64]], NDArray[np.float64]], start: NDArray[np.float64], rounds: int = 12
+    errors: Callable[[NDArray[np.float64]], NDArray[np.float64]], start: NDArray[np.float64], rounds: int = 16
 ) -> tuple[NDArray[np.float64], float]:
     """Levenberg and Marquardt's method on errors of which large ones count less; the mean error, too."""
     point, damping = start.copy(), 1e-2

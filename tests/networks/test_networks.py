@@ -322,3 +322,28 @@ def test_costs_and_switching_are_written_and_read(tmp_path: Path) -> None:
         assert before in text
         with pytest.raises(ValueError, match=says):
             nets.parse(text.replace(before, after, 1))
+
+
+def test_bursts_and_shared_cores_are_read_and_written() -> None:
+    """A cable's burst is that of both ways; `back` has its own."""
+    text = LAB.replace('rate = "100 Gbit/s"', 'rate = "100 Gbit/s"\nburst = "256 KiB"', 1)
+    text = text.replace(
+        '[[cable]]\nbetween = ["b"', 'back = { rate = "1 GB/s", burst = 1000 }\n[[cable]]\nbetween = ["b"'
+    )
+    network = nets.parse(text)
+    bursts = {link.name: link.burst_bytes for link in network.links}
+    assert (bursts["a>s"], bursts["s>a"]) == (256 << 10, 1000)
+    assert sorted(network.links.burst_bytes) == sorted(bursts.values())
+    assert {link.name: link.burst_bytes for link in nets.parse(toml(network)).links} == bursts
+    with pytest.raises(ValueError, match=r"cable.*burst"):
+        nets.parse(text.replace('"256 KiB"', "-1"))
+    hosts = (
+        '[hosts]\nshared_cores = 2\n[fabric]\nkind = "star"\nhosts = 4\ncable = { rate = 1e9, burst = 5 }\n'
+    )
+    star = nets.parse(hosts)
+    assert (star.shared_cores, star.first(3).shared_cores) == (2, 2)
+    assert set(star.links.burst_bytes) == {5.0}
+    with pytest.raises(ValueError, match="shared_cores"):
+        nets.parse(hosts.replace("= 2", "= -2", 1))
+    with pytest.raises(ValueError, match="burst"):
+        nets.star(2, cable=nets.Cable(0.0, 1e9, burst_bytes=-1.0))

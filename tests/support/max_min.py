@@ -48,6 +48,50 @@ class _Message:
         self.started = False
 
 
+class _Buckets:
+    """What links have saved while they were idle; they begin full. bursts: (): there are none."""
+
+    def __init__(
+        self,
+        bursts: Sequence[Fraction],
+        capacity: Sequence[Fraction],
+        routes: dict[tuple[int, int], tuple[int, ...]],
+    ) -> None:
+        self.bursts, self.capacity, self.routes = bursts, capacity, routes
+        self.saved, self.idle_since = list(bursts), [Fraction(0)] * len(bursts)
+
+    def crossed(self, messages: Sequence[_Message]) -> list[int]:
+        return [link for message in messages for link in self.routes[message.edge]]
+
+    def begin(self, active: Sequence[_Message], time: Fraction) -> None:
+        """Messages that begin now take equal parts of what their links have saved."""
+        new = [message for message in active if not message.started]
+        running = [message for message in active if message.started]
+        for message in new:
+            message.started = True
+        if not self.bursts:
+            return
+        count = Counter(self.crossed(new))
+        for link in set(count) - set(self.crossed(running)):
+            more = self.capacity[link] * (time - self.idle_since[link])
+            self.saved[link] = min(self.bursts[link], self.saved[link] + more)
+        taken = dict.fromkeys(count, Fraction(0))
+        for message in new:
+            route = self.routes[message.edge]
+            part = min([message.left, *(self.saved[link] / count[link] for link in route)])
+            message.left -= part
+            for link in route:
+                taken[link] = max(taken[link], part)
+        for link, part in taken.items():
+            self.saved[link] -= part * count[link]
+
+    def end(self, active: Sequence[_Message], time: Fraction) -> None:
+        """Links whose last message ends now are idle."""
+        going = set(self.crossed([message for message in active if message.left > 0]))
+        for link in set(self.crossed(active)) - going if self.bursts else ():
+            self.idle_since[link] = time
+
+
 def run(
     programs: Sequence[Sequence[Step]],
     routes: dict[tuple[int, int], tuple[int, ...]],
@@ -58,33 +102,13 @@ def run(
     wake: Fraction = Fraction(0),
     bursts: Sequence[Fraction] = (),
 ) -> list[Fraction]:
-    """When each rank is done. Messages on an edge follow each other; different edges share links.
-
-    bursts: of the links, which begin full; (): there are none.
-    """
+    """When each rank is done. Messages on an edge follow each other; different edges share links."""
     size = len(programs)
     now, at = [Fraction(0)] * size, [0] * size
     edges: dict[tuple[int, int], list[_Message]] = {}
     arrived: dict[tuple[int, int], list[Fraction]] = {}
     time = Fraction(0)
-    saved, idle_since = list(bursts), [Fraction(0)] * len(bursts)
-
-    def crossed(messages: Sequence[_Message]) -> list[int]:
-        return [link for message in messages for link in routes[message.edge]]
-
-    def spend(new: Sequence[_Message], running: Sequence[_Message]) -> None:
-        """Messages that begin now take equal parts of what their links have saved while they were idle."""
-        count = Counter(crossed(new))
-        for link in set(count) - set(crossed(running)):
-            saved[link] = min(bursts[link], saved[link] + capacity[link] * (time - idle_since[link]))
-        taken = dict.fromkeys(count, Fraction(0))
-        for message in new:
-            part = min([message.left, *(saved[link] / count[link] for link in routes[message.edge])])
-            message.left -= part
-            for link in routes[message.edge]:
-                taken[link] = max(taken[link], part)
-        for link, part in taken.items():
-            saved[link] -= part * count[link]
+    buckets = _Buckets(bursts, capacity, routes)
 
     def advance() -> None:
         moved = True
@@ -113,19 +137,14 @@ def run(
         if not first:
             return now
         active = [m for m in first if m.departs <= time]
-        if bursts:
-            spend([m for m in active if not m.started], [m for m in active if m.started])
-        for message in active:
-            message.started = True
+        buckets.begin(active, time)
         speed = rates([routes[m.edge] for m in active], capacity)
         ends = [time + m.left / rate for m, rate in zip(active, speed, strict=True)]
         following = min([*ends, *(m.departs for m in first if m.departs > time)])
         for message, rate in zip(active, speed, strict=True):
             message.left -= rate * (following - time)
         time = following
-        going = set(crossed([message for message in active if message.left > 0]))
-        for link in set(crossed(active)) - going if bursts else ():
-            idle_since[link] = time
+        buckets.end(active, time)
         for message in active:
             if message.left == 0:
                 edges[message.edge].pop(0)

@@ -156,6 +156,25 @@ def test_segments_are_those_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize("folds", [True, False])
+def test_hosts_share_the_cores_of_their_machine(folds: bool) -> None:
+    """Four hosts of one rank on a machine of two cores: overheads take twice as long."""
+    costs = Costs(o_s_per_byte=1e-9)
+    slow, fast = (
+        un.simulate(
+            "all_gather",
+            networks.star(4, cable=Cable(0.0, 1e15), costs=costs, shared_cores=cores),
+            algorithm="ring",
+            nbytes=4e6,
+            fold=folds,
+        )
+        for cores in (2, 4)
+    )
+    assert slow.seconds == pytest.approx(2 * fast.seconds, rel=1e-6)
+    with pytest.raises(ValueError, match="shared_cores"):
+        networks.star(2, shared_cores=-1)
+
+
+@pytest.mark.parametrize("folds", [True, False])
 def test_ranks_share_the_cores_of_their_host(folds: bool) -> None:
     """Four ranks on two cores: work takes twice as long, whether one rank stands for all or not."""
     costs = Costs(o_s_per_byte=1e-9, reduce_s_per_byte=1e-9)

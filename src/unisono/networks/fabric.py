@@ -240,6 +240,7 @@ def assemble(
     *,
     costs: Costs = Costs(),  # noqa: B008  # frozen
     cores: int = 0,
+    shared_cores: int = 0,
     memory_bytes_per_s: float = 0.0,
     local_axis: str = "rank",
 ) -> Network:
@@ -267,4 +268,5 @@ def assemble(
         costs=(costs,),
         switches=fabric.switches(),
         symmetry=Symmetry(axes, families),
+        shared_cores=shared_cores,
     )

@@ -58,6 +58,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
         inner: the cable of that.
         nics: ports of a host to the fabric; each of the fabric's rate.
         costs: of its ranks.  cores: 0: one for each rank.
+        shared_cores: of the machine, where the hosts are containers or namespaces of one; 0: they are not.
         memory_bytes_per_s: of all cores together; 0: no limit.
     """
 
@@ -67,6 +68,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
     nics: int = 1
     costs: Costs = CPU
     cores: int = 0
+    shared_cores: int = 0
     memory_bytes_per_s: float = 0.0
 
     def interior(self) -> Interior:
@@ -240,5 +242,6 @@ def _network(name: str, fabric: Fabric, each: dict[str, Any]) -> Network:
         fabric,
         costs=hosts.costs,
         cores=hosts.cores,
+        shared_cores=whole(hosts.shared_cores, f"{name}: shared_cores", 0, MOST_RANKS),
         memory_bytes_per_s=hosts.memory_bytes_per_s,
     )

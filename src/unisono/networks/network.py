@@ -289,6 +289,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         switches: those that add; the endpoint `size + i` of `route` is switch i.
         symmetry: the maps of the network onto itself; None: none is known.
         stores: a switch has a whole message before it sends it on; False: it forwards the bytes as they come.
+        shared_cores: of the one machine that all hosts are on; 0: each host has its own (`Machine.cores`).
     """
 
     name: str
@@ -302,6 +303,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     switches: tuple[Switch, ...] = ()
     symmetry: Symmetry | None = None
     stores: bool = False
+    shared_cores: int = 0
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """The numbers of the links that a message crosses, in order; () from a rank to itself.

@@ -247,22 +247,27 @@ NO_LINK = (1 << 32) - 1
 def _cores(
     network: Network, folding: Folding, working: int, first: int
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """The cores of each host that has too few, as links from number `first` on; how each rank crosses them.
+    """The cores that too many ranks share, as links from number `first` on; how each rank crosses them.
 
-    A rank that stands for others crosses the link as often as there are of those on its host.
+    A rank that stands for others crosses the link as often as there are of those on its cores.
     """
-    ranks = Counter(network.hosts)
-    crowded = [host for host in ranks if 0 < network.machines[host].cores < ranks[host] * working]
+    if network.shared_cores:
+        places, cores = [0] * network.size, {0: network.shared_cores}
+    else:
+        places = list(network.hosts)
+        cores = {host: network.machines[host].cores for host in places}
+    ranks = Counter(places)
+    crowded = [place for place in ranks if 0 < cores[place] < ranks[place] * working]
     if not crowded:
         return [], []
-    links = {host: first + number for number, host in enumerate(crowded)}
+    links = {place: first + number for number, place in enumerate(crowded)}
     standing = folding.standing_rank
-    together = Counter((standing(rank), host) for rank, host in enumerate(network.hosts))
+    together = Counter((standing(rank), place) for rank, place in enumerate(places))
     shares = [
-        (links[host], together[rank, host]) if host in links and together[rank, host] else (NO_LINK, 1)
-        for rank, host in enumerate(network.hosts)
+        (links[place], together[rank, place]) if place in links and together[rank, place] else (NO_LINK, 1)
+        for rank, place in enumerate(places)
     ]
-    return [float(network.machines[host].cores) for host in crowded], shares
+    return [float(cores[place]) for place in crowded], shares
 
 
 def _hosts_with_costs(network: Network) -> list[int]:
