@@ -61,7 +61,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         rendezvous_bytes: from this size on, a message waits until its receiver asks for it (S); 0: never.
         reduce_s_per_byte: of combining one more contribution of a byte.
         copy_s_per_byte: of `Copy`; where messages within a host have costs of their own, also of a reduction
-            whose result goes elsewhere than the rank's own contribution, beside `reduce_s_per_byte`.
+            whose result goes to another buffer than the rank's own contribution, beside `reduce_s_per_byte`.
         inside: of messages within a host; None: as those between hosts.
         call_s: of a call, before its first step.
         wake_s: of a rank that had to wait for a message, before it takes it: its core ran another one.

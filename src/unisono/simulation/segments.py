@@ -135,7 +135,7 @@ class EngineCut(NamedTuple):
 
     def steps(self, rank: int, steps: Iterable[Step]) -> Iterable[Step | SendInPlace]:
         """The steps of a rank, with the messages that are sent in place, and a copy for each reduction whose
-        result goes elsewhere: that memory is fetched into the cache, too.
+        result goes elsewhere: that memory is fetched into the cache, too. Scratch memory is there already.
         """
         return self._analysed(rank, tuple(steps)) if self.analysed else steps
 
@@ -151,7 +151,7 @@ class EngineCut(NamedTuple):
                 yield SendInPlace(step.chunk, step.to)
                 continue
             yield step
-            if isinstance(step, Reduce) and step.own not in (None, step.chunk):
+            if isinstance(step, Reduce) and step.own not in (None, step.chunk) and step.chunk.space != "tmp":
                 yield Copy(step.chunk, step.own)
 
     def end(self) -> array[int]:
