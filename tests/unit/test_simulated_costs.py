@@ -9,7 +9,11 @@ import pytest
 import unisono as un
 from unisono import networks
 from unisono.networks import ByteCosts, Cable, Costs, Network
+from unisono.plans import ALGORITHMS
+from unisono.plans.catalog import steps_of
+from unisono.plans.lowering import lower_rank
 from unisono.simulation import Call, Compute, Program, simulate_program
+from unisono.simulation.segments import parts_of
 
 CABLE = Cable(2e-6, 1e9)
 
@@ -187,3 +191,28 @@ def test_ranks_share_the_cores_of_their_host(folds: bool) -> None:
         for network in (few, enough)
     )
     assert slow.seconds == pytest.approx(2 * fast.seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_one_rank_stands_for_all_also_where_messages_are_sent_in_place(cores: int) -> None:
+    network = shared(4, cores=cores, send_s=1e-3)
+    folded = 0
+    for collective, names in ALGORITHMS.items():
+        for algorithm in names:
+            one, all_ = (
+                un.simulate(collective, network, algorithm=algorithm, nbytes=6 << 20, fold=fold)
+                for fold in (None, False)
+            )
+            assert one.ends == all_.ends, (collective, algorithm)
+            folded += one.simulated < all_.simulated
+    assert folded > 10
+
+
+def test_chunks_are_counted_as_the_engine_counts_them() -> None:
+    """The engine's limit of a message depends on `in_flight`, which every program carries."""
+    hosts = (0, 0, 1, 1)
+    for collective, names in ALGORITHMS.items():
+        for algorithm in names:
+            steps = steps_of(collective, algorithm, 4, hosts)
+            header = lower_rank(0, collective, algorithm, 4, hosts=hosts)[:7]
+            assert max(1, header[5]) == parts_of(collective, lambda rank, of=steps: of(rank, 4, 0), 4)

@@ -65,7 +65,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         inside: of messages within a host; None: as those between hosts.
         call_s: of a call, before its first step.
         wake_s: of a rank that had to wait for a message, before it takes it: its core ran another one.
-        larger: what bytes of larger buffers cost, by ascending size.
+        larger: what bytes of larger buffers cost.
     """
 
     o_send_s: float = 0.0
@@ -83,7 +83,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     def of_buffer(self, nbytes: float) -> Costs:
         """The costs with a buffer of this size."""
         found = self
-        for size in self.larger:
+        for size in sorted(self.larger, key=lambda size: size.beyond_bytes):
             if nbytes > size.beyond_bytes:
                 found = _changed(found, size)
         return found
