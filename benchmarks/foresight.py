@@ -42,7 +42,7 @@ def run_native(
         extra=0,
         digits=[],
         rates=[1e9] * count,
-        costs=[[0.0] * 7 + [1.0] + [0.0] * 6],
+        costs=[[0.0] * 7 + [1.0] + [0.0] * 7],
         costs_index=[],
         window=16,
         most_spans=0,
