@@ -136,14 +136,31 @@ def ignored_by(loss: object) -> int:
     return found if isinstance(found, int) else IGNORED
 
 
+class CutBatch(NamedTuple):
+    """A rank's micro-batches, and what each counts.
+
+    Args:
+        weights: the share of each micro-batch in the loss of all ranks; all shares add up to 1.
+        total: the rows or labels of all ranks, by which the losses are divided.
+        kept: the least and the largest share of labels that are not ignored, over all parts.
+    """
+
+    micros: list[tuple[Any, Any]]
+    weights: list[float]
+    total: float
+    kept: tuple[float, float] = (1.0, 1.0)
+
+
 def cut_batch(
-    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh
-) -> tuple[list[tuple[Any, Any]], list[float]]:
-    """Cut this rank's batch into micro-batches; return them, and the share of each in the loss of all ranks.
+    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool = False
+) -> CutBatch:
+    """Cut this rank's batch into micro-batches, and weigh each in the loss of all ranks.
 
-    All shares add up to 1. One message tells all ranks the rows and labels of each; a second one is needed
-    where ranks have too few rows, so that all have fewer parts.
+    One message tells all ranks the rows and labels of each; a second one is needed where ranks have too few
+    rows, so that all have fewer parts.
 
+    Args:
+        several: the batch is one of several that are weighed together.
     Raises:
         ValueError: ranks that share rows have different numbers of them; or, without `weigh`, parts of the
             batch have different shares of ignored labels.
@@ -152,30 +169,36 @@ def cut_batch(
     if mesh.plan.context > 1:
         _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
-    noted = _batch_weights(micros, weigh, ignored, mesh)
+    noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
     table = _gather([mine, *noted.told], mesh)
     rows = _checked(table[..., 0].long(), mesh)
     parts = min(most, *rows)
     if any(min(most, one) != parts for one in rows):
         micros = micro_batches(batch, parts)
-        noted = _batch_weights(micros, weigh, ignored, mesh)
+        noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
     if weigh == "counted":
-        return micros, [1.0 / sum(rows)] * len(micros)
+        return CutBatch(micros, [1.0 / sum(rows)] * len(micros), sum(rows))
     if callable(weigh):
         total = float(largest.sum())
         if total == 0:
             raise ValueError("no label of this batch counts: weigh returned 0 for all of it")
-        return micros, [count / total for count in noted.counts]
-    if float(largest.max() - least.min()) > EVEN:
+        return CutBatch(micros, [count / total for count in noted.counts], total)
+    kept = float(least.min()), float(largest.max())
+    check_even(*kept, ignored)
+    return CutBatch(micros, [rows_of([x, y]) / sum(rows) for x, y in micros], sum(rows), kept)
+
+
+def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
+    """Raise ValueError if parts keep different shares of their labels, from `least` to `largest`."""
+    if largest - least > EVEN:
         raise ValueError(
             f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
             "parts' means is not the mean over labels. Write parallelize(..., weigh=lambda targets: "
             f'(targets != {ignored}).sum()), weigh="tokens" if it is the mean over all labels that are not '
             'ignored, or weigh="rows" if it is a mean over rows'
         )
-    return micros, [rows_of([x, y]) / sum(rows) for x, y in micros]
 
 
 class _BatchWeights(NamedTuple):
@@ -184,12 +207,13 @@ class _BatchWeights(NamedTuple):
 
 
 def _batch_weights(
-    micros: Sequence[tuple[Any, Any]], weigh: Weigh, ignored: int, mesh: PlanMesh
+    micros: Sequence[tuple[Any, Any]], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool
 ) -> _BatchWeights:
     if callable(weigh):
         counts = [_count(weigh(targets)) for _, targets in micros]
         return _BatchWeights(counts, (0.0, sum(counts)))
-    if weigh in ("rows", "counted") or not micros or (len(micros) == 1 and mesh.plan.data == 1):
+    alone = len(micros) == 1 and mesh.plan.data == 1 and not several
+    if weigh in ("rows", "counted") or not micros or alone:
         return _BatchWeights([], (1.0, 1.0))
     shares = [_kept(targets, ignored) for _, targets in micros]
     return _BatchWeights([], (min(shares), max(shares)))

@@ -80,6 +80,14 @@ class PlanMesh:
         axes = _axes(groups, ranks[:, here : here + 1], world, self.axes.device_type)
         return PlanMesh(axes, self.plan.of_replica(), world, self)
 
+    def of_experts(self) -> PlanMesh:
+        """Make the mesh of experts' parameters, whose tensor axis is that of experts. All ranks call it."""
+        plan = self.plan.of_experts()
+        ranks = torch.arange(plan.ranks).view(1, plan.data // plan.shards, plan.shards, plan.tensor)
+        groups = [_group(ranks, axis) for axis in range(len(AXES))]
+        axes = _axes(groups, ranks, self.world, self.axes.device_type, of="experts of ")
+        return PlanMesh(axes, plan, self.world)
+
     def part(self, *axes: str) -> DeviceMesh:
         """Return the mesh of these axes."""
         names: Any = self.axes.mesh_dim_names
@@ -92,6 +100,13 @@ class PlanMesh:
     def place(self, axis: str) -> int:
         """Return this rank's index on `axis`."""
         return self.axes.get_local_rank(AXES.index(axis))
+
+    def data_group(self) -> dist.ProcessGroup:
+        """Make a group of its own of the data ranks, replica x shard. All ranks call this."""
+        ranks = self.everyone.axes.mesh
+        alone = self.outer is not None  # a replica that trains on its own
+        group: dist.ProcessGroup = _group(ranks, 2) if alone else _group(ranks.flatten(1, 2), 1)
+        return group
 
     @property
     def stage(self) -> int:
@@ -129,9 +144,9 @@ class PlanMesh:
         return int(self.axes.mesh[place].item())
 
 
-def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str) -> DeviceMesh:
+def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str, of: str = "") -> DeviceMesh:
     # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
-    names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
+    names = tuple(f"{axis} of {of}{world.group_name}" for axis in AXES)
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
 
 

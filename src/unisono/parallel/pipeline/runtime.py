@@ -38,6 +38,7 @@ class StepInput:
         weights: the share of each micro-batch's loss in the step's.
         factor: losses are multiplied by it before backward.
         counts: the loss returns (sum, count).
+        update: the gradients are reduced at the end; else they stay, and the next step adds to them.
         recorded: under a context axis the loss belongs to the program; else it gets whole outputs.
     """
 
@@ -47,6 +48,7 @@ class StepInput:
     factor: float = 1.0
     train: bool = True
     counts: bool = False
+    update: bool = True
     recorded: bool = True
 
     def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
@@ -105,20 +107,20 @@ class PipelineRuntime:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
-        self.interrupted = False
+        self.interrupted = self._stale = False
         self.loss_parameters: LossParameters | None = None
         self.context: ContextModel | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
         """Run this rank's actions; return its part of the loss, its count, and the times of each action."""
-        if self.interrupted:
+        if self.interrupted or self._stale:
             self._units.reset()
-        self.interrupted = True
+        self.interrupted, self._stale = True, False
         step = _StepState(schedule, step_input)
         order = [a for a in schedule.orders[self._mesh.stage] if step_input.train or a.kind == "F"]
-        final = next((action for action in reversed(order) if action.kind != "F"), None)
-        split = any(action.kind == "W" for action in order)
+        split, reduces = any(action.kind == "W" for action in order), step_input.train and step_input.update
+        final = next((action for action in reversed(order) if reduces and action.kind != "F"), None)
         with torch.set_grad_enabled(step_input.train):
             for action in order:
                 self._take(step, action)
@@ -131,13 +133,17 @@ class PipelineRuntime:
                     ](step, action)
                 step.spans.append(Span(self._mesh.stage, action, start, time.perf_counter()))
                 self._give(step, action)
-        if split:
+        if split and reduces:
             self._units.reduce_now()
-        if step_input.train:
+        if reduces:
             self._units.finish()
         self._messages.finish()
         self.interrupted = False
         return step.loss, step.count, step.spans
+
+    def forget(self) -> None:
+        """Drop what earlier runs have left, when the next one begins: gradients, collectives in flight."""
+        self._stale = True
 
     # ---- between stages ----
 
