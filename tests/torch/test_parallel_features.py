@@ -40,7 +40,7 @@ def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, che
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@each(("module", "check"), checks_of("context_features", "context_axes"))
+@each(("module", "check"), checks_of("context_features", "context_programs", "context_axes"))
 def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "context_axes" else 2)
 

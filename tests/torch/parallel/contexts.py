@@ -226,7 +226,8 @@ def check_refusals(folder: Path) -> None:
     ):
         refused(says, Changed(what), first)
     refused("every rank has", Changed(lambda x: torch.zeros(4, 16, 1).add_(x.mean(-1, keepdim=True))), first)
-    refused("has a forward hook", hooked(), first)
+    for register in ("register_forward_hook", "register_full_backward_hook"):
+        refused('"blocks.0" has a hook', hooked(register), first)
     refused("hook on a tensor", Changed(lambda x: twice(x).mean(-1, keepdim=True)), first)
     refused("has 3 positions, and 2 ranks take 4", Decoder(), (first[0][:, :3], first[1][:, :3]))
     refused("a value for each position", Decoder(), first, lambda logits, _: logits.mean(-1))
@@ -253,9 +254,9 @@ def twice(x: Tensor) -> Tensor:
     return x
 
 
-def hooked() -> nn.Module:
+def hooked(register: str) -> nn.Module:
     model = Decoder()
-    model.blocks[0].register_forward_hook(lambda *_: None)
+    getattr(model.blocks[0], register)(lambda *_: None)
     return model
 
 

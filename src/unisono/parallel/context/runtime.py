@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import ModuleSettings, kinds_of
@@ -206,8 +207,8 @@ def _run_calls(module: Any) -> None:
 def _check_hooks(model: nn.Module) -> None:
     """Refuse hooks of the user's."""
     for path, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        if is_hooked(module):
             raise ContextError(
-                f'"{path or type(model).__name__}" has a forward hook, which a context axis does not call: '
+                f'"{path or type(model).__name__}" has a hook, which a context axis does not call: '
                 "its program runs operator by operator. Remove the hook, or leave out context="
             )
