@@ -29,6 +29,7 @@ from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
 from .graph.capture import draws_in_python, python_states
+from .graph.fused import split_
 from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
 
@@ -111,6 +112,8 @@ class CutCheck:
             self._model.float()
             batch = _as_f32(batch)
         _scatter(self._model)
+        for path, sizes in self._cut.fused.items():  # both have the same parameters
+            split_(self._model, path, sizes)
         whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
         with torch.enable_grad():
             forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh, self._output)

@@ -61,6 +61,7 @@ class Plan:
     Args:
         data: copies of the model, each with its own rows of a batch.
         tensor: ranks that share each matrix.
+        sequence: between matrices they share the positions of each sequence, which they must divide.
         pipeline: ranks that share the layers.
         zero: what data ranks share: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
         shard: data ranks that share (hybrid sharding); the others are replicas. None: all data ranks.
@@ -113,6 +114,7 @@ class Plan:
     local_steps: int | None = None
     outer: OuterSGD | str = "nesterov"
     elastic: bool = False
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -125,6 +127,8 @@ class Plan:
         _one_of("reduce", self.reduce, ("f32", "low"))
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
+        if self.sequence and self.tensor == 1:
+            raise ValueError("Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more")
         self._check_sharding()
         self._check_schedule()
         self._check_swap()
@@ -138,7 +142,7 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("recompute", "uneven_use", "tf32", "elastic"):
+        for name in ("recompute", "uneven_use", "tf32", "elastic", "sequence"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
         clip: object = self.clip

@@ -8,7 +8,7 @@ the number of heads in a view, is noted and changed. Where the programs differ, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice
-from .cut import Cut, Sizes
-from .program import FunctionCall, Graph, Node, Ref, refs
+from .containers import mapped
+from .cut import Cut, Move, Sizes
+from .program import Frame, FunctionCall, Graph, Node, Ref, refs
 from .rules import slice_of
+from .sequence import ScatteredPositions
 
-__all__ = ["ProgramMismatch", "changed", "compare", "narrow_"]
+__all__ = ["ProgramMismatch", "changed", "compare", "moved", "narrow_"]
 
 SIZED = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
@@ -41,10 +43,16 @@ class ProgramMismatch(Exception):
 
 
 def compare(
-    choice: Choice, shapes: Shapes, sample: Any, forward: Callable[[Any], Any] | None
+    choice: Choice,
+    shapes: Shapes,
+    sample: Any,
+    forward: Callable[[Any], Any] | None,
+    positions: ScatteredPositions | None = None,
 ) -> dict[str, dict[int, Sizes]]:
     """Run `shapes.model`, not yet cut, as `choice.cut` says; return the written sizes that must change.
 
+    Args:
+        positions: what is cut along the sequence.
     Raises:
         ProgramMismatch: the programs differ.
     """
@@ -53,11 +61,13 @@ def compare(
     try:
         local = run.recorder.run(shapes.model, sample, forward)
     except CaptureError as error:
+        if positions is not None:  # what it raises follows from where it went another way first
+            _Comparison(choice, run.recorder.graph, positions).run(begun=True)
         if isinstance(error.__cause__, ProgramMismatch):
             raise error.__cause__ from None
         at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
         raise ProgramMismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
-    _Comparison(choice, local).run()
+    _Comparison(choice, local, positions).run()
     return run.sizes
 
 
@@ -76,6 +86,8 @@ class _LocalModel:
         for path, kind in choice.cut.modules.items():
             if kind == "column, gathered":
                 self._gather(shapes.model.get_submodule(path))
+        for path, moves in choice.cut.moves.items():
+            self._move(shapes.model.get_submodule(path), moves)
         self._first: dict[int, list[Node]] = {}
         for node in choice.graph.nodes:
             self._first.setdefault(node.call, []).append(node)
@@ -95,6 +107,28 @@ class _LocalModel:
             return whole
 
         module.forward = forward  # type: ignore[method-assign]
+
+    def _move(self, module: nn.Module, moves: dict[tuple[bool, int], Move]) -> None:
+        run = module.forward
+
+        def forward(*args: Any, **named: Any) -> Any:
+            args, named = moved((args, named), False, moves, self._stand_in)
+            return moved(run(*args, **named), True, moves, self._stand_in)
+
+        module.forward = forward  # type: ignore[method-assign]
+
+    def _stand_in(self, tensor: Tensor, move: Move) -> Tensor:
+        """What a move makes of a tensor, without its values."""
+        if move.kind == "enter":
+            return tensor
+        self.recorder.paused += 1
+        sizes, parts = list(tensor.shape), self._choice.parts
+        gathers = move.kind.startswith("gather")
+        sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
+        other = tensor.new_zeros(sizes) + tensor.sum()  # with its gradient
+        self.recorder.paused -= 1
+        self.recorder.stand_in(tensor, other)
+        return other
 
     def _watch(self, number: int, args: Any, named: Any) -> tuple[Any, Any]:
         """Change the written sizes of one call, and note them."""
@@ -206,8 +240,9 @@ def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
 class _Comparison:
     """Two programs, operator by operator. Copies (clone) are left out: they depend on strides."""
 
-    def __init__(self, choice: Choice, local: Graph) -> None:
+    def __init__(self, choice: Choice, local: Graph, positions: ScatteredPositions | None) -> None:
         self._choice, self._whole, self._local = choice, choice.graph, local
+        self._positions = positions
         self._same: dict[int, int] = {}  # value of the whole program, or copy of one -> that one
         self._of: dict[int, int] = {}  # value of the local program -> that of the whole one
         for value in local.values:
@@ -220,17 +255,35 @@ class _Comparison:
             for number in frame.outputs
         }
 
-    def run(self) -> None:
+    def run(self, *, begun: bool = False) -> None:
+        """Raise ProgramMismatch where they differ. `begun`: the local one has not ended."""
+        if not begun and self._choice.cut.moves and len(self._whole.frames) != len(self._local.frames):
+            raise ProgramMismatch(self._whole.nodes[-1], "the program of the parts calls other modules")
         nodes = self._without_copies(self._whole, self._same)
         copies: dict[int, int] = {}
         others = self._without_copies(self._local, copies)
         for node, other in zip_longest(nodes, others):
+            if other is None and begun:
+                return
             if node is None or other is None:
                 at = node or nodes[-1]
                 raise ProgramMismatch(
                     at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}"
                 )
             self._pair(node, other, copies)
+        for frame, here in zip(self._whole.frames, self._local.frames, strict=False):
+            self._moves(frame, here, copies)
+
+    def _moves(self, frame: Frame, other: Frame, copies: dict[int, int]) -> None:
+        """Whether each move of a call of a module got the value that it is for."""
+        for out, place in self._choice.cut.moves.get(frame.path, {}):
+            mine, theirs = (each.outputs if out else each.inputs for each in (frame, other))
+            there = copies.get(theirs[place], theirs[place])
+            there = self._local.stand_ins.get(there, there)
+            found = self._of.get(copies.get(there, there))
+            if found is None or self._same.get(found, found) != self._same.get(mine[place], mine[place]):
+                node = self._whole.nodes[min(frame.first, len(self._whole.nodes) - 1)]
+                raise ProgramMismatch(node, f'"{frame.path}" takes or returns other values')
 
     @staticmethod
     def _without_copies(graph: Graph, same: dict[int, int]) -> list[Node]:
@@ -255,7 +308,10 @@ class _Comparison:
                 node, f"{node.name} takes other values in the program of the parts, at {node.line}"
             )
         for number, there in zip(mine, theirs, strict=True):
-            self._value(node, number, copies.get(there, there), self._local.values[there].shape)
+            shape = self._local.values[there].shape
+            there = copies.get(there, there)
+            there = self._local.stand_ins.get(there, there)
+            self._value(node, number, copies.get(there, there), shape)
         self._arguments(node, other)
         for mine_out, their_out in zip(node.outputs, other.outputs, strict=True):
             if mine_out is not None and their_out is not None:
@@ -275,6 +331,8 @@ class _Comparison:
                 node, f"{node.name} takes other values in the program of the parts, at {node.line}"
             )
         wanted = self._choice.local(number)
+        if self._positions is not None:
+            wanted = self._positions.taken(node, number, wanted)
         if shape != wanted and known not in self._gathered:
             raise ProgramMismatch(
                 node,
@@ -357,6 +415,27 @@ def narrow_(shapes: Shapes, cut: Cut) -> None:
             for leaf, value in list(table.items()):
                 if value is not None and id(value) in made:
                     table[leaf] = made[id(value)]
+
+
+def moved(
+    thing: Any, out: bool, moves: Mapping[tuple[bool, int], Move], change: Callable[[Tensor, Move], Tensor]
+) -> Any:
+    """What a module takes or returns, with its moves made. A tensor in several places is moved once."""
+    if not any(there == out for there, _ in moves):
+        return thing
+    place, made = -1, dict[int, Tensor]()
+
+    def walk(tensor: Tensor) -> Tensor:
+        nonlocal place
+        place += 1
+        move = moves.get((out, place))
+        if move is None:
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = change(tensor, move)
+        return made[id(tensor)]
+
+    return mapped(thing, walk)
 
 
 def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
