@@ -336,7 +336,7 @@ class Choice:
         self.cut = replace(self.cut, sums=[], moves={}, draws=[])
         positions = self._gradients(self.cut, stays)
         assert positions is not None
-        self.cut.positions = positions.whole
+        self.cut.positions = positions.reasons(self.cut)
         return positions
 
     def _kind(self, path: str, name: str, dim: int) -> str:

@@ -63,7 +63,7 @@ class Cut:
         sizes: path -> (number of the call in the module's forward -> the sizes to change).
         fused: path of a layer -> output features of the layers that stand for it.
         whole: (what, why): what is not cut.
-        positions: (layer, why): whose output is not cut along the sequence. None: nothing is.
+        positions: (module, text): where it is not cut along the sequence, and why. None: nothing is.
         flops: (cut, all), of one forward.    parameters: (cut, all).
         proved: the recorded program shows that the cut model computes the same; else a trial must.
     """
@@ -120,7 +120,7 @@ class Cut:
             for path, moves in self.forward_moves().items()
         ]
         lines += [f"  {path}: {text}" for path, text in _merged(moves)]
-        lines += [f"  {path}: all positions after it, because {why}" for path, why in _merged(self.positions or ())]
+        lines += [f"  {path}: {text}" for path, text in _merged(self.positions or ())]
         lines += [f"  {path}: whole, because {why}" for path, why in _merged(self.whole)]
         return "\n".join(lines)
 

@@ -125,7 +125,9 @@ class _LocalModel:
         sizes, parts = list(tensor.shape), self._choice.parts
         gathers = move.kind.startswith("gather")
         sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
-        other = tensor.new_zeros(sizes) + tensor.sum()  # with its gradient
+        order = sorted(range(len(sizes)), key=lambda at: -tensor.stride(at))  # operators depend on it
+        other = tensor.new_zeros([sizes[at] for at in order]).permute([order.index(at) for at in range(len(order))])
+        other = other + tensor.sum()  # with its gradient
         self.recorder.paused -= 1
         self.recorder.stand_in(tensor, other)
         return other
@@ -278,12 +280,16 @@ class _Comparison:
         """Whether each move of a call of a module got the value that it is for."""
         for out, place in self._choice.cut.moves.get(frame.path, {}):
             mine, theirs = (each.outputs if out else each.inputs for each in (frame, other))
-            there = copies.get(theirs[place], theirs[place])
-            there = self._local.stand_ins.get(there, there)
-            found = self._of.get(copies.get(there, there))
+            found = self._of.get(self._source(theirs[place], copies))
             if found is None or self._same.get(found, found) != self._same.get(mine[place], mine[place]):
                 node = self._whole.nodes[min(frame.first, len(self._whole.nodes) - 1)]
                 raise ProgramMismatch(node, f'"{frame.path}" takes or returns other values')
+
+    def _source(self, number: int, copies: dict[int, int]) -> int:
+        """What a copy, or a stand-in, of the local program was made of."""
+        while (before := self._local.stand_ins.get(number, copies.get(number, number))) != number:
+            number = before
+        return number
 
     @staticmethod
     def _without_copies(graph: Graph, same: dict[int, int]) -> list[Node]:
@@ -309,9 +315,7 @@ class _Comparison:
             )
         for number, there in zip(mine, theirs, strict=True):
             shape = self._local.values[there].shape
-            there = copies.get(there, there)
-            there = self._local.stand_ins.get(there, there)
-            self._value(node, number, copies.get(there, there), shape)
+            self._value(node, number, self._source(there, copies), shape)
         self._arguments(node, other)
         for mine_out, their_out in zip(node.outputs, other.outputs, strict=True):
             if mine_out is not None and their_out is not None:

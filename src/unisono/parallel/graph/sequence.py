@@ -17,7 +17,7 @@ import re
 from typing import NoReturn
 
 from .backward import Chosen
-from .cut import Cut
+from .cut import Cut, Move
 from .indices import Dim, Dims, Factor, Index, block_all, roots, size_of
 from .program import Node, Value, refs
 from .rules import Rules
@@ -26,6 +26,7 @@ from .scopes import Scopes, Seen
 __all__ = ["Key", "ScatteredPositions", "Stays"]
 
 PRODUCTS = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "aten.embedding")
+ENTER = Move("enter", 0)
 Key = tuple[str, str]
 
 
@@ -43,7 +44,6 @@ class ScatteredPositions:
     Args:
         stays: values that are not cut, and why.
     Attributes:
-        whole: (layer, why): whose output keeps all positions.
         indivisible: positions that the ranks do not divide, and that nothing else blocks; 0: none.
     """
 
@@ -57,7 +57,6 @@ class ScatteredPositions:
         kinds = self._rules.positions()
         self._indices = {number: roots(dims) & kinds for number, dims in self._rules.dims.items()}
         self._chosen = self._reached(kinds)
-        self.whole = self._reasons()
 
     # ---- what others ask ----
 
@@ -181,12 +180,15 @@ class ScatteredPositions:
                 return found
             found = found - passing
 
-    def _reasons(self) -> list[tuple[str, str]]:
+    def reasons(self, cut: Cut) -> list[tuple[str, str]]:
+        """(module, text): where all positions are computed, and why. Given the moves of `cut`."""
         found = dict[str, str]()
         for before, index, seen in self._links():
-            if before is None and index not in self._chosen:
-                path = self._graph.frames[seen.boundary.frame].path
-                found[path] = index.why or "a module takes all its positions next"
+            path, out, place = self._scopes.group(seen.boundary)[0]
+            ends = before is None and index not in self._chosen
+            if ends or cut.moves.get(path, {}).get((out, place), ENTER).kind == "gather":
+                what = "all positions after it" if out else "it takes all positions"
+                found[path] = f"{what}, because {index.why or 'only cuts follow'}"
         return list(found.items())
 
 
