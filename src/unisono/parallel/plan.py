@@ -128,7 +128,9 @@ class Plan:
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
         if self.sequence and self.tensor == 1:
-            raise ValueError("Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more")
+            raise ValueError(
+                "Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more"
+            )
         self._check_sharding()
         self._check_schedule()
         self._check_swap()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .mesh import PlanMesh
     from .plan import Plan
 
+SMALL = 1 / 8  # of the largest unit
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -63,8 +64,20 @@ def shard_units(
         return ReplicatedParameters(root, mesh)
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
-    wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
+    wrapped = (
+        [] if plan.uneven_use or plan.zero == 0 else _large(own)
+    )  # replicas reduce all gradients in one message
     return ShardedParameters(root, wrapped, mesh, last=last, fill=initial.fill)
+
+
+def _large(units: Sequence[nn.Module]) -> list[nn.Module]:
+    """The units that are worth messages of their own. The others belong to the root: a message costs more
+    than their memory, which is less than that of the largest unit.
+    """
+    sizes = [sum(parameter.numel() for parameter in unit.parameters()) for unit in units]
+    most = max(sizes, default=0)
+    small = [size for size in sizes if size < SMALL * most]
+    return [unit for unit, size in zip(units, sizes, strict=True) if size not in small or sum(small) > most]
 
 
 def _check_dimensions(root: nn.Module, plan: Plan) -> None:

@@ -217,9 +217,8 @@ class _Local(Forward):
         try:
             yield
         finally:
-            for leaf in self._dims:
+            for leaf in [*self._dims, *(["bias"] if bias is not None else [])]:
                 seen.pop(leaf, None)
-            seen.pop("bias", None)
 
     def _part(self, leaf: str, dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)

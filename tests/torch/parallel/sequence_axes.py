@@ -66,9 +66,7 @@ def check_checkpoints(folder: Path) -> None:
     plan = up.Plan(tensor=2, data=2, sequence=True, zero=1)
     run, seen = under(plan, models.gpt, given[:2], models.token_loss, sample=given[0][0])
     run.save(folder / "saved")
-    other = up.parallelize(
-        seeded(models.gpt), up.Plan(data=4), optimizer=adamw, loss=models.token_loss
-    )
+    other = up.parallelize(seeded(models.gpt), up.Plan(data=4), optimizer=adamw, loss=models.token_loss)
     other.load(folder / "saved")
     losses = [other.step(batch) for batch in other.shard(given[2:])]
     again = [run.step(batch) for batch in run.shard(given[2:])]

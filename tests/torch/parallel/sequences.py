@@ -128,7 +128,12 @@ def check_models_of_hugging_face(folder: Path) -> None:
     import transformers
 
     ids = models.text_batches(3, 4)
-    sizes = {"vocab_size": models.VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48, "pad_token_id": 0}
+    sizes = {
+        "vocab_size": models.VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": 48,
+        "pad_token_id": 0,
+    }
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": models.TIME}
 
     def qwen2() -> Any:
@@ -175,7 +180,14 @@ def check_dropout(folder: Path) -> None:
     seen = {}
     for recompute in (False, True):
         plan = up.Plan(tensor=2, sequence=True, recompute=recompute)
-        run, found = under(plan, lambda: text(Dropped(0.3), Dropped(0.3)), batches, models.token_loss, sample=batches[0][0], check=True)
+        run, found = under(
+            plan,
+            lambda: text(Dropped(0.3), Dropped(0.3)),
+            batches,
+            models.token_loss,
+            sample=batches[0][0],
+            check=True,
+        )
         assert apart(run) < 1e-6
         assert set(run.cut.draws) == {"1.drop", "2.drop"}, run.cut.draws
         seen[recompute] = found.losses
@@ -193,7 +205,12 @@ def check_dropout(folder: Path) -> None:
 
     noise: list[Tensor] = []
     run = up.parallelize(
-        text(models.Block(), Noise(), models.Block()), PLAN, optimizer=adamw, loss=models.token_loss, sample=batches[0][0], check=False
+        text(models.Block(), Noise(), models.Block()),
+        PLAN,
+        optimizer=adamw,
+        loss=models.token_loss,
+        sample=batches[0][0],
+        check=False,
     )
     noise.clear()
     run.step(batches[0])
@@ -218,7 +235,9 @@ def check_low_precision(folder: Path) -> None:
 
 def check_evaluation_and_other_lengths(folder: Path) -> None:
     batches = models.text_batches(2, 4)
-    run = up.parallelize(text(Dropped(0.1)), PLAN, optimizer=adamw, loss=models.token_loss, sample=batches[0][0])
+    run = up.parallelize(
+        text(Dropped(0.1)), PLAN, optimizer=adamw, loss=models.token_loss, sample=batches[0][0]
+    )
     run.step(batches[0])
     run.model.eval()
     mean = run.evaluate(batches[0])

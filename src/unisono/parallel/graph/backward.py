@@ -182,7 +182,8 @@ class Backward:
         trained = seen.value in self._needs and not self._choice.cuts(seen.value)
         part = trained and self._settled(number)
         if boundary.out and kind:  # what is inside belongs to the layer
-            self._kinds |= {number: "scatter"} if there else {number: "enter"} if part else {}
+            ends = "scatter" if kind in ("row", "vocabulary") else "slice"
+            self._kinds |= {number: ends} if there else {number: "enter"} if part else {}
             return
         if not trained:
             self._kinds |= {number: "slice" if there else "gather"} if here != there else {}

@@ -316,7 +316,9 @@ class Choice:
         cut.whole = self._whole(cut)
         return cut
 
-    def _gradients(self, cut: Cut, stays: dict[tuple[str, str], str] | None = None) -> ScatteredPositions | None:
+    def _gradients(
+        self, cut: Cut, stays: dict[tuple[str, str], str] | None = None
+    ) -> ScatteredPositions | None:
         """Find where gradients are sums; with `stays`, and what is cut along the sequence."""
         layers = frozenset(path for path, kind in cut.modules.items() if kind.startswith("column"))
         scopes = Scopes(self.graph, self.opened, layers)

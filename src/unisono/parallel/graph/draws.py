@@ -41,7 +41,9 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
             if positions is not None and (found := [n for n in numbers if positions.scattered(n)]):
                 path = graph.module_of(node)
                 if not path or any(frame.inside for frame in graph.frames if frame.path == path):
-                    why = f"{node.name} draws for each position, and not in a module of its own, at {node.line}"
+                    why = (
+                        f"{node.name} draws for each position, and not in a module of its own, at {node.line}"
+                    )
                     positions.stay(found[0], found[0], why)
                 if path not in cut.draws:
                     cut.draws.append(path)

@@ -126,7 +126,9 @@ class _LocalModel:
         gathers = move.kind.startswith("gather")
         sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
         order = sorted(range(len(sizes)), key=lambda at: -tensor.stride(at))  # operators depend on it
-        other = tensor.new_zeros([sizes[at] for at in order]).permute([order.index(at) for at in range(len(order))])
+        other = tensor.new_zeros([sizes[at] for at in order]).permute(
+            [order.index(at) for at in range(len(order))]
+        )
         other = other + tensor.sum()  # with its gradient
         self.recorder.paused -= 1
         self.recorder.stand_in(tensor, other)

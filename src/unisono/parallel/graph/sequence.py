@@ -170,7 +170,9 @@ class ScatteredPositions:
                 found += [(each, index, seen) for each in before if each is not index]
         return found
 
-    def _without_passing(self, found: set[Index], links: list[tuple[Index | None, Index, Seen]]) -> set[Index]:
+    def _without_passing(
+        self, found: set[Index], links: list[tuple[Index | None, Index, Seen]]
+    ) -> set[Index]:
         """Gather once what only goes on to several cuts."""
         touched = {i for node in self._graph.nodes for n in self._numbers(node) for i in self._of(n)}
         while True:
@@ -274,7 +276,8 @@ class _PositionRules(Rules):
         base = self._base.dims[seen.value]
         if _dim_of(base, self._kinds) is not None:
             dims = [
-                tuple(tuple(Factor(Index(f.size), f.size) for f in segment) for segment in dim) for dim in base
+                tuple(tuple(Factor(Index(f.size), f.size) for f in segment) for segment in dim)
+                for dim in base
             ]
         self.dims[seen.number] = dims
         self._note(seen.number, seen.value)
@@ -286,7 +289,9 @@ class _PositionRules(Rules):
         given = [ref.value for ref in refs([node.args, node.named])]
         dims = [dim for n in made for dim in self.dims[n]]
         dims += [dim for n in given for dim in self.dims[self._scopes.at(node, n)]]
-        layers = [self.graph.frames[f].path for f in node.frames if self.graph.frames[f].path in self._cut.modules]
+        layers = [
+            self.graph.frames[f].path for f in node.frames if self.graph.frames[f].path in self._cut.modules
+        ]
         if layers:
             block_all(dims, f'"{layers[0]}" is cut')
         elif any(self._choice.cuts(number) for number in [*made, *given]):
