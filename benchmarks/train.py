@@ -8,10 +8,12 @@
 
 A way is one of `ddp`, `fsdp2`, `zero1` to `zero3` (DeepSpeed's, where it is installed), `up0` to `up3`:
 `up.Plan(data=ranks, zero=0..3)`, `tensor`: `up.Plan(tensor=ranks)`, `sequence`: the same with sequence=True,
-and `pipeline`: `up.Plan(pipeline=ranks, micro_batches=rows)`. All train on the same rows. Where there are fewer
-rows than ranks, data parallelism has nothing to share: its ranks all train on all rows. Every rank holds one model for each way, from the same parameters, and the
-ways take turns over Unisono and over Gloo. A step is forward, backward and AdamW. Before that all ways train
-a few steps, and their losses have to agree. `to best`: the time over that of the fastest other way.
+and `pipeline`: `up.Plan(pipeline=ranks, micro_batches=rows)`. All train on the same rows. Where there are
+fewer rows than ranks, ranks with the whole model have nothing to share: each trains on all rows.
+
+Every rank holds one model for each way, from the same parameters, and the ways take turns over Unisono and
+over Gloo. A step is forward, backward and AdamW. Before that all ways train a few steps, and their losses
+have to agree. `to best`: the time over that of the fastest other way. `MB received`: by a rank in a step.
 
 `alone` trains every rank by itself; `communication` is the share of a step that is not there then. `hidden`,
 for DDP: how much of the time that the same all-reduces take by themselves does not show up in the step,
@@ -216,7 +218,7 @@ def measure(
     """Bind all ways, compare their losses, time the rounds.
 
     Returns:
-        A timing for each (side, way), and the bytes that a rank of the first side receives in a step of a way.
+        A timing for each (side, way), and the bytes that a rank of the first side receives in a step.
     """
     losses = {}
     for side in sides:

@@ -85,8 +85,8 @@ def decide(
         )
     if explicit and plan.sequence:
         raise ValueError(
-            "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= but "
-            'for those that are "whole", or sequence='
+            "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= "
+            'but for those that are "whole", or sequence='
         )
     if explicit:
         return Decision(cut_of(model, family.cuts, plan.tensor), None, None)

@@ -68,7 +68,8 @@ class _Move(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
-                'tensor axis. Leave out tensor=, or write cuts= with the modules that it goes through as "whole"'
+                "tensor axis. Leave out tensor=, or write cuts= with the modules that it goes through as "
+                '"whole"'
             )
         kind, *how = ctx.how
         return KINDS[kind][1](grad, *how), None, None, None, None

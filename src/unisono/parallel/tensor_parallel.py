@@ -21,7 +21,7 @@ from .generators import RngRegion
 from .graph.cut import Cut, Move
 from .graph.fused import like, split_
 from .graph.layers import layer_of
-from .graph.local import moved
+from .graph.local_model import moved
 from .graph.written import Forward, Written
 from .tensor_moves import TensorAxis
 

@@ -96,6 +96,17 @@ def trained(make: Any, batches: Any, loss: Any = models.token_loss, **more: Any)
     return run
 
 
+def check_a_short_training(folder: Path) -> None:
+    batches = models.text_batches(2, 4)
+    run = same(PLAN, lambda: text(Dropped(0.0)), batches, models.token_loss, sample=batches[0][0], check=True)
+    assert {"1.block.out_proj", "1.block.fc2"} <= moves(run, "scatter"), str(run.cut)
+    assert {"1.block.norm1", "1.block.norm2"} <= moves(run, "gather, sum"), str(run.cut)
+    assert "1.norm.weight" in run.cut.sums
+    vectors = models.vector_batches(2, 4)
+    run = same(PLAN, models.mlp, vectors, functional.cross_entropy, sample=vectors[0][0])  # no positions
+    assert not run.cut.forward_moves()
+
+
 def check_models_of_our_own(folder: Path) -> None:
     batches = models.text_batches(4, 4)
     run = trained(models.gpt, batches)

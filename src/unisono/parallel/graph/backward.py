@@ -73,6 +73,7 @@ class Backward:
         self._aliased = self._aliases()
         self._needs = self._trained()
         self._here: set[tuple[str, bool, int]] = set()  # sums that an earlier one does not replace
+        self._later: set[tuple[str, bool, int]] = set()  # where no sum replaces later ones
         self._forget()
 
     def _forget(self) -> None:
@@ -127,9 +128,14 @@ class Backward:
             self._forget()
             sums = self._sums()
             uneven = self._uneven()
-            if not uneven - self._here:
+            known = len(self._here) + len(self._later)
+            for number, seen in self._scopes.seen.items():
+                if self._kinds.get(number) == "enter":
+                    places = uneven & set(self._scopes.group(seen.boundary))
+                    kept = self._here if True in self._uses.get(number, ()) else self._later
+                    kept |= places
+            if len(self._here) + len(self._later) == known:
                 break
-            self._here |= uneven
         if uneven:
             self._refuse_uneven(uneven)
         self._cut.sums += sums
@@ -246,6 +252,11 @@ class Backward:
                     if part:
                         self._why.setdefault(number, next(self._why[n] for n in outputs if n in self._why))
 
+    def _replaces(self, number: int) -> bool:
+        """Whether one sum, here or before, may take the place of those that are waiting."""
+        seen = self._scopes.seen.get(number)
+        return seen is not None and not self._later & set(self._scopes.group(seen.boundary))
+
     def _known(self, number: int) -> bool:
         return bool(self._uses.get(number) or self._waiting.get(number))
 
@@ -263,7 +274,7 @@ class Backward:
             if self._positions is not None:
                 self._positions.stay(number, number, why)
             raise Refusal(index, why)
-        if True in uses or (waiting and False not in uses and number in self._scopes.seen):
+        if True in uses or (waiting and False not in uses and self._replaces(number)):
             return True
         for seen in waiting:
             self._kinds[seen.number] = "enter"

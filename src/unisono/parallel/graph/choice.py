@@ -14,23 +14,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from .backward import Backward, Refusal
+from .backward import Refusal
 from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
-from .draws import check_draws
 from .fused import can_split_heads, has_hooks
 from .indices import Dim, Index, block, block_all, roots
 from .layers import Layer, is_product, layer_of
 from .program import Graph, Node, refs
 from .rules import Rules
-from .scopes import Scopes
-from .sequence import ScatteredPositions
+from .sequence import settle
 
 __all__ = ["Choice", "Hints"]
 
@@ -304,7 +301,7 @@ class Choice:
             for path in self._owners[name]:
                 if kind := self._kind(path, name, dim):
                     cut.modules[path] = kind
-        self._gradients(cut)
+        settle(self, cut)
         values = self.graph.values
         sizes = {
             n: math.prod(values[v].shape)
@@ -315,31 +312,6 @@ class Choice:
         cut.flops = self._cut_flops(), self.graph.flops
         cut.whole = self._whole(cut)
         return cut
-
-    def _gradients(
-        self, cut: Cut, stays: dict[tuple[str, str], str] | None = None
-    ) -> ScatteredPositions | None:
-        """Find where gradients are sums; with `stays`, and what is cut along the sequence."""
-        layers = frozenset(path for path, kind in cut.modules.items() if kind.startswith("column"))
-        scopes = Scopes(self.graph, self.opened, layers)
-        positions = None if stays is None else ScatteredPositions(self, cut, scopes, stays)
-        check_draws(self, cut, scopes, positions)
-        Backward(self, cut, scopes, positions).run()
-        return positions
-
-    def scatter(self, stays: dict[tuple[str, str], str]) -> ScatteredPositions:
-        """Cut along the sequence, too.
-
-        Args:
-            stays: what is not cut so -> why.
-        Raises:
-            Stays: of something this turns out later.
-        """
-        self.cut = replace(self.cut, sums=[], moves={}, draws=[])
-        positions = self._gradients(self.cut, stays)
-        assert positions is not None
-        self.cut.positions = positions.reasons(self.cut)
-        return positions
 
     def _kind(self, path: str, name: str, dim: int) -> str:
         layer = self.layer(path)

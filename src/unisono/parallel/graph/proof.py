@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ from .fused import split_
 from .layers import layer_of
 from .local import ProgramMismatch, compare
 from .program import Node, refs
-from .sequence import Key, Stays
+from .sequence import Key, Stays, settle
 
 __all__ = ["prove"]
 
@@ -122,14 +123,17 @@ class _ProofSearch:
         Args:
             only: nothing else than this cut does is cut so.
         """
-        choice, stays = self._proved, dict[Key, str]()
+        choice, stays, positions = self._proved, dict[Key, str](), None
         for _ in range(ROUNDS):
             try:
-                positions = choice.scatter(stays)
+                choice.cut = replace(choice.cut, sums=[], moves={}, draws=[])
+                positions = settle(choice, choice.cut, stays)
+                assert positions is not None
                 if positions.indivisible:
                     raise CaptureError(
                         f"Plan(sequence=True): tensor={self._parts} does not divide {positions.indivisible} "
-                        f"positions. Pad the sequences to a multiple of {self._parts}, or leave out sequence=",
+                        f"positions. Pad the sequences to a multiple of {self._parts}, or leave out "
+                        "sequence=",
                         final=True,
                     )
                 if only is not None:
@@ -137,6 +141,7 @@ class _ProofSearch:
                 shapes = self._shapes()
                 choice.cut.sizes = compare(choice, shapes, self._sample, self._run(shapes), positions)
             except ProgramMismatch as mismatch:
+                assert positions is not None
                 stays |= dict.fromkeys(positions.before(mismatch.node), mismatch.why)
             except Stays as more:
                 stays |= dict.fromkeys(more.keys, more.why)

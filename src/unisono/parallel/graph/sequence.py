@@ -1,4 +1,4 @@
-"""Which values are cut along the sequence: each rank keeps its positions of what computes position by position.
+"""Which values are cut along the sequence: each rank has its positions of what computes each by itself.
 
     norm, dropout, residuals    positions/n on each rank
     all-gather                  where a cut begins, in place of nothing
@@ -16,14 +16,15 @@ import math
 import re
 from typing import NoReturn
 
-from .backward import Chosen
+from .backward import Backward, Chosen
 from .cut import Cut, Move
+from .draws import check_draws
 from .indices import Dim, Dims, Factor, Index, block_all, roots, size_of
 from .program import Node, Value, refs
 from .rules import Rules
 from .scopes import Scopes, Seen
 
-__all__ = ["Key", "ScatteredPositions", "Stays"]
+__all__ = ["Key", "ScatteredPositions", "Stays", "settle"]
 
 PRODUCTS = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "aten.embedding")
 ENTER = Move("enter", 0)
@@ -36,6 +37,24 @@ class Stays(Exception):
     def __init__(self, keys: set[Key], why: str) -> None:
         super().__init__(why)
         self.keys, self.why = keys, why
+
+
+def settle(choice: Chosen, cut: Cut, stays: dict[Key, str] | None = None) -> ScatteredPositions | None:
+    """Find what moves where, and which gradients are sums: fill `cut`.
+
+    Args:
+        stays: cut along the sequence, too, but not these -> why. None: nothing is cut so.
+    Raises:
+        Refusal: an index cannot be cut after all.    Stays: these values cannot.
+    """
+    layers = frozenset(path for path, kind in cut.modules.items() if kind.startswith("column"))
+    scopes = Scopes(choice.graph, choice.opened, layers)
+    positions = None if stays is None else ScatteredPositions(choice, cut, scopes, stays)
+    check_draws(choice, cut, scopes, positions)
+    Backward(choice, cut, scopes, positions).run()
+    if positions is not None:
+        cut.positions = positions.reasons(cut)
+    return positions
 
 
 class ScatteredPositions:
@@ -256,9 +275,8 @@ class _PositionRules(Rules):
         for number in graph.outputs:
             block_all(self.dims[self._scopes.outside(number)], "the model returns it")
         kept = [*graph.own_backward, *graph.taken_by_functions, *graph.kept, *graph.rebound.values()]
-        for number in kept:
-            for each in self._scopes.all_of(number):
-                block_all(self.dims[each], "the program keeps it, or takes it in a function of its own")
+        for number in {every for value in kept for every in self._scopes.all_of(value)}:
+            block_all(self.dims[number], "the program keeps it, or takes it in a function of its own")
 
     def _note(self, number: int, value: int) -> None:
         """Positions are where the whole program has them."""
