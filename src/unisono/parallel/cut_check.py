@@ -123,7 +123,7 @@ class CutCheck:
             if python_states() != drawn:
                 raise ValueError(f"{draws_in_python(type(whole).__name__)}, or leave out tensor=")
             family = family_of(model, pieces, self._cuts)
-            region = cut_model(model, self._cut, mesh.part("tensor"))
+            region = cut_model(model, self._cut, mesh.part("tensor"), regathers=mesh.plan.sequence)
             if not self._cut.proved:
                 family.localize(mesh.plan.tensor)
             sums = [TiedParameter(name, mesh.group("tensor"), 1, "up::sums") for name in self._cut.sums]

@@ -144,7 +144,8 @@ def set_up(
             split_(model, path, sizes)
     names = _names(model)
     if decision is not None:
-        region = cut_model(model, decision.cut, mesh.part("tensor"))
+        regathers = plan.sequence and not plan.recompute  # which keeps nothing of a unit in any case
+        region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:

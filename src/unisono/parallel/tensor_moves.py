@@ -26,15 +26,22 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
+from .regathered import NAME, Regathered
+
 __all__ = ["TensorAxis", "move"]
 
 
 class TensorAxis(NamedTuple):
-    """The ranks that share a model, and this one's place among them."""
+    """The ranks that share a model, and this one's place among them.
+
+    Args:
+        regathers: values that are gathered for layers are gathered again in backward, and not kept.
+    """
 
     group: dist.ProcessGroup
     place: int
     parts: int
+    regathers: bool = False
 
 
 def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Tensor:
@@ -53,14 +60,27 @@ def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Te
         raise ValueError(
             f"tensor={axis.parts} does not divide the {value.shape[dim]} positions of {list(value.shape)}"
         )
-    moved: Tensor = _Move.apply(value, kind, dim, axis, label)
+    keeps = axis.regathers and kind == "gather, sum" and value.requires_grad and torch.is_grad_enabled()
+    slices: list[Regathered] = []
+    moved: Tensor = _Move.apply(value, kind, dim, axis, label, slices)
+    if keeps:
+        slices.append(Regathered(value, moved, lambda mine: _gather(mine, dim, axis, label)))
+        setattr(moved, NAME, slices[0])
     return moved
 
 
 class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Tensor:
-        ctx.how = kind, dim, axis, label
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        kind: str,
+        dim: int,
+        axis: TensorAxis,
+        label: str,
+        slices: list[Regathered],
+    ) -> Tensor:
+        ctx.how, ctx.slices = (kind, dim, axis, label), slices
         return KINDS[kind][0](value, dim, axis, label)
 
     @staticmethod
@@ -71,8 +91,10 @@ class _Move(torch.autograd.Function):
                 "tensor axis. Leave out tensor=, or write cuts= with the modules that it goes through as "
                 '"whole"'
             )
+        for each in ctx.slices:
+            each.forget()
         kind, *how = ctx.how
-        return KINDS[kind][1](grad, *how), None, None, None, None
+        return KINDS[kind][1](grad, *how), None, None, None, None, None
 
 
 def _keep(value: Tensor, _dim: int, _axis: TensorAxis, _label: str) -> Tensor:

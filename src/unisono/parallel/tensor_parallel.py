@@ -9,7 +9,7 @@ between cuts are cut along the sequence: the moves of a module say what it gathe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +18,13 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from . import tensor_moves
 from .generators import RngRegion
+from .graph.containers import tensors_in
 from .graph.cut import Cut, Move
 from .graph.fused import like, split_
 from .graph.layers import layer_of
 from .graph.local_model import moved
 from .graph.written import Forward, Written
+from .regathered import saved_as_slices
 from .tensor_moves import TensorAxis
 
 if TYPE_CHECKING:
@@ -101,15 +103,17 @@ def _check_ties(model: nn.Module, cut: Cut) -> None:
                 )
 
 
-def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> RngRegion:
+def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool = False) -> RngRegion:
     """Cut `model` in place; return its cut regions. Tied weights stay tied.
 
     Args:
         mesh: the tensor axis.
+        regathers: what layers get from all ranks is gathered again in backward, and not kept.
     """
     for path, sizes in cut.fused.items():
         split_(model, path, sizes)
     region = RngRegion(mesh.get_local_rank(), mesh.device_type)
+    axis = TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
     values = dict([*model.named_parameters(), *model.named_buffers()])
     owners = [
         (path, module, leaf, value)
@@ -135,7 +139,7 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> RngRegion:
     written = Written(model, cut.sizes)
     written.wrap()
     for path in {**local, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
-        _Local(path, model.get_submodule(path), local.get(path, {}), cut, mesh, region)
+        _Local(path, model.get_submodule(path), local.get(path, {}), cut, axis, region)
     written.wrap_others()
     for module in model.modules():  # their shortcuts in evaluation would take parameters as they are
         if isinstance(module, nn.TransformerEncoder):
@@ -162,7 +166,7 @@ class _Local(Forward):
         module: nn.Module,
         dims: dict[str, int],
         cut: Cut,
-        mesh: DeviceMesh,
+        axis: TensorAxis,
         region: RngRegion,
     ) -> None:
         super().__init__(module)
@@ -170,8 +174,7 @@ class _Local(Forward):
         self._kind = kind = cut.modules.get(path, "")
         self._draws = path in cut.draws
         self._scatters = any(move.kind == "scatter" for move in self._moves.values())
-        self._axis = TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size())
-        self._region = region
+        self._axis, self._region = axis, region
         self._padding: int | None = None
         if kind == "vocabulary" and self._module.padding_idx is not None:
             rows = self._module.weight.shape[0] // self._axis.parts
@@ -199,7 +202,8 @@ class _Local(Forward):
     def _forward(self, args: Any, named: Any) -> Any:
         if self._kind == "vocabulary":
             return self._vocabulary(*args, **named)
-        with self._parts_of():
+        given = next(tensors_in((args, named)), None) if self._kind.startswith("column") else None
+        with self._parts_of(), nullcontext() if given is None else saved_as_slices(given):
             return self._run(*args, **named)
 
     def _move(self, value: Tensor, move: Move) -> Tensor:
