@@ -4,11 +4,16 @@
     python benchmarks/train.py --ranks 2 --model 10M --batch 1 --context 32        less computing per byte
     python benchmarks/train.py --ways ddp,fsdp2,up0,up1,up2,up3
     python benchmarks/train.py --ways ddp,up3 --memory     peak memory of a rank, a job for each way
+    python benchmarks/train.py --ways ddp,fsdp2,tensor,sequence,pipeline --rows 1
 
-A way is one of `ddp`, `fsdp2`, `zero1` to `zero3` (DeepSpeed's, where it is installed), and `up0` to `up3`:
-`up.Plan(data=ranks, zero=0..3)`. Every rank holds one model for each way, from the same parameters, and the
-ways take turns over Unisono and over Gloo. A step is forward, backward and AdamW. Before that all ways train
-a few steps, and their losses have to agree. `to best`: the time over that of the fastest other way.
+A way is one of `ddp`, `fsdp2`, `zero1` to `zero3` (DeepSpeed's, where it is installed), `up0` to `up3`:
+`up.Plan(data=ranks, zero=0..3)`, `tensor`: `up.Plan(tensor=ranks)`, `sequence`: the same with sequence=True,
+and `pipeline`: `up.Plan(pipeline=ranks, micro_batches=rows)`. All train on the same rows. Where there are
+fewer rows than ranks, ranks with the whole model have nothing to share: each trains on all rows.
+
+Every rank holds one model for each way, from the same parameters, and the ways take turns over Unisono and
+over Gloo. A step is forward, backward and AdamW. Before that all ways train a few steps, and their losses
+have to agree. `to best`: the time over that of the fastest other way. `MB received`: by a rank in a step.
 
 `alone` trains every rank by itself; `communication` is the share of a step that is not there then. `hidden`,
 for DDP: how much of the time that the same all-reduces take by themselves does not show up in the step,
@@ -31,6 +36,7 @@ from turns import TurnWorker, WorkerGroup, arguments, ranks_run, start, started,
 from unisono.commands.bench.measure import Timing, ratio
 
 THEIRS, OURS = ("ddp", "fsdp2", "zero1", "zero2", "zero3"), ("up0", "up1", "up2", "up3")
+SHARED = ("tensor", "sequence", "pipeline")  # ranks that share a model have the same rows
 ALONE, REDUCTIONS = "alone", "all-reduces"
 SIDES = ("unisono-torch", "gloo")
 BUCKET_BYTES = 25 << 20  # DDP's
@@ -56,27 +62,35 @@ def width_of(model: str) -> int:
 class TrainingRank(TurnWorker):
     """A joined rank, with a model for each way."""
 
-    COMMANDS = (*TurnWorker.COMMANDS, "bind", "losses", "peak")
+    COMMANDS = (*TurnWorker.COMMANDS, "bind", "losses", "peak", "received")
 
-    def bind(self, way: str, width: int, batch: int, context: int) -> dict[str, Any]:
+    def bind(self, way: str, width: int, rows: int, context: int) -> dict[str, Any]:
         """Make the model of a way, and its step."""
         import torch
         from gpt import GPT, VOCABULARY
 
         torch.set_num_threads(1)
-        generator = torch.Generator().manual_seed(self.rank)
-        tokens = torch.randint(VOCABULARY, (batch, context + 1), generator=generator)
+        tokens = torch.randint(VOCABULARY, (rows, context + 1), generator=torch.Generator().manual_seed(0))
+        if way not in SHARED and rows >= self.size:
+            tokens = tokens.chunk(self.size)[self.rank]
         torch.manual_seed(0)
         self.before = memory("VmRSS")
         model = GPT(LAYERS, width, width // HEAD_WIDTH, context)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        makers = {"up": ours, "zero": deepspeeds, REDUCTIONS: reductions}
+        makers = {"up": ours, "zero": deepspeeds, REDUCTIONS: reductions, **dict.fromkeys(SHARED, ours)}
         self.ways[way] = makers.get(way.rstrip("0123"), pytorchs)(model, way, self.size, tokens)
         return {"parameters": parameters}
 
     def losses(self, way: str, steps: int) -> dict[str, Any]:
         """Train a few steps."""
         return {"losses": [self.ways[way]() for _ in range(steps)]}
+
+    def received(self, way: str) -> dict[str, Any]:
+        """The bytes that this rank receives in a step."""
+        from unisono.parallel.step_trace import trace_step
+
+        _, trace = trace_step(self.ways[way])
+        return {"bytes": trace.received(self.size)}
 
     def peak(self) -> dict[str, Any]:
         """The memory of the model and of its steps."""
@@ -146,9 +160,15 @@ def ours(model: Any, way: str, ranks: int, tokens: Any) -> Callable[[], float]:
 
     import unisono.parallel as up
 
+    plans = {
+        "tensor": {"tensor": ranks},
+        "sequence": {"tensor": ranks, "sequence": ranks > 1},
+        "pipeline": {"pipeline": ranks, "micro_batches": len(tokens)},
+    }
     run = up.parallelize(
         model,
-        up.Plan(data=ranks, zero=int(way[2:])),
+        up.Plan(**plans.get(way) or {"data": ranks, "zero": int(way[2:])}),
+        sample=tokens[:1] if way in SHARED else None,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE),
         loss=lambda output, _: output,
     )
@@ -187,12 +207,19 @@ def deepspeeds(model: Any, way: str, ranks: int, tokens: Any) -> Callable[[], fl
 
 def bind(side: WorkerGroup, way: str, args: Any) -> int:
     """Make the model of a way on every rank; returns its number of parameters."""
-    command = {"do": "bind", "way": way, "width": width_of(args.model), "batch": args.batch}
+    rows = args.rows or args.batch * args.ranks
+    command = {"do": "bind", "way": way, "width": width_of(args.model), "rows": rows}
     return int(side.ask({**command, "context": args.context})[0]["parameters"])
 
 
-def measure(sides: list[WorkerGroup], ways: list[str], args: Any) -> dict[tuple[str, str], Timing]:
-    """Bind all ways, compare their losses, time the rounds; a timing for each (side, way)."""
+def measure(
+    sides: list[WorkerGroup], ways: list[str], args: Any
+) -> tuple[dict[tuple[str, str], Timing], dict[str, float]]:
+    """Bind all ways, compare their losses, time the rounds.
+
+    Returns:
+        A timing for each (side, way), and the bytes that a rank of the first side receives in a step.
+    """
     losses = {}
     for side in sides:
         for way in ways:
@@ -200,15 +227,19 @@ def measure(sides: list[WorkerGroup], ways: list[str], args: Any) -> dict[tuple[
             command = {"do": "losses", "way": way, "steps": COMPARED_STEPS}
             losses[f"{way} over {side.name}"] = side.ask(command)[0]["losses"]
     difference = max(float(np.abs(np.subtract(*pair)).max()) for pair in pairs(list(losses.values())))
-    about = f"{args.ranks} ranks, {args.batch} x {args.context} bytes each"
+    rows = args.rows or args.batch * args.ranks
+    about = f"{args.ranks} ranks, {rows} x {args.context} bytes in all"
     print(f"# {parameters / 1e6:.1f} million parameters, {about}, losses differ by {difference:.1e}")
     if difference > TOLERANCE:
         raise SystemExit(f"the losses differ: {losses}")
+    received = {
+        way: max(answer["bytes"] for answer in sides[0].ask({"do": "received", "way": way})) for way in ways
+    }
     turns = {(side.name, way): (side, way) for side in sides for way in ways}
     for way in (ALONE, REDUCTIONS):
         bind(sides[0], way, args)
         turns[sides[0].name, way] = (sides[0], way)
-    return take_turns(turns, rounds=args.rounds, calls=args.steps)
+    return take_turns(turns, rounds=args.rounds, calls=args.steps), received
 
 
 def pairs(found: list[Any]) -> list[tuple[Any, Any]]:
@@ -216,7 +247,9 @@ def pairs(found: list[Any]) -> list[tuple[Any, Any]]:
     return [(found[0], each) for each in found]
 
 
-def show(timings: dict[tuple[str, str], Timing], ways: list[str], names: list[str]) -> dict[str, Any]:
+def show(
+    timings: dict[tuple[str, str], Timing], received: dict[str, float], ways: list[str], names: list[str]
+) -> dict[str, Any]:
     """Print a line for each way; the same as a record."""
     own, records = names[0], {}
     alone, reduced = (timings[own, way].p50_us for way in (ALONE, REDUCTIONS))
@@ -231,8 +264,9 @@ def show(timings: dict[tuple[str, str], Timing], ways: list[str], names: list[st
         found["communication"] = 1 - alone / step.p50_us
         if way == "ddp":
             found["hidden"] = min(1.0, max(0.0, (alone + reduced - step.p50_us) / reduced))
+        found["MB received"] = received[way] / 1e6
         records[way] = found
-        print(f"{way:6} " + "   ".join(f"{what} {value:8.3f}" for what, value in found.items()))
+        print(f"{way:8} " + "   ".join(f"{what} {value:8.3f}" for what, value in found.items()))
     print(f"alone {alone / 1e3:.1f} ms   all-reduces {reduced / 1e3:.1f} ms")
     return {**records, ALONE: {"ms": alone / 1e3}, REDUCTIONS: {"ms": reduced / 1e3}}
 
@@ -257,11 +291,12 @@ def main(words: list[str] | None = None) -> None:
     add("--ranks", type=int, default=2, help="processes (default 2)")
     add("--model", default="10M", help="parameters, about (default 10M)")
     add("--batch", type=int, default=2, help="sequences per rank and step (default 2)")
+    add("--rows", type=int, help="sequences of all ranks and step, in place of --batch")
     add("--context", type=int, default=64, help="bytes in a sequence (default 64)")
     add("--steps", type=int, default=5, help="steps in a turn (default 5)")
     add("--sides", default=",".join(SIDES), help=f"comma list of {', '.join(SIDES)}")
     add("--memory", action="store_true", help="measure peak memory instead of times")
-    add("--ways", default="ddp,fsdp2", help=f"comma list of {', '.join((*THEIRS, *OURS))}")
+    add("--ways", default="ddp,fsdp2", help=f"comma list of {', '.join((*THEIRS, *OURS, *SHARED))}")
     args = parser.parse_args(words)
     ways, names = args.ways.split(","), args.sides.split(",")
     if args.memory:
@@ -269,7 +304,7 @@ def main(words: list[str] | None = None) -> None:
     else:
         sides = [WorkerGroup(name, args.ranks, ranks_run(__file__)) for name in names]
         with started(sides):
-            records = show(measure(sides, ways, args), ways, names)
+            records = show(*measure(sides, ways, args), ways, names)
     write(args.json, {"ranks": args.ranks, "model": args.model, "ways": records})
 
 

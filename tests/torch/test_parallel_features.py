@@ -82,6 +82,18 @@ def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str, check: 
     run_check(forks, tmp_path, module, check, ranks=2)
 
 
+@pytest.mark.timeout(300)
+def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -> None:
+    run_check(forks, tmp_path, "sequences", "check_a_short_training", ranks=2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("sequences", "sequence_axes"))
+def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "sequence_axes" else 2)
+
+
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:
     """Run one check; fail if a rank does."""
     printed = forks.run(tmp_path, {check: (f"parallel.{module}", ranks, [check])}, limit_s=200)[check]
@@ -104,6 +116,8 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
     ("plan", "says"),
     [
         ({"data": 0}, "data is 0"),
+        ({"sequence": True}, "sequence=True cuts sequences over the tensor ranks"),
+        ({"tensor": 2, "sequence": 1}, "sequence is 1, expected bool"),
         ({"zero": 4}, "zero is 4; it must be one of 0, 1, 2, 3"),
         ({"data": 4, "zero": 1, "shard": 3}, "4 data ranks cannot be cut into groups of shard=3"),
         ({"data": 4, "shard": 2}, "shards nothing"),

@@ -29,6 +29,7 @@ from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
 from .graph.capture import draws_in_python, python_states
+from .graph.fused import split_
 from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
 
@@ -111,6 +112,8 @@ class CutCheck:
             self._model.float()
             batch = as_f32(batch)
         scatter_(self._model)
+        for path, sizes in self._cut.fused.items():  # both have the same parameters
+            split_(self._model, path, sizes)
         whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
         with torch.enable_grad():
             forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh, self._output)
@@ -120,7 +123,7 @@ class CutCheck:
             if python_states() != drawn:
                 raise ValueError(f"{draws_in_python(type(whole).__name__)}, or leave out tensor=")
             family = family_of(model, pieces, self._cuts)
-            region = cut_model(model, self._cut, mesh.part("tensor"))
+            region = cut_model(model, self._cut, mesh.part("tensor"), regathers=mesh.plan.sequence)
             if not self._cut.proved:
                 family.localize(mesh.plan.tensor)
             sums = [TiedParameter(name, mesh.group("tensor"), 1, "up::sums") for name in self._cut.sums]

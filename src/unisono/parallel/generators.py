@@ -6,6 +6,7 @@
 | of different data or pipeline places | different | different |
 
 A cut region begins at the output of a layer that is cut by column and ends at the input of one cut by row.
+A module that draws for this rank's positions of a sequence is one, too.
 Its seed is drawn outside it, so a region that is recomputed in backward draws the same numbers again.
 The caller's generators are as before after the step.
 """
@@ -57,15 +58,16 @@ class RngRegion:
         self._place, self._device_type = place, device_type
         self._kept: list[torch.Tensor] | None = None
 
-    def begin(self) -> None:
-        """Draw this rank's own numbers from here on. Within a region nothing happens."""
+    def begin(self) -> bool:
+        """Draw this rank's own numbers from here on. Within a region nothing happens, and False returns."""
         if self._kept is not None:
-            return
+            return False
         seed = seed_of(int(torch.randint(2**62, (), device="cpu")), self._place)
         generators = default_generators(self._device_type)
         self._kept = [generator.get_state() for generator in generators]
         for generator in generators:
             generator.manual_seed(seed)
+        return True
 
     def end(self) -> None:
         """Draw what all ranks of the tensor axis draw."""

@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Shard
 
-from unisono.torch_internals.training import multiply_each_
+from unisono.torch_internals.training import copy_each_, multiply_each_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .mesh import PlanMesh
+
+
+SUMS = "up::sums"
 
 
 class TiedParameter(NamedTuple):
@@ -102,7 +105,11 @@ def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def add_up(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter]) -> None:
-    """Sum the gradients of tied parameters over the stages that have them. `named`: what is trained."""
+    """Sum the gradients of tied parameters over the ranks that have them. `named`: what is trained.
+
+    Those of a tensor group, mostly norms and biases, travel in one message.
+    """
+    together: dict[tuple[dist.ProcessGroup, torch.dtype], list[Tensor]] = {}
     for tie in ties:
         parameter = named.get(tie.name)
         if parameter is not None and parameter.requires_grad:
@@ -112,5 +119,15 @@ def add_up(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter]) -> Non
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+            grad = local(parameter.grad)
+            if tie.ranks == 1:
+                together.setdefault((tie.group, grad.dtype), []).append(grad)
+                continue
             with record_function(f"{tie.label}|{tie.name}"):
-                dist.all_reduce(local(parameter.grad), group=tie.group)
+                dist.all_reduce(grad, group=tie.group)
+    for (group, _), grads in together.items():
+        flat = torch.cat([grad.flatten() for grad in grads])
+        with record_function(f"{SUMS}|{len(grads)} parameters"):
+            dist.all_reduce(flat, group=group)
+        sums = flat.split([grad.numel() for grad in grads])
+        copy_each_(grads, [part.view(grad.shape) for part, grad in zip(sums, grads, strict=True)])

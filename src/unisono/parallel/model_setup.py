@@ -141,6 +141,7 @@ def set_up(
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     axis, region, decision = None, None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
+    starts = _starts(family, plan, sample, initial) if plan.pipeline > 1 and programs is None else ()
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
         decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
@@ -154,7 +155,8 @@ def set_up(
     if plan.expert > 1:
         axis, trial = spread(model, mesh, experts, check, fill, family.output)
     if decision is not None:
-        region = cut_model(model, decision.cut, mesh.part("tensor"))
+        regathers = plan.sequence and not plan.recompute  # which keeps nothing of a unit in any case
+        region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
@@ -162,7 +164,7 @@ def set_up(
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
-        built = _staged(model, family, mesh, programs, sample, names, initial)
+        built = _staged(model, family, mesh, programs, starts, names, initial)
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
@@ -316,22 +318,13 @@ def _staged(
     family: ModelFamily,
     mesh: PlanMesh,
     programs: StagePrograms | None,
-    sample: Any,
+    starts: Sequence[int],
     names: dict[str, str],
     initial: Initializer,
 ) -> ModelSetup:
     plan = mesh.plan
-    starts: Sequence[int] = ()
     stages: list[Any]
     if programs is None:
-        if initial and sample is not None:
-            raise ValueError(
-                "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
-                "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
-            )
-        starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
-        if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
-            raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
         bounds = [0, *starts, len(family.pieces)]
         stages = [
             PieceStage(family.pieces[first:stop], first=first == 0)
@@ -368,6 +361,19 @@ def _staged(
     built = ModelSetup(model, units, mesh, family, runtime, ties, tuple(starts), names)
     built.programs, built.elsewhere = programs, elsewhere
     return built
+
+
+def _starts(family: ModelFamily, plan: Plan, sample: Any, initial: Initializer) -> Sequence[int]:
+    """The first piece of each stage but the first. Pieces are measured while no rank needs another one."""
+    if initial and sample is not None:
+        raise ValueError(
+            "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
+            "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
+        )
+    starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
+    if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
+        raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
+    return starts
 
 
 def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:

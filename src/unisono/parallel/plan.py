@@ -61,6 +61,7 @@ class Plan:
     Args:
         data: copies of the model, each with its own rows of a batch.
         tensor: ranks that share each matrix.
+        sequence: between matrices they share the positions of each sequence, which they must divide.
         pipeline: ranks that share the layers.
         context: ranks that share each sequence: dim 1 of a batch's inputs. They share what data ranks share.
         zero: what data ranks share: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
@@ -126,6 +127,7 @@ class Plan:
     expert: int = 1
     elastic: bool = False
     context: int = 1
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -139,6 +141,10 @@ class Plan:
         _one_of("buffers", self.buffers, ("average", "first", "own"))
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more"
+            )
         self._check_sharding()
         self._check_schedule()
         self._check_swap()
@@ -154,7 +160,7 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic"):
+        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic", "sequence"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
         if not isinstance(self.recompute, bool) and self.recompute != "selective":

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .mesh import PlanMesh
     from .plan import Plan
 
+SMALL = 1 / 8  # of the largest unit
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -76,7 +77,9 @@ def shard_units(
         return ReplicatedParameters(root, mesh, experts)
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
-    wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
+    wrapped = (
+        [] if plan.uneven_use or plan.zero == 0 else _large(own)
+    )  # replicas reduce all gradients in one message
     alone = _apart(root, exact)
     outer = [unit for unit in wrapped if unit not in set(alone)]
     return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
@@ -97,6 +100,16 @@ def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
                 "out of keep_f32"
             )
     return found
+
+
+def _large(units: Sequence[nn.Module]) -> list[nn.Module]:
+    """The units that are worth messages of their own. The others belong to the root: a message costs more
+    than their memory, which is less than that of the largest unit.
+    """
+    sizes = [sum(parameter.numel() for parameter in unit.parameters()) for unit in units]
+    most = max(sizes, default=0)
+    small = [size for size in sizes if size < SMALL * most]
+    return [unit for unit, size in zip(units, sizes, strict=True) if size not in small or sum(small) > most]
 
 
 def _check_dimensions(root: nn.Module, plan: Plan) -> None:

@@ -83,6 +83,11 @@ def decide(
             "leave out "
             'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
         )
+    if explicit and plan.sequence:
+        raise ValueError(
+            "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= "
+            'but for those that are "whole", or sequence='
+        )
     if explicit:
         return Decision(cut_of(model, family.cuts, plan.tensor), None, None)
     whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
@@ -94,7 +99,7 @@ def decide(
         if isinstance(found, Cut):
             return Decision(found, search.confirm, None, search.note)
         error = found
-    if sample is not None or error.final or opened is not None:
+    if sample is not None or error.final or opened is not None or plan.sequence:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
 
@@ -112,6 +117,7 @@ class _Search:
     ) -> None:
         self._pieces = family.pieces if plan.pipeline > 1 and opened is None else None
         self._opened = opened or frozenset()
+        self._sequence = plan.sequence
         self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
         self._shapes: Shapes | None = None
         self._model = model
@@ -146,6 +152,7 @@ class _Search:
             whole=self._whole,
             opened=self._opened,
             only=only,
+            sequence=self._sequence,
         )
 
     def note(self, model: nn.Module) -> None:
@@ -170,6 +177,8 @@ class _Search:
         try:
             again = self._prove(batch, self._found)
         except CaptureError as error:
+            if error.final:
+                raise
             raise CaptureError(
                 f"{error}. The sample ran; write sample= with the inputs of a batch"
             ) from error

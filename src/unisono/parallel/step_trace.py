@@ -30,6 +30,7 @@ SIZES = {
     1,
     "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
+MOVED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COLLECTIVE = re.compile(r"(?:unisono|nccl|gloo):(_?\w+)")
 REASONS = (  # range -> axis of the mesh, why
     ("FSDP::all_gather", "shard", "parameters are gathered before use"),
@@ -82,6 +83,15 @@ class StepTrace:
             for event in sorted(found, key=lambda e: e["ts"])
         ]
 
+    def received(self, ranks: int) -> float:
+        """The bytes that this rank has received, where all collectives are over so many ranks."""
+        total = 0.0
+        for event in self.events:
+            if found := COLLECTIVE.match(event["name"]):
+                moves = found[1] in MOVED and ranks > 1
+                total += Link().received(found[1], ranks, _nbytes(event)) if moves else _nbytes(event)
+        return total
+
     def share(self) -> float:
         """The share of the step in which at least one collective or message was under way."""
         spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in self.events if COLLECTIVE.match(e["name"]))
@@ -125,7 +135,7 @@ def _call(
     nbytes = _nbytes(event)
     if operation in ("send", "recv"):
         received, predicted = float(nbytes), link.latency_s + nbytes * link.byte_s
-    elif operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") and ranks > 1:
+    elif operation in MOVED and ranks > 1:
         received, predicted = link.received(operation, ranks, nbytes), link.seconds(operation, ranks, nbytes)
     else:
         received, predicted = (

@@ -2,29 +2,30 @@
 
 A parameter that is cut is a DTensor of this axis. While its module runs, the module sees this rank's part, a
 plain tensor; nothing else in the model changes. Where a cut begins, the gradient of the input is summed over
-ranks; where it ends, the output is (Megatron-LM, arXiv:1909.08053).
+ranks; where it ends, the output is (Megatron-LM, arXiv:1909.08053). Under Plan(sequence=True) the values
+between cuts are cut along the sequence: the moves of a module say what it gathers, and what it scatters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from unisono.torch_internals import version_names
-
+from . import tensor_moves
 from .generators import RngRegion
-from .graph.containers import mapped
-from .graph.cut import Cut
+from .graph.containers import tensors_in
+from .graph.cut import Cut, Move
 from .graph.fused import like, split_
 from .graph.layers import layer_of
+from .graph.local_model import moved
 from .graph.written import Forward, Written
+from .regathered import saved_as_slices
+from .tensor_moves import TensorAxis
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,6 +54,8 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
                         "cut them alike"
                     )
             cut.modules[path] = kind
+            if kind.startswith("column"):
+                cut.moves[path] = {(False, 0): Move("enter", 0)}
     _check_ties(model, cut)
     total = {name: parameter.numel() for name, parameter in model.named_parameters()}
     cut.parameters = sum(size for name, size in total.items() if name in cut.dims), sum(total.values())
@@ -100,15 +103,17 @@ def _check_ties(model: nn.Module, cut: Cut) -> None:
                 )
 
 
-def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> RngRegion:
+def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool = False) -> RngRegion:
     """Cut `model` in place; return its cut regions. Tied weights stay tied.
 
     Args:
         mesh: the tensor axis.
+        regathers: what layers get from all ranks is gathered again in backward, and not kept.
     """
     for path, sizes in cut.fused.items():
         split_(model, path, sizes)
     region = RngRegion(mesh.get_local_rank(), mesh.device_type)
+    axis = TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
     values = dict([*model.named_parameters(), *model.named_buffers()])
     owners = [
         (path, module, leaf, value)
@@ -133,9 +138,8 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> RngRegion:
                 module.register_parameter(leaf, now)
     written = Written(model, cut.sizes)
     written.wrap()
-    for path in {**local, **dict.fromkeys([*cut.modules, *cut.enters])}:
-        kind, enters = cut.modules.get(path, ""), path in cut.enters
-        _Local(path, model.get_submodule(path), local.get(path, {}), kind, enters, mesh, region)
+    for path in {**local, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
+        _Local(path, model.get_submodule(path), local.get(path, {}), cut, axis, region)
     written.wrap_others()
     for module in model.modules():  # their shortcuts in evaluation would take parameters as they are
         if isinstance(module, nn.TransformerEncoder):
@@ -154,7 +158,6 @@ class _Local(Forward):
 
     Args:
         dims: its parameters and buffers that are cut, and in which dim.
-        enters: each rank uses the whole output for its part.
     """
 
     def __init__(
@@ -162,53 +165,49 @@ class _Local(Forward):
         path: str,
         module: nn.Module,
         dims: dict[str, int],
-        kind: str,
-        enters: bool,
-        mesh: DeviceMesh,
+        cut: Cut,
+        axis: TensorAxis,
         region: RngRegion,
     ) -> None:
         super().__init__(module)
-        self._label, self._dims, self._kind, self._enters = f"up::tensor|{path}", dims, kind, enters
-        self._place, self._parts = mesh.get_local_rank(), mesh.size()
-        self._group, self._region = mesh.get_group(), region
+        self._label, self._dims, self._moves = f"up::tensor|{path}", dims, dict(cut.moves.get(path, {}))
+        self._kind = kind = cut.modules.get(path, "")
+        self._draws = path in cut.draws
+        self._scatters = any(move.kind == "scatter" for move in self._moves.values())
+        self._axis, self._region = axis, region
         self._padding: int | None = None
         if kind == "vocabulary" and self._module.padding_idx is not None:
-            rows = self._module.weight.shape[0] // self._parts
-            here = self._module.padding_idx - self._place * rows
+            rows = self._module.weight.shape[0] // self._axis.parts
+            here = self._module.padding_idx - self._axis.place * rows
             self._padding = here if 0 <= here < rows else None
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        kind = self._kind
-        if kind.startswith("column"):
-            args, named = self._first(args, named, self._enter)
-        elif kind == "row":
+        if self._kind == "row":
             self._region.end()
-        if kind == "vocabulary":
-            output = self._vocabulary(*args, **named)
-        else:
-            with self._parts_of():
-                output = self._run(*args, **named)
-        if kind == "column":
+        args, named = moved((args, named), False, self._moves, self._move)
+        began = self._draws and self._region.begin()
+        try:
+            output = self._forward(args, named)
+        finally:
+            if began:
+                self._region.end()
+        if self._kind == "column":
             self._region.begin()
-        elif kind == "column, gathered":
-            output = _Gather.apply(output, self._group, self._place, self._parts, self._label)
-        elif kind in ("row", "vocabulary"):
-            output = _Leave.apply(output, self._group, self._label)
-        return mapped(output, self._enter) if self._enters else output
+        elif self._kind == "column, gathered":
+            output = self._move(output, Move("gather", -1))
+        elif self._kind in ("row", "vocabulary") and not self._scatters:
+            output = self._move(output, Move("sum", 0))
+        return moved(output, True, self._moves, self._move)
 
-    def _enter(self, value: Tensor) -> Tensor:
-        if not (value.requires_grad and torch.is_grad_enabled()):
-            return value
-        entered: Tensor = _Enter.apply(value, self._group, self._label)
-        return entered
+    def _forward(self, args: Any, named: Any) -> Any:
+        if self._kind == "vocabulary":
+            return self._vocabulary(*args, **named)
+        given = next(tensors_in((args, named)), None) if self._kind.startswith("column") else None
+        with self._parts_of(), nullcontext() if given is None else saved_as_slices(given):
+            return self._run(*args, **named)
 
-    @staticmethod
-    def _first(args: Any, named: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
-        """Change the first argument of a call."""
-        if args:
-            return (change(args[0]), *args[1:]), named
-        key = next(iter(named))
-        return args, named | {key: change(named[key])}
+    def _move(self, value: Tensor, move: Move) -> Tensor:
+        return tensor_moves.move(value, move.kind, move.dim, self._axis, self._label)
 
     @contextmanager
     def _parts_of(self) -> Iterator[None]:
@@ -218,20 +217,19 @@ class _Local(Forward):
             seen[leaf] = self._part(leaf, dim)
         bias = self._module._parameters.get("bias") if self._kind == "row" else None
         if bias is not None:
-            seen["bias"] = _Share.apply(bias, self._parts)
+            seen["bias"] = _Share.apply(bias, self._axis.parts)
         try:
             yield
         finally:
-            for leaf in self._dims:
+            for leaf in [*self._dims, *(["bias"] if bias is not None else [])]:
                 seen.pop(leaf, None)
-            seen.pop("bias", None)
 
     def _part(self, leaf: str, dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)
         if value is None:
             value = self._module._buffers[leaf]
-            size = value.shape[dim] // self._parts
-            return value.narrow(dim, self._place * size, size)  # type: ignore[no-any-return]
+            size = value.shape[dim] // self._axis.parts
+            return value.narrow(dim, self._axis.place * size, size)  # type: ignore[no-any-return]
         assert isinstance(value, DTensor)
         return value.to_local()
 
@@ -241,7 +239,7 @@ class _Local(Forward):
         with self._parts_of():
             seen: Any = self._module.__dict__
             rows = seen["weight"].shape[0]
-            here = tokens - self._place * rows
+            here = tokens - self._axis.place * rows
             mine = (here >= 0) & (here < rows)
             kept = seen.get("padding_idx")
             seen["padding_idx"] = self._padding
@@ -251,49 +249,6 @@ class _Local(Forward):
                 seen["padding_idx"] = kept
         masked: Tensor = output * mine.unsqueeze(-1)
         return masked
-
-
-def _sum(value: Tensor, group: Any, label: str) -> Tensor:
-    total = value.clone(memory_format=torch.contiguous_format)
-    with record_function(label):
-        dist.all_reduce(total, group=group)
-    return total
-
-
-def _once() -> None:
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
-            "tensor "
-            'axis. Leave out tensor=, or write cuts= with the modules that it goes through as "whole"'
-        )
-
-
-class _Enter(torch.autograd.Function):
-    """A whole value that each rank uses for its part: the gradients are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: Any, label: str) -> Tensor:
-        ctx.how = group, label
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        _once()
-        return _sum(grad, *ctx.how), None, None
-
-
-class _Leave(torch.autograd.Function):
-    """Partial sums of all ranks, added up."""
-
-    @staticmethod
-    def forward(_ctx: Any, value: Tensor, group: Any, label: str) -> Tensor:
-        return _sum(value, group, label)
-
-    @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        _once()
-        return grad, None, None
 
 
 class _Share(torch.autograd.Function):
@@ -306,21 +261,3 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         return grad, None
-
-
-class _Gather(torch.autograd.Function):
-    """The features of all ranks, one after the other."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, group: Any, place: int, parts: int, label: str) -> Tensor:
-        ctx.how = place, parts
-        every = value.new_empty(parts, *value.shape)
-        with record_function(label):
-            version_names.all_gather_single(every, value.contiguous(), group=group)
-        return torch.cat(every.unbind(0), -1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        _once()
-        place, parts = ctx.how
-        return grad.chunk(parts, -1)[place].contiguous(), None, None, None, None

@@ -151,7 +151,7 @@ def check_multi_query_attention(folder: Path) -> None:
         cuts=by_hand,
     )
     run = proved(lambda: text(Attention(one_key=True)), batches, models.token_loss, "1.query.weight")
-    assert set(run.cut.enters) == {"1.key", "1.value"}
+    assert {"1.key", "1.value"} <= {path for path, moves in run.cut.moves.items() if (True, 0) in moves}
 
 
 def hugging_face(name: str, **more: Any) -> Any:

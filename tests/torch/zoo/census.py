@@ -41,6 +41,7 @@ PLANS: dict[str, up.Plan] = {
     "recompute": up.Plan(data=2, recompute=True),
     "bf16": up.Plan(data=2, precision="bf16"),
     "tensor": up.Plan(tensor=2),
+    "sequence": up.Plan(tensor=2, sequence=True),
     "tensor zero=1": up.Plan(tensor=2, zero=1),
     "tensor zero=3": up.Plan(tensor=2, zero=3, micro_batches=2),
     "tensor recompute": up.Plan(tensor=2, recompute=True),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from .cut import Cut
+from .cut import Cut, Move
 from .indices import Index, roots
 from .program import Graph, Node, Ref, refs, writes_of
 from .rules import Rules
+from .scopes import Scopes, Seen
 
 __all__ = ["Backward", "Refusal"]
 
@@ -38,34 +39,49 @@ class Chosen(Protocol):
         ...
 
 
+class Positions(Protocol):
+    """The values that are cut along the sequence."""
+
+    def scattered(self, number: int) -> bool:
+        """Whether this Seen is one."""
+        ...
+
+    def dim(self, value: int) -> int:
+        """The dim of the positions of a value."""
+        ...
+
+    def stay(self, number: int, other: int, why: str) -> None:
+        """Raise an error: what these two are with is not cut."""
+        ...
+
+
 class Backward:
     """Where gradients are parts: of what is whole, and is used with values that are cut.
 
     A use gives a whole value its whole gradient, or this rank's part of it. Parts must be summed: at the
-    parameter, or where a module returned the value. A value with uses of both kinds cannot be summed.
+    parameter, or where the value goes into a module or comes out of it, as early in the program as all later
+    uses give parts. So the query, the key and the value of one input take one sum. A value with uses of both
+    kinds, and no module between them, cannot be summed.
+
+    Args:
+        positions: the values that are cut along the sequence, where there are any.
     """
 
-    def __init__(self, choice: Chosen, cut: Cut) -> None:
-        self._choice, self._graph, self._cut = choice, choice.graph, cut
+    def __init__(self, choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions | None = None) -> None:
+        self._choice, self._graph, self._cut, self._scopes = choice, choice.graph, cut, scopes
+        self._positions = positions
         self._aliased = self._aliases()
         self._needs = self._trained()
-        self._uses: dict[int, set[bool]] = {}  # value -> whether uses give parts
+        self._here: set[tuple[str, bool, int]] = set()  # sums that an earlier one does not replace
+        self._later: set[tuple[str, bool, int]] = set()  # where no sum replaces later ones
+        self._forget()
+
+    def _forget(self) -> None:
+        self._uses: dict[int, set[bool]] = {}  # number -> whether uses give parts
+        self._waiting: dict[int, list[Seen]] = {}  # number -> uses by modules that give parts, not summed yet
+        self._parts: dict[int, bool] = {}
         self._why: dict[int, tuple[Index, str]] = {}
-        self._returned: dict[int, str] = {}  # value -> the innermost module with parameters that returned it
-        self._users: dict[int, list[int]] = {}
-        for node in self._graph.nodes:
-            for ref in self._inputs(node):
-                self._users.setdefault(ref.value, []).append(node.number)
-        for frame in self._graph.frames:  # inner ones come later
-            for number in frame.outputs:
-                after = all(user >= frame.end for user in self._users.get(number, ()))
-                if (
-                    frame.path
-                    and after
-                    and frame.path not in choice.opened
-                    and frame.begin <= self._graph.values[number].node < frame.end
-                ):
-                    self._returned[number] = frame.path
+        self._kinds: dict[int, str] = {}  # number of a Seen -> its move
 
     def _aliases(self) -> dict[int, list[Ref]]:
         """Operators that read what was written through another view -> the values after these writes."""
@@ -102,26 +118,98 @@ class Backward:
         return found
 
     def run(self) -> None:
-        """Fill `cut.sums` and `cut.enters`.
+        """Fill `cut.sums` and `cut.moves`.
 
         Raises:
             Refusal: a value would need both kinds of gradient.
+            Stays: so would one that is cut along the sequence.
         """
+        for _ in range(len(self._graph.frames) + 2):
+            self._forget()
+            sums = self._sums()
+            uneven = self._uneven()
+            known = len(self._here) + len(self._later)
+            for number, seen in self._scopes.seen.items():
+                if self._kinds.get(number) == "enter":
+                    places = uneven & set(self._scopes.group(seen.boundary))
+                    kept = self._here if True in self._uses.get(number, ()) else self._later
+                    kept |= places
+            if len(self._here) + len(self._later) == known:
+                break
+        if uneven:
+            self._refuse_uneven(uneven)
+        self._cut.sums += sums
+        for number, kind in self._kinds.items():
+            seen = self._scopes.seen[number]
+            dim = 0 if self._positions is None or kind == "enter" else self._positions.dim(seen.value)
+            for path, out, place in self._scopes.group(seen.boundary):
+                self._cut.moves.setdefault(path, {})[out, place] = Move(kind, dim)
+
+    def _sums(self) -> list[str]:
         for number in (*self._graph.outputs, *self._graph.kept):
-            self._uses.setdefault(number, set()).add(False)
-        for node in reversed(self._graph.nodes):
-            self._node(node)
-        for name, number in self._graph.names.items():
-            if name not in self._cut.dims and number in self._needs and self._settled(number):
-                self._cut.sums.append(name)
-        for frame in self._graph.frames:  # a module that runs more than once returns the same kind each time
-            if frame.path in self._cut.enters:
-                for number in frame.outputs:
-                    if False in self._uses.get(number, ()):
-                        index = next(index for index, _ in self._why.values())
-                        raise Refusal(
-                            index, f'"{frame.path}" runs more than once, for whole and for cut values'
-                        )
+            self._uses.setdefault(self._scopes.outside(number), set()).add(False)
+        for each in reversed(self._scopes.order):
+            if isinstance(each, Seen):
+                self._cross(each)
+            else:
+                self._node(each)
+        return [
+            name
+            for name, number in self._graph.names.items()
+            if name not in self._cut.dims and number in self._needs and self._settled(number)
+        ]
+
+    def _uneven(self) -> set[tuple[str, bool, int]]:
+        """Places where calls of one module would move what they get in different ways."""
+        kinds: dict[tuple[str, bool, int], set[str | None]] = {}
+        for number, seen in self._scopes.seen.items():
+            kind = self._kinds.get(number, "" if self._known(number) else None)
+            for place in self._scopes.group(seen.boundary):
+                kinds.setdefault(place, set()).add(kind)
+        return {  # what has no gradient may enter
+            place for place, several in kinds.items() if len(several - {None}) > 1
+            or (None in several and several - {None, "", "enter"})
+        }  # fmt: skip
+
+    def _refuse_uneven(self, uneven: set[tuple[str, bool, int]]) -> None:
+        path = next(iter(uneven))[0]
+        why = f'"{path}" runs more than once, for whole and for cut values'
+        if self._positions is not None:
+            for number, seen in self._scopes.seen.items():
+                if uneven & set(self._scopes.group(seen.boundary)):
+                    self._positions.stay(number, seen.before, why)
+        raise Refusal(next(index for index, _ in self._why.values()), why)
+
+    def _cross(self, seen: Seen) -> None:
+        """Where a value crosses the boundary of a module."""
+        number, before, boundary = seen.number, seen.before, seen.boundary
+        kind = self._cut.modules.get(self._graph.frames[boundary.frame].path, "")
+        here, there = self._scattered(before), self._scattered(number)
+        trained = seen.value in self._needs and not self._choice.cuts(seen.value)
+        part = trained and self._settled(number)
+        if boundary.out and kind:  # what is inside belongs to the layer
+            ends = "scatter" if kind in ("row", "vocabulary") else "slice"
+            self._kinds |= {number: ends} if there else {number: "enter"} if part else {}
+            return
+        if not trained:
+            self._kinds |= {number: "slice" if there else "gather"} if here != there else {}
+            return
+        uses = self._uses.setdefault(before, set())
+        if here != there:
+            self._kinds[number] = "slice" if there else "gather, sum" if part else "gather"
+            uses.add(False)
+        elif not part:
+            if self._known(number):
+                uses.add(False)
+        elif self._here & set(self._scopes.group(boundary)):
+            self._kinds[number] = "enter"
+            uses.add(False)
+        else:
+            self._waiting.setdefault(before, []).append(seen)
+            self._why.setdefault(before, self._why[number])
+
+    def _scattered(self, number: int) -> bool:
+        return self._positions is not None and self._positions.scattered(number)
 
     def _node(self, node: Node) -> None:
         choice = self._choice
@@ -132,45 +220,62 @@ class Backward:
             if each.node is node
             for index in roots([each.dim]) & choice.chosen
         }
-        inside = choice.graph.module_of(node)
-        kind = self._cut.modules.get(inside, "")
-        if (
-            node.frames
-            and not (frame := choice.graph.frames[node.frames[-1]]).begin <= node.number < frame.end
-        ):
-            kind = ""  # a hook of the module, which sees what others see
-        parts = {
-            self._settled(n) for n in node.outputs if n is not None and n in self._needs and self._uses.get(n)
-        }
-        for ref in self._inputs(node):
-            if ref.value not in self._needs or choice.cuts(ref.value):
+        kind, given = "", set[int]()
+        if node.frames:
+            frame = choice.graph.frames[node.frames[-1]]
+            if frame.begin <= node.number < frame.end:  # a hook of the module sees what others see
+                kind, given = self._cut.modules.get(frame.path, ""), set(frame.inputs)
+        outputs = [n for n in node.outputs if n is not None and n in self._needs and self._known(n)]
+        parts = {self._settled(n) for n in outputs}
+        inputs = [(ref.value, self._scopes.at(node, ref.value)) for ref in self._inputs(node)]
+        if kind and True in parts:
+            number = next(n for n in outputs if n in self._why)
+            index, line = self._why[number]
+            raise Refusal(index, f"each rank uses the output of a layer for its part, at {line}")
+        scattered = any(map(self._scattered, [*outputs, *(number for _, number in inputs)]))
+        for value, number in inputs:
+            if value not in self._needs or choice.cuts(value):
                 continue
-            uses = self._uses.setdefault(ref.value, set())
-            if kind:  # the layer sums the gradient of its input; its bias is added once
-                uses.add(False)
-            elif produced or summed:
+            uses = self._uses.setdefault(number, set())
+            if kind.startswith("column") and value in given:
                 uses.add(True)
-                self._why.setdefault(ref.value, (choice.first(produced or summed), node.line))
+                cut = produced or choice.chosen
+                self._why.setdefault(number, (choice.first(cut), node.line))
+            elif kind or self._scattered(number):  # the bias of a layer is added once; own positions are all
+                uses.add(False)
+            elif produced or summed or scattered:
+                uses.add(True)
+                self._why.setdefault(number, (choice.first(produced or summed or choice.chosen), node.line))
             else:
                 for part in parts:
                     uses.add(part)
                     if part:
-                        outputs = [n for n in node.outputs if n in self._why]
-                        self._why.setdefault(ref.value, self._why[outputs[0]])
+                        self._why.setdefault(number, next(self._why[n] for n in outputs if n in self._why))
+
+    def _replaces(self, number: int) -> bool:
+        """Whether one sum, here or before, may take the place of those that are waiting."""
+        seen = self._scopes.seen.get(number)
+        return seen is not None and not self._later & set(self._scopes.group(seen.boundary))
+
+    def _known(self, number: int) -> bool:
+        return bool(self._uses.get(number) or self._waiting.get(number))
 
     def _settled(self, number: int) -> bool:
         """Whether the gradient that reaches this value from above it is a part."""
-        uses = self._uses.get(number, set())
+        if number not in self._parts:
+            self._parts[number] = self._settle(number)
+        return self._parts[number]
+
+    def _settle(self, number: int) -> bool:
+        uses, waiting = self._uses.get(number, set()), self._waiting.get(number, [])
         if len(uses) == 2:
             index, line = self._why[number]
-            raise Refusal(
-                index, f"a value is used both whole and with cut ones, at {line}, so its gradient is no sum"
-            )
-        if True not in uses:
-            return False
-        path = self._returned.get(number)
-        if path is not None:
-            if path not in self._cut.enters:
-                self._cut.enters.append(path)
-            return False
-        return True
+            why = f"a value is used both whole and with cut ones, at {line}, so its gradient is no sum"
+            if self._positions is not None:
+                self._positions.stay(number, number, why)
+            raise Refusal(index, why)
+        if True in uses or (waiting and False not in uses and self._replaces(number)):
+            return True
+        for seen in waiting:
+            self._kinds[seen.number] = "enter"
+        return False

@@ -161,8 +161,11 @@ class Recorder:
         return number
 
     def stand_in(self, tensor: Tensor, other: Tensor) -> None:
-        """Take `other` for `tensor` from now on."""
-        self._known[id(other)] = other, self.value(tensor)
+        """Take `other` for `tensor` from now on, with its own shape."""
+        number = self.value(tensor)
+        self.paused += 1
+        self.graph.stand_ins[self._new(other, "operator")] = number
+        self.paused -= 1
 
     def operator(self, op: Any, args: tuple[Any, ...], named: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Run one operator and note it."""

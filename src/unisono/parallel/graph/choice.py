@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .backward import Backward, Refusal
+from .backward import Refusal
 from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
-from .draws import check_draws
 from .fused import can_split_heads, has_hooks
 from .indices import Dim, Index, block, block_all, roots
 from .layers import Layer, is_product, layer_of
 from .program import Graph, Node, refs
 from .rules import Rules
+from .sequence import settle
 
 __all__ = ["Choice", "Hints"]
 
@@ -301,8 +301,7 @@ class Choice:
             for path in self._owners[name]:
                 if kind := self._kind(path, name, dim):
                     cut.modules[path] = kind
-        check_draws(self, cut)
-        Backward(self, cut).run()
+        settle(self, cut)
         values = self.graph.values
         sizes = {
             n: math.prod(values[v].shape)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Cut", "Sizes"]
+__all__ = ["Cut", "Move", "Sizes"]
 
 
 class Sizes(NamedTuple):
@@ -22,6 +22,32 @@ class Sizes(NamedTuple):
     numbers: dict[int, tuple[int, int]]
 
 
+class Move(NamedTuple):
+    """What happens to a value that goes into a module or comes out of it.
+
+    | kind | forward | its gradient |
+    |---|---|---|
+    | enter | | summed |
+    | slice | this rank's positions | all-gathered |
+    | gather | all-gathered | this rank's positions |
+    | gather, sum | all-gathered | reduce-scattered |
+    | scatter | reduce-scattered | all-gathered |
+
+    Args:
+        dim: of the positions.
+    """
+
+    kind: str
+    dim: int
+
+
+TOLD = {
+    "slice": "positions are cut",
+    "gather": "positions are gathered",
+    "scatter": "its output is cut along the sequence",
+}
+
+
 @dataclass
 class Cut:
     """How the ranks of a tensor axis share a model.
@@ -29,13 +55,15 @@ class Cut:
     Args:
         parts: the number of ranks.
         dims: name of a parameter or buffer -> the dim that is cut.
-        modules: path -> how the module runs: column (its input's gradient is summed), "column, gathered" (its
-            output is gathered, too), row or vocabulary (its output is summed).
+        modules: path -> how the module runs: column, "column, gathered" (its output is gathered), row or
+            vocabulary (its output is summed).
         sums: parameters that are whole on every rank, whose gradients are sums over the ranks.
-        enters: modules whose output is whole and used by each rank for its part: its gradient is summed.
+        moves: path -> (it comes out, its place among the tensors) -> what happens there.
+        draws: modules that draw random numbers for this rank's positions.
         sizes: path -> (number of the call in the module's forward -> the sizes to change).
         fused: path of a layer -> output features of the layers that stand for it.
         whole: (what, why): what is not cut.
+        positions: (module, text): where it is not cut along the sequence, and why. None: nothing is.
         flops: (cut, all), of one forward.    parameters: (cut, all).
         proved: the recorded program shows that the cut model computes the same; else a trial must.
     """
@@ -44,21 +72,34 @@ class Cut:
     dims: dict[str, int] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
     sums: list[str] = field(default_factory=list)
-    enters: list[str] = field(default_factory=list)
+    moves: dict[str, dict[tuple[bool, int], Move]] = field(default_factory=dict)
+    draws: list[str] = field(default_factory=list)
     sizes: dict[str, dict[int, Sizes]] = field(default_factory=dict)
     fused: dict[str, list[int]] = field(default_factory=dict)
     whole: list[tuple[str, str]] = field(default_factory=list)
+    positions: list[tuple[str, str]] | None = None
     flops: tuple[int, int] = (0, 0)
     parameters: tuple[int, int] = (0, 0)
     proved: bool = False
 
     def same(self, other: Cut, *, gradients: bool = True) -> bool:
-        """Whether both do the same to a model."""
+        """Whether both do the same to a model. This one may draw less."""
         names = ("parts", "dims", "modules", "sizes", "fused")
-        sums = [(set(cut.sums), set(cut.enters)) for cut in (self, other)]
+        sums = [(set(cut.sums), cut.moves) for cut in (self, other)]
+        if not set(self.draws) <= set(other.draws):
+            return False
         return all(getattr(self, name) == getattr(other, name) for name in names) and (
-            not gradients or sums[0] == sums[1]
+            sums[0] == sums[1] if gradients else self.forward_moves() == other.forward_moves()
         )
+
+    def forward_moves(self) -> dict[str, dict[tuple[bool, int], Move]]:
+        """The moves that do something in forward, whatever they do to gradients."""
+        found: dict[str, dict[tuple[bool, int], Move]] = {}
+        for path, moves in self.moves.items():
+            for place, (kind, dim) in moves.items():
+                if kind != "enter":
+                    found.setdefault(path, {})[place] = Move(kind.removesuffix(", sum"), dim)
+        return found
 
     def __str__(self) -> str:
         shares = [f"{cut / max(total, 1):.0%}" for cut, total in (self.parameters, self.flops)]
@@ -74,6 +115,12 @@ class Cut:
         lines += [
             f"  {name}: whole, its gradient is summed" for name, _ in _merged((n, "") for n in self.sums)
         ]
+        moves = [
+            (path, " and ".join(dict.fromkeys(TOLD[move.kind] for move in moves.values())))
+            for path, moves in self.forward_moves().items()
+        ]
+        lines += [f"  {path}: {text}" for path, text in _merged(moves)]
+        lines += [f"  {path}: {text}" for path, text in _merged(self.positions or ())]
         lines += [f"  {path}: whole, because {why}" for path, why in _merged(self.whole)]
         return "\n".join(lines)
 

@@ -1,213 +1,70 @@
 """Runs the cut program on shapes, and compares it with the whole one, operator by operator.
 
-The model's code runs again, with each rank's part of the parameters. Every operator must be the same, with
-the shapes that the cut says and the same other arguments. A size that the program has written down, such as
-the number of heads in a view, is noted and changed. Where the programs differ, the cut is refused there.
+Every operator must be the same, with the shapes that the cut says and the same other arguments. Where the
+programs differ, the cut is refused there.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .capture import CaptureError, Recorder, Shapes
+from .capture import CaptureError, Shapes
 from .choice import Choice
-from .cut import Cut, Sizes
-from .program import FunctionCall, Graph, Node, Ref, refs
+from .cut import Sizes
+from .local_model import LocalModel, ProgramMismatch, slice_bounds
+from .program import Frame, Graph, Node, Ref, refs
 from .rules import slice_of
+from .sequence import ScatteredPositions
 
-__all__ = ["ProgramMismatch", "changed", "compare", "narrow_"]
+__all__ = ["ProgramMismatch", "compare"]
 
 SIZED = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
     "aten.new_empty", "aten.rand", "aten.randn", "aten._reshape_alias", "aten.empty_strided",
 }  # fmt: skip
-FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "randn", "full", "broadcast_to"}
-FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}
-
-
-class ProgramMismatch(Exception):
-    """The cut program is another one. Args: the operator of the whole program where they differ, why."""
-
-    def __init__(self, node: Node, why: str) -> None:
-        super().__init__(why)
-        self.node, self.why = node, why
 
 
 def compare(
-    choice: Choice, shapes: Shapes, sample: Any, forward: Callable[[Any], Any] | None
+    choice: Choice,
+    shapes: Shapes,
+    sample: Any,
+    forward: Callable[[Any], Any] | None,
+    positions: ScatteredPositions | None = None,
 ) -> dict[str, dict[int, Sizes]]:
     """Run `shapes.model`, not yet cut, as `choice.cut` says; return the written sizes that must change.
 
+    Args:
+        positions: what is cut along the sequence.
     Raises:
         ProgramMismatch: the programs differ.
     """
-    run = _LocalModel(choice, shapes)
+    run = LocalModel(choice, shapes)
     whole = choice.graph
     try:
         local = run.recorder.run(shapes.model, sample, forward)
     except CaptureError as error:
+        if positions is not None:  # what it raises follows from where it went another way first
+            _Comparison(choice, run.recorder.graph, positions).run(begun=True)
         if isinstance(error.__cause__, ProgramMismatch):
             raise error.__cause__ from None
         at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
         raise ProgramMismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
-    _Comparison(choice, local).run()
+    _Comparison(choice, local, positions).run()
     return run.sizes
-
-
-class _LocalModel:
-    """The model's copy on one rank.
-
-    Attributes:
-        sizes: by module, the number of the call in its forward, what is to be changed.
-    """
-
-    def __init__(self, choice: Choice, shapes: Shapes) -> None:
-        self._choice, self._shapes = choice, shapes
-        self.sizes: dict[str, dict[int, Sizes]] = {}
-        self.recorder = Recorder(shapes, self._watch)
-        narrow_(shapes, choice.cut)
-        for path, kind in choice.cut.modules.items():
-            if kind == "column, gathered":
-                self._gather(shapes.model.get_submodule(path))
-        self._first: dict[int, list[Node]] = {}
-        for node in choice.graph.nodes:
-            self._first.setdefault(node.call, []).append(node)
-
-    def _gather(self, module: nn.Module) -> None:
-        run = module.forward
-        parts, recorder = self._choice.parts, self.recorder
-
-        def forward(*args: Any, **named: Any) -> Tensor:
-            output: Tensor = run(*args, **named)
-            recorder.paused += 1
-            whole = (
-                output.new_zeros(*output.shape[:-1], output.shape[-1] * parts) + output.sum()
-            )  # with its gradient
-            recorder.paused -= 1
-            recorder.stand_in(output, whole)
-            return whole
-
-        module.forward = forward  # type: ignore[method-assign]
-
-    def _watch(self, number: int, args: Any, named: Any) -> tuple[Any, Any]:
-        """Change the written sizes of one call, and note them."""
-        calls, here = self._choice.graph.calls, self.recorder.graph.calls[number]
-        if number >= len(calls) or not self._first.get(number):
-            return args, named
-        call, nodes = calls[number], self._first[number]
-        if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
-            raise ProgramMismatch(
-                nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}"
-            )
-        change = {
-            place: (written, wanted)
-            for place, (written, wanted) in _wanted(self._choice, call, nodes).items()
-            if place < len(here.numbers) and here.numbers[place] == written != wanted
-        }
-        if not change:
-            return args, named
-        path = self._choice.graph.frames[call.frame].path if call.frame >= 0 else ""
-        self._note(path, call.ordinal, Sizes(call.function, change), nodes[0])
-        return changed(args, named, {place: wanted for place, (_, wanted) in change.items()})
-
-    def _note(self, path: str, ordinal: int, sizes: Sizes, node: Node) -> None:
-        known = self.sizes.setdefault(path, {})
-        if known.setdefault(ordinal, sizes) != sizes:
-            raise ProgramMismatch(node, f"two calls of one module need different sizes, at {node.line}")
-
-
-def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
-    """Place among the integers of a call -> (size in the whole program, size on one rank)."""
-    output = next((number for number in reversed(nodes[-1].outputs) if number is not None), None)
-    if output is None:
-        return {}
-    whole, local = choice.graph.values[output].shape, choice.local(output)
-    if call.function in FIRST_SIZES:
-        return {
-            place: sizes
-            for place, sizes in enumerate(zip(whole, local, strict=True))
-            if place < len(call.numbers)
-        }
-    if call.function == "unflatten":
-        first = call.numbers[0] % (len(whole) - len(call.numbers) + 2)
-        dims = range(first, first + len(call.numbers) - 1)
-        return {place + 1: (whole[dim], local[dim]) for place, dim in enumerate(dims)}
-    last = nodes[-1]
-    if last.name in ("aten.split", "aten.split_with_sizes") and call.function in (
-        "split",
-        "split_with_sizes",
-    ):
-        dim = last.args[2] if len(last.args) > 2 else last.named.get("dim", 0)
-        outputs = [number for number in last.outputs if number is not None]
-        sizes = [(choice.graph.values[n].shape[dim], choice.local(n)[dim]) for n in outputs]
-        listed = len(call.numbers) >= len(sizes) > 1 and last.name == "aten.split_with_sizes"
-        return dict(enumerate(sizes if listed else sizes[:1]))
-    if call.function in ("__getitem__", "narrow"):
-        return _bounds(choice, call, nodes)
-    return {}
-
-
-def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
-    """The bounds of slices along cut dims."""
-    found: dict[int, tuple[int, int]] = {}
-    for node in nodes:
-        if node.name != "aten.slice":
-            continue
-        bounds = _slice(choice, node)
-        if bounds is None:
-            continue
-        whole, local = bounds
-        for place, number in enumerate(call.numbers):
-            if number == whole[1] - whole[0] and call.function == "narrow" and place == 2:
-                found[place] = (number, local[1] - local[0])
-            elif number in whole and not (call.function == "narrow" and place in (0, 2)):
-                found[place] = (number, local[whole.index(number)])
-    return found
-
-
-def _slice(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
-    """(whole, local) bounds of a slice along a dim that is cut; None: of another one."""
-    _, dim, start, stop, _ = slice_of(node)
-    dims = choice.rules.of(node.args[0])
-    at = (dim or 0) % len(dims)
-    whole, local = choice.graph.values[node.args[0].value].shape[at], choice.local(node.args[0].value)[at]
-    if whole == local:
-        return None
-    first, last, _ = slice(start, stop).indices(whole)
-    before = 0
-    mine = 0
-    found: dict[int, int] = {0: 0}
-    for segment in dims[at]:
-        before, mine = (
-            before + _size((segment,), choice, whole=True),
-            mine + _size((segment,), choice, whole=False),
-        )
-        found[before] = mine
-    return [first, last], [found.get(first, -1), found.get(last, -1)]
-
-
-def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
-    return sum(
-        math.prod(
-            factor.size if whole or factor.index.root() not in choice.chosen else factor.size // choice.parts
-            for factor in segment
-        )
-        for segment in dim
-    )
 
 
 class _Comparison:
     """Two programs, operator by operator. Copies (clone) are left out: they depend on strides."""
 
-    def __init__(self, choice: Choice, local: Graph) -> None:
+    def __init__(self, choice: Choice, local: Graph, positions: ScatteredPositions | None) -> None:
         self._choice, self._whole, self._local = choice, choice.graph, local
+        self._positions = positions
         self._same: dict[int, int] = {}  # value of the whole program, or copy of one -> that one
         self._of: dict[int, int] = {}  # value of the local program -> that of the whole one
         for value in local.values:
@@ -220,17 +77,39 @@ class _Comparison:
             for number in frame.outputs
         }
 
-    def run(self) -> None:
+    def run(self, *, begun: bool = False) -> None:
+        """Raise ProgramMismatch where they differ. `begun`: the local one has not ended."""
+        if not begun and self._choice.cut.moves and len(self._whole.frames) != len(self._local.frames):
+            raise ProgramMismatch(self._whole.nodes[-1], "the program of the parts calls other modules")
         nodes = self._without_copies(self._whole, self._same)
         copies: dict[int, int] = {}
         others = self._without_copies(self._local, copies)
         for node, other in zip_longest(nodes, others):
+            if other is None and begun:
+                return
             if node is None or other is None:
                 at = node or nodes[-1]
                 raise ProgramMismatch(
                     at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}"
                 )
             self._pair(node, other, copies)
+        for frame, here in zip(self._whole.frames, self._local.frames, strict=False):
+            self._moves(frame, here, copies)
+
+    def _moves(self, frame: Frame, other: Frame, copies: dict[int, int]) -> None:
+        """Whether each move of a call of a module got the value that it is for."""
+        for out, place in self._choice.cut.moves.get(frame.path, {}):
+            mine, theirs = (each.outputs if out else each.inputs for each in (frame, other))
+            found = self._of.get(self._source(theirs[place], copies))
+            if found is None or self._same.get(found, found) != self._same.get(mine[place], mine[place]):
+                node = self._whole.nodes[min(frame.first, len(self._whole.nodes) - 1)]
+                raise ProgramMismatch(node, f'"{frame.path}" takes or returns other values')
+
+    def _source(self, number: int, copies: dict[int, int]) -> int:
+        """What a copy, or a stand-in, of the local program was made of."""
+        while (before := self._local.stand_ins.get(number, copies.get(number, number))) != number:
+            number = before
+        return number
 
     @staticmethod
     def _without_copies(graph: Graph, same: dict[int, int]) -> list[Node]:
@@ -255,7 +134,8 @@ class _Comparison:
                 node, f"{node.name} takes other values in the program of the parts, at {node.line}"
             )
         for number, there in zip(mine, theirs, strict=True):
-            self._value(node, number, copies.get(there, there), self._local.values[there].shape)
+            shape = self._local.values[there].shape
+            self._value(node, number, self._source(there, copies), shape)
         self._arguments(node, other)
         for mine_out, their_out in zip(node.outputs, other.outputs, strict=True):
             if mine_out is not None and their_out is not None:
@@ -275,6 +155,8 @@ class _Comparison:
                 node, f"{node.name} takes other values in the program of the parts, at {node.line}"
             )
         wanted = self._choice.local(number)
+        if self._positions is not None:
+            wanted = self._positions.taken(node, number, wanted)
         if shape != wanted and known not in self._gathered:
             raise ProgramMismatch(
                 node,
@@ -296,7 +178,7 @@ class _Comparison:
 
     def _bounds(self, node: Node, other: Node) -> tuple[list[int], list[int]]:
         """The elements that a slice takes, and those that it must take."""
-        bounds = _slice(self._choice, node)
+        bounds = slice_bounds(self._choice, node)
         _, dim, start, stop, step = slice_of(other)
         size = self._local.values[other.args[0].value].shape[dim or 0]
         here = list(slice(start, stop, step).indices(size)[:2])
@@ -335,47 +217,3 @@ def _without(thing: Any) -> Any:
     if isinstance(thing, dict):
         return {key: _without(part) for key, part in thing.items()}
     return thing
-
-
-def narrow_(shapes: Shapes, cut: Cut) -> None:
-    """Give a copy without values one rank's part of each parameter and buffer that is cut. Ties stay."""
-    made: dict[int, Tensor] = {}
-    model = shapes.model
-    for name, dim in cut.dims.items():
-        path, _, leaf = name.rpartition(".")
-        value = getattr(model.get_submodule(path), leaf)
-        sizes = list(value.shape)
-        sizes[dim] //= cut.parts
-        with shapes.mode, torch.no_grad():
-            part = torch.empty(sizes, dtype=value.dtype, device=value.device)
-        made[id(value)] = (
-            nn.Parameter(part, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else part
-        )
-    for module in model.modules():
-        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for table in tables:
-            for leaf, value in list(table.items()):
-                if value is not None and id(value) in made:
-                    table[leaf] = made[id(value)]
-
-
-def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
-    """Arguments of a call with other integers at these places; places are those of `numbers_of`."""
-    place = -1
-
-    def walk(thing: Any) -> Any:
-        nonlocal place
-        if isinstance(thing, int) and not isinstance(thing, bool):
-            place += 1
-            return numbers.get(place, thing)
-        if isinstance(thing, dict):
-            return {key: walk(part) for key, part in thing.items()}
-        if isinstance(thing, slice):
-            return slice(walk(thing.start), walk(thing.stop), walk(thing.step))
-        if isinstance(thing, tuple) and not isinstance(thing, torch.Size):
-            return tuple(walk(part) for part in thing)
-        if isinstance(thing, (list, torch.Size)):
-            return [walk(part) for part in thing]
-        return thing
-
-    return walk(args), walk(named)

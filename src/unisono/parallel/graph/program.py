@@ -148,6 +148,7 @@ class Graph:
         kept: values that are in an attribute of a module afterwards -> that attribute.
         rebound: buffers that are another tensor afterwards.
         recomputed: operators that a module has run by torch.utils.checkpoint.
+        stand_ins: values of another shape that the program got in place of its own.
     """
 
     model: str
@@ -164,6 +165,7 @@ class Graph:
     kept: dict[int, str] = field(default_factory=dict)
     rebound: dict[str, int] = field(default_factory=dict)
     recomputed: set[int] = field(default_factory=set)
+    stand_ins: dict[int, int] = field(default_factory=dict)
 
     def uses(self, name: str) -> list[Use]:
         """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""

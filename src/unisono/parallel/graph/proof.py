@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,7 @@ from .fused import split_
 from .layers import layer_of
 from .local import ProgramMismatch, compare
 from .program import Node, refs
+from .sequence import Key, Stays, settle
 
 __all__ = ["prove"]
 
@@ -32,6 +34,7 @@ def prove(
     whole: frozenset[str] = frozenset(),
     opened: frozenset[str] = frozenset(),
     only: Cut | None = None,
+    sequence: bool = False,
 ) -> Cut:
     """Choose the cut of `model` that the program on `sample` proves; at worst it cuts nothing.
 
@@ -41,15 +44,17 @@ def prove(
         whole: modules (paths) that the user wants whole.
         opened: modules that span stages of a pipeline: what they do by themselves is whole.
         only: nothing else than this cut does is cut.
+        sequence: what computes position by position is cut along the sequence.
     Raises:
-        CaptureError: the model cannot be recorded.
+        CaptureError: the model cannot be recorded, or `parts` does not divide its sequences.
     """
     shapes = model if isinstance(model, Shapes) else Shapes(model)
     search = _ProofSearch(shapes, sample, parts, forward, opened)
     for name, value in [*shapes.model.named_parameters(), *shapes.model.named_buffers()]:
         if name.rpartition(".")[0] in whole:
             search.ban(name, value.dim(), "cuts= says so")
-    return search.run() if only is None else search.again(only)
+    cut = search.run() if only is None else search.again(only)
+    return search.scattered(only) if sequence and cut.dims else cut
 
 
 class _ProofSearch:
@@ -108,8 +113,41 @@ class _ProofSearch:
                 choice = self._chosen(choice)
                 continue
             choice.cut.fused, choice.cut.proved = dict(self._fused), True
+            self._proved = choice
             return choice.cut
         return Cut(self._parts, whole=[("", "the search for a cut did not end")], proved=True)
+
+    def scattered(self, only: Cut | None) -> Cut:
+        """The cut that `run` has found, and along the sequence what its program proves.
+
+        Args:
+            only: nothing else than this cut does is cut so.
+        """
+        choice, stays, positions = self._proved, dict[Key, str](), None
+        for _ in range(ROUNDS):
+            try:
+                choice.cut = replace(choice.cut, sums=[], moves={}, draws=[])
+                positions = settle(choice, choice.cut, stays)
+                assert positions is not None
+                if positions.indivisible:
+                    raise CaptureError(
+                        f"Plan(sequence=True): tensor={self._parts} does not divide {positions.indivisible} "
+                        f"positions. Pad the sequences to a multiple of {self._parts}, or leave out "
+                        "sequence=",
+                        final=True,
+                    )
+                if only is not None:
+                    positions.only(choice.cut, only)
+                shapes = self._shapes()
+                choice.cut.sizes = compare(choice, shapes, self._sample, self._run(shapes), positions)
+            except ProgramMismatch as mismatch:
+                assert positions is not None
+                stays |= dict.fromkeys(positions.before(mismatch.node), mismatch.why)
+            except Stays as more:
+                stays |= dict.fromkeys(more.keys, more.why)
+            else:
+                return choice.cut
+        raise AssertionError("the search for what is cut along the sequence did not end")
 
     def _split(self, choice: Choice, fused: dict[str, list[int]]) -> Choice:
         """Split layers, those of one name at a time; the program may want them as they are."""

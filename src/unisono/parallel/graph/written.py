@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from .capture import SIZED
 from .containers import numbers_of
 from .cut import Sizes
-from .local import changed
+from .local_model import changed
 
 __all__ = ["Forward", "Written"]
 

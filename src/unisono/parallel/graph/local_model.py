@@ -1,0 +1,270 @@
+"""The model on one rank, on shapes: its own code, with each rank's part of the parameters.
+
+A size that the program has written down, such as the number of heads in a view, is noted and changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .capture import Recorder, Shapes
+from .choice import Choice
+from .containers import mapped
+from .cut import Cut, Move, Sizes
+from .program import FunctionCall, Node
+from .rules import slice_of
+
+__all__ = ["LocalModel", "ProgramMismatch", "changed", "moved", "slice_bounds"]
+
+FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "randn", "full", "broadcast_to"}
+FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}
+
+
+class ProgramMismatch(Exception):
+    """The cut program is another one. Args: the operator of the whole program where they differ, why."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(why)
+        self.node, self.why = node, why
+
+
+class LocalModel:
+    """The model's copy on one rank.
+
+    Attributes:
+        sizes: by module, the number of the call in its forward, what is to be changed.
+    """
+
+    def __init__(self, choice: Choice, shapes: Shapes) -> None:
+        self._choice, self._shapes = choice, shapes
+        self.sizes: dict[str, dict[int, Sizes]] = {}
+        self.recorder = Recorder(shapes, self._watch)
+        narrow_(shapes, choice.cut)
+        for path, kind in choice.cut.modules.items():
+            if kind == "column, gathered":
+                self._gather(shapes.model.get_submodule(path))
+        for path, moves in choice.cut.moves.items():
+            self._move(shapes.model.get_submodule(path), moves)
+        self._first: dict[int, list[Node]] = {}
+        for node in choice.graph.nodes:
+            self._first.setdefault(node.call, []).append(node)
+
+    def _gather(self, module: nn.Module) -> None:
+        run = module.forward
+        parts, recorder = self._choice.parts, self.recorder
+
+        def forward(*args: Any, **named: Any) -> Tensor:
+            output: Tensor = run(*args, **named)
+            recorder.paused += 1
+            whole = (
+                output.new_zeros(*output.shape[:-1], output.shape[-1] * parts) + output.sum()
+            )  # with its gradient
+            recorder.paused -= 1
+            recorder.stand_in(output, whole)
+            return whole
+
+        module.forward = forward  # type: ignore[method-assign]
+
+    def _move(self, module: nn.Module, moves: dict[tuple[bool, int], Move]) -> None:
+        run = module.forward
+
+        def forward(*args: Any, **named: Any) -> Any:
+            args, named = moved((args, named), False, moves, self._stand_in)
+            return moved(run(*args, **named), True, moves, self._stand_in)
+
+        module.forward = forward  # type: ignore[method-assign]
+
+    def _stand_in(self, tensor: Tensor, move: Move) -> Tensor:
+        """What a move makes of a tensor, without its values."""
+        if move.kind == "enter":
+            return tensor
+        self.recorder.paused += 1
+        sizes, parts = list(tensor.shape), self._choice.parts
+        gathers = move.kind.startswith("gather")
+        sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
+        order = sorted(
+            range(len(sizes)), key=tensor.stride().__getitem__, reverse=True
+        )  # operators depend on it
+        other = tensor.new_zeros([sizes[at] for at in order]).permute(
+            [order.index(at) for at in range(len(order))]
+        )
+        other = other + tensor.sum()  # with its gradient
+        self.recorder.paused -= 1
+        self.recorder.stand_in(tensor, other)
+        return other
+
+    def _watch(self, number: int, args: Any, named: Any) -> tuple[Any, Any]:
+        """Change the written sizes of one call, and note them."""
+        calls, here = self._choice.graph.calls, self.recorder.graph.calls[number]
+        if number >= len(calls) or not self._first.get(number):
+            return args, named
+        call, nodes = calls[number], self._first[number]
+        if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
+            raise ProgramMismatch(
+                nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}"
+            )
+        change = {
+            place: (written, wanted)
+            for place, (written, wanted) in _wanted(self._choice, call, nodes).items()
+            if place < len(here.numbers) and here.numbers[place] == written != wanted
+        }
+        if not change:
+            return args, named
+        path = self._choice.graph.frames[call.frame].path if call.frame >= 0 else ""
+        self._note(path, call.ordinal, Sizes(call.function, change), nodes[0])
+        return changed(args, named, {place: wanted for place, (_, wanted) in change.items()})
+
+    def _note(self, path: str, ordinal: int, sizes: Sizes, node: Node) -> None:
+        known = self.sizes.setdefault(path, {})
+        if known.setdefault(ordinal, sizes) != sizes:
+            raise ProgramMismatch(node, f"two calls of one module need different sizes, at {node.line}")
+
+
+def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+    """Place among the integers of a call -> (size in the whole program, size on one rank)."""
+    output = next((number for number in reversed(nodes[-1].outputs) if number is not None), None)
+    if output is None:
+        return {}
+    whole, local = choice.graph.values[output].shape, choice.local(output)
+    if call.function in FIRST_SIZES:
+        return {
+            place: sizes
+            for place, sizes in enumerate(zip(whole, local, strict=True))
+            if place < len(call.numbers)
+        }
+    if call.function == "unflatten":
+        first = call.numbers[0] % (len(whole) - len(call.numbers) + 2)
+        dims = range(first, first + len(call.numbers) - 1)
+        return {place + 1: (whole[dim], local[dim]) for place, dim in enumerate(dims)}
+    last = nodes[-1]
+    if last.name in ("aten.split", "aten.split_with_sizes") and call.function in (
+        "split",
+        "split_with_sizes",
+    ):
+        dim = last.args[2] if len(last.args) > 2 else last.named.get("dim", 0)
+        outputs = [number for number in last.outputs if number is not None]
+        sizes = [(choice.graph.values[n].shape[dim], choice.local(n)[dim]) for n in outputs]
+        listed = len(call.numbers) >= len(sizes) > 1 and last.name == "aten.split_with_sizes"
+        return dict(enumerate(sizes if listed else sizes[:1]))
+    if call.function in ("__getitem__", "narrow"):
+        return _bounds(choice, call, nodes)
+    return {}
+
+
+def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+    """The bounds of slices along cut dims."""
+    found: dict[int, tuple[int, int]] = {}
+    for node in nodes:
+        if node.name != "aten.slice":
+            continue
+        bounds = slice_bounds(choice, node)
+        if bounds is None:
+            continue
+        whole, local = bounds
+        for place, number in enumerate(call.numbers):
+            if number == whole[1] - whole[0] and call.function == "narrow" and place == 2:
+                found[place] = (number, local[1] - local[0])
+            elif number in whole and not (call.function == "narrow" and place in (0, 2)):
+                found[place] = (number, local[whole.index(number)])
+    return found
+
+
+def slice_bounds(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
+    """(whole, local) bounds of a slice along a dim that is cut; None: of another one."""
+    _, dim, start, stop, _ = slice_of(node)
+    dims = choice.rules.of(node.args[0])
+    at = (dim or 0) % len(dims)
+    whole, local = choice.graph.values[node.args[0].value].shape[at], choice.local(node.args[0].value)[at]
+    if whole == local:
+        return None
+    first, last, _ = slice(start, stop).indices(whole)
+    before = 0
+    mine = 0
+    found: dict[int, int] = {0: 0}
+    for segment in dims[at]:
+        before, mine = (
+            before + _size((segment,), choice, whole=True),
+            mine + _size((segment,), choice, whole=False),
+        )
+        found[before] = mine
+    return [first, last], [found.get(first, -1), found.get(last, -1)]
+
+
+def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
+    return sum(
+        math.prod(
+            factor.size if whole or factor.index.root() not in choice.chosen else factor.size // choice.parts
+            for factor in segment
+        )
+        for segment in dim
+    )
+
+
+def narrow_(shapes: Shapes, cut: Cut) -> None:
+    """Give a copy without values one rank's part of each parameter and buffer that is cut. Ties stay."""
+    made: dict[int, Tensor] = {}
+    model = shapes.model
+    for name, dim in cut.dims.items():
+        path, _, leaf = name.rpartition(".")
+        value = getattr(model.get_submodule(path), leaf)
+        sizes = list(value.shape)
+        sizes[dim] //= cut.parts
+        with shapes.mode, torch.no_grad():
+            part = torch.empty(sizes, dtype=value.dtype, device=value.device)
+        made[id(value)] = (
+            nn.Parameter(part, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else part
+        )
+    for module in model.modules():
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
+            for leaf, value in list(table.items()):
+                if value is not None and id(value) in made:
+                    table[leaf] = made[id(value)]
+
+
+def moved(
+    thing: Any, out: bool, moves: Mapping[tuple[bool, int], Move], change: Callable[[Tensor, Move], Tensor]
+) -> Any:
+    """What a module takes or returns, with its moves made. A tensor in several places is moved once."""
+    if not any(there == out for there, _ in moves):
+        return thing
+    place, made = -1, dict[int, Tensor]()
+
+    def walk(tensor: Tensor) -> Tensor:
+        nonlocal place
+        place += 1
+        move = moves.get((out, place))
+        if move is None:
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = change(tensor, move)
+        return made[id(tensor)]
+
+    return mapped(thing, walk)
+
+
+def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
+    """Arguments of a call with other integers at these places; places are those of `numbers_of`."""
+    place = -1
+
+    def walk(thing: Any) -> Any:
+        nonlocal place
+        if isinstance(thing, int) and not isinstance(thing, bool):
+            place += 1
+            return numbers.get(place, thing)
+        if isinstance(thing, dict):
+            return {key: walk(part) for key, part in thing.items()}
+        if isinstance(thing, slice):
+            return slice(walk(thing.start), walk(thing.stop), walk(thing.step))
+        if isinstance(thing, tuple) and not isinstance(thing, torch.Size):
+            return tuple(walk(part) for part in thing)
+        if isinstance(thing, (list, torch.Size)):
+            return [walk(part) for part in thing]
+        return thing
+
+    return walk(args), walk(named)

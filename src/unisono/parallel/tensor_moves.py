@@ -1,0 +1,145 @@
+"""What happens to a value on the tensor axis: nothing, a sum, a slice or a collective; and to its gradient.
+
+| kind | forward | backward |
+|---|---|---|
+| enter | | all-reduce |
+| sum | all-reduce | |
+| gather | all-gather | this rank's slice |
+| gather, sum | all-gather | reduce-scatter |
+| scatter | reduce-scatter | all-gather |
+| slice | this rank's slice | all-gather |
+
+Each backward is the transpose of its forward, given what the ranks do with the value: Korthikanti et al.,
+2022 (arXiv:2205.05198), figure 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from unisono.torch_internals import version_names
+
+from .regathered import NAME, Regathered
+
+__all__ = ["TensorAxis", "move"]
+
+
+class TensorAxis(NamedTuple):
+    """The ranks that share a model, and this one's place among them.
+
+    Args:
+        regathers: values that are gathered for layers are gathered again in backward, and not kept.
+    """
+
+    group: dist.ProcessGroup
+    place: int
+    parts: int
+    regathers: bool = False
+
+
+def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Tensor:
+    """Make one move.
+
+    Args:
+        dim: what is sliced, or gathered.
+        label: in a trace.
+    Raises:
+        ValueError: the ranks do not divide the dim that they share.
+    """
+    if kind == "enter" and not (value.requires_grad and torch.is_grad_enabled()):
+        return value
+    dim %= max(value.dim(), 1)
+    if kind in ("slice", "scatter") and value.shape[dim] % axis.parts:
+        raise ValueError(
+            f"tensor={axis.parts} does not divide the {value.shape[dim]} positions of {list(value.shape)}"
+        )
+    keeps = axis.regathers and kind == "gather, sum" and value.requires_grad and torch.is_grad_enabled()
+    slices: list[Regathered] = []
+    moved: Tensor = _Move.apply(value, kind, dim, axis, label, slices)
+    if keeps:
+        slices.append(Regathered(value, moved, lambda mine: _gather(mine, dim, axis, label)))
+        setattr(moved, NAME, slices[0])
+    return moved
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        kind: str,
+        dim: int,
+        axis: TensorAxis,
+        label: str,
+        slices: list[Regathered],
+    ) -> Tensor:
+        ctx.how, ctx.slices = (kind, dim, axis, label), slices
+        return KINDS[kind][0](value, dim, axis, label)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
+                "tensor axis. Leave out tensor=, or write cuts= with the modules that it goes through as "
+                '"whole"'
+            )
+        for each in ctx.slices:
+            each.forget()
+        kind, *how = ctx.how
+        return KINDS[kind][1](grad, *how), None, None, None, None, None
+
+
+def _keep(value: Tensor, _dim: int, _axis: TensorAxis, _label: str) -> Tensor:
+    return value.view_as(value)
+
+
+def _sum(value: Tensor, _dim: int, axis: TensorAxis, label: str) -> Tensor:
+    total = value.clone(memory_format=torch.contiguous_format)
+    with record_function(label):
+        dist.all_reduce(total, group=axis.group)
+    return total
+
+
+def _slice(value: Tensor, dim: int, axis: TensorAxis, _label: str) -> Tensor:
+    size = value.shape[dim] // axis.parts
+    return value.narrow(dim, axis.place * size, size).clone(memory_format=torch.contiguous_format)
+
+
+def _gather(value: Tensor, dim: int, axis: TensorAxis, label: str) -> Tensor:
+    every = value.new_empty(axis.parts, *value.shape)
+    with record_function(label):
+        version_names.all_gather_single(every, value.contiguous(), group=axis.group)
+    if math.prod(value.shape[:dim]) == 1:  # they lie in order
+        return every.view(*value.shape[:dim], -1, *value.shape[dim + 1 :])
+    return torch.cat(every.unbind(0), dim)
+
+
+def _scatter(value: Tensor, dim: int, axis: TensorAxis, label: str) -> Tensor:
+    chunks = value.chunk(axis.parts, dim)
+    mine = value.new_empty(chunks[0].shape)
+    in_order = math.prod(value.shape[:dim]) == 1
+    every = value.contiguous() if in_order else torch.stack(chunks)
+    with record_function(label):
+        version_names.reduce_scatter_single(
+            mine, every.view(axis.parts, *mine.shape).flatten(0, 1), group=axis.group
+        )
+    return mine
+
+
+_How = Callable[[Tensor, int, TensorAxis, str], Tensor]
+KINDS: dict[str, tuple[_How, _How]] = {
+    "enter": (_keep, _sum),
+    "sum": (_sum, _keep),
+    "gather": (_gather, _slice),
+    "gather, sum": (_gather, _scatter),
+    "scatter": (_scatter, _gather),
+    "slice": (_slice, _gather),
+}
