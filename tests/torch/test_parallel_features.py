@@ -11,9 +11,8 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
-MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations", "contexts")
-MODULES += ("averages", "batch_norms", "resumed", "own_losses")
-MODULES += ("utilization", "kept_f32")
+MODULES += ("frozen", "kept_buffers", "masks", "weights", "contexts")
+LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -30,6 +29,12 @@ def checks_of(*modules: str) -> list[tuple[str, str]]:
 @each(("module", "check"), checks_of(*MODULES))
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "errors" else 2)
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), checks_of(*LOOP))
+def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
 
 
 @pytest.mark.timeout(500)
