@@ -146,7 +146,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       shares_process_(has_threads(group_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
-      peers_(std::move(options.pidfds), options.status_fd),
+      peers_(std::move(options.pidfds), options.status_fd, rank),
       wait_policy_(foreground(options, region->ranks())),
       control_(group_.spans_hosts()
                    ? std::make_unique<ControlPlane>(group_, peers_, rank, std::move(connections.control))
@@ -561,6 +561,22 @@ ControlPlane::State Engine::state(int rank) const {
   if (state != ControlPlane::State::kReset || !(tcp_->finished(rank) || channels_.finished(rank)))
     return state;
   return ControlPlane::State::kEnded;
+}
+
+std::vector<int> Engine::ended() {
+  std::vector<int> found = peers_.ended();
+  for (int rank = 0; rank < size(); ++rank)
+    if (rank != rank_ && group_.on_this_host(rank) &&
+        group_.cell(rank).left.load(std::memory_order_acquire) != 0)
+      found.push_back(rank);
+  return found;
+}
+
+bool Engine::is_behind_others() {
+  const uint64_t mine = group_.cell(rank_).started.load(std::memory_order_acquire);
+  for (int rank = 0; rank < size(); ++rank)
+    if (group_.cell(rank).started.load(std::memory_order_acquire) > mine) return true;
+  return false;
 }
 
 Nanoseconds Engine::silence_ns(int rank) const {

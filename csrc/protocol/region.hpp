@@ -128,7 +128,7 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> arena_base, arena_bytes;
   EventCount collective_event;  // notified by peers for the thread that runs collectives
   EventCount message_event;     // ... and for the one that moves point-to-point messages
-  EventCount membership_event;  // ... and for the one that agrees on the next membership
+  EventCount membership_event;  // notified by this rank for those that wait for its next proposal
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   RankReport report;
   alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank

@@ -18,7 +18,7 @@
 
 namespace unisono {
 
-constexpr uint32_t kMeaning = 15;
+constexpr uint32_t kMeaning = 16;
 
 // A name, its offset or value, and its size.
 struct LayoutField {
