@@ -158,6 +158,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       waiter_(group_, peers_, rank, &RankCell::collective_event, wait_policy_, tcp_.get(), control_.get()),
       channels_(group_, peers_, rank, wait_policy_, kBackground, std::move(connections.messages),
                 control_.get()) {
+  group_.region().back_rank(group_.region_index(rank));
   group_.cell(rank).set_process(identity());
 }
 
@@ -175,9 +176,23 @@ Engine::~Engine() { leave(); }
 const Program* Engine::load(std::span<const int32_t> code, uint64_t plan) {
   Program program(code, rank_, size(), plan);
   program.sort_receivers([&](int peer) { return group_.on_this_host(peer); });
+  back_edges(program);
   const std::lock_guard lock(programs_mutex_);
   programs_.push_back(std::move(program));
   return &programs_.back();
+}
+
+// Allocates the FIFOs that a program uses.
+void Engine::back_edges(const Program& program) {
+  const int own = group_.region_index(rank_);
+  for (const Instruction& step : program.instructions()) {
+    for (const int peer : step.peers) {
+      const int other = group_.region_index(peer);
+      if (other < 0) continue;
+      const bool sends = step.opcode == Opcode::kSend;
+      group_.region().back_fifo(sends ? own : other, sends ? other : own);
+    }
+  }
 }
 
 uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {

@@ -200,6 +200,7 @@ class Engine {
   uint64_t fingerprint(const CollectiveCall& call, uint64_t seq) const;
   void record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();
+  void back_edges(const Program& program);
   void drain();
   uint64_t enqueue(CollectiveCall&& call);
   void run_queued(bool executing, bool in_background, ReleasableLock* caller_lock);
