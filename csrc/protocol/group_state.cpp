@@ -168,7 +168,7 @@ Fate GroupState::settle(int rank, Fate fate) {
   return static_cast<Fate>(found);
 }
 
-void GroupState::await_proposal(int rank, uint64_t known, int64_t slice) {
+bool GroupState::await_proposal(int rank, uint64_t known, int64_t slice) {
   EventCount& event = cell(rank).membership_event;
   const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);
   event.sleepers.fetch_add(1, std::memory_order_seq_cst);  // R2, with the version
@@ -177,6 +177,7 @@ void GroupState::await_proposal(int rank, uint64_t known, int64_t slice) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event.epoch), FUTEX_WAIT, epoch, &timeout, nullptr, 0);
   }
   event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return proposal_version(rank) != known;
 }
 
 void GroupState::wake_control() {

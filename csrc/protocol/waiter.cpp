@@ -23,7 +23,8 @@ namespace {
 
 constexpr Nanoseconds kFirstSlice = kMillisecond;
 constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds the delay of a death or Ctrl-C
-constexpr Nanoseconds kSlicePerRank = 160 * kMicrosecond;  // the same with many ranks, which share the cores
+// The same with many ranks: a check looks at all of them, so the cores need this for all to check once.
+constexpr Nanoseconds kSlicePerPair = kMicrosecond;
 constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets, where no rank notifies
 constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
@@ -186,8 +187,8 @@ void Waiter::yield_then_sleep(const int& awaited, Poll ready, void* context) {
   if (!through_socket(awaited) && spin_and_yield(awaited, ready, context)) return;
   const Nanoseconds started = now_ns();
   Nanoseconds next_ask_at = started + kFirstAsk, ask_interval = 4 * kFirstAsk;
-  const Nanoseconds longest =
-      std::max(kLongestSlice, static_cast<Nanoseconds>(group_.region().ranks()) * kSlicePerRank);
+  const Nanoseconds local_ranks = group_.region().ranks();
+  const Nanoseconds longest = std::max(kLongestSlice, local_ranks * local_ranks * kSlicePerPair);
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, longest)) {
     if (sleep_once(awaited, ready, context, slice)) return;
     if (control_ != nullptr &&

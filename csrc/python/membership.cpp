@@ -34,10 +34,10 @@ class ProposalReader {
     return found;
   }
 
-  void sleep(int rank, double slice_s) {
+  bool sleep(int rank, double slice_s) {
     const uint64_t known = versions_[static_cast<size_t>(engine_.member(rank))];
     const GilRelease no_gil;
-    engine_.group().await_proposal(rank, known, duration(slice_s));
+    return engine_.group().await_proposal(rank, known, duration(slice_s));
   }
 
  private:
@@ -123,7 +123,7 @@ void bind_reader(nb::module_& m) {
       .def(nb::init<Engine&>(), nb::arg("engine"), nb::keep_alive<1, 2>())
       .def("read", &ProposalReader::read, "(rank, bytes) of each proposal that was not read before.")
       .def("sleep", &ProposalReader::sleep, nb::arg("rank"), nb::arg("slice_s"),
-           "Sleeps until a rank has a proposal that was not read, or the slice has passed.");
+           "Sleeps until a rank has a proposal that was not read, or the slice has passed; whether it has.");
 }
 
 void bind_next(nb::class_<Engine>& engine) {

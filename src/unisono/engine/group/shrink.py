@@ -30,8 +30,8 @@ __all__ = ["CallMismatch", "agree", "await_last_calls", "departures", "excluded_
 SLICE_S = 0.002
 """How long a rank sleeps between two looks at the others; a proposal of the one it waits for ends the sleep."""
 
-SLICE_EACH_S = 0.0001
-"""So long for each rank, if that is more: many ranks share few cores."""
+SLICE_EACH_S = 2e-6
+"""So long for each pair of ranks, if that is more: each looks at all others, and they share few cores."""
 
 OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
@@ -90,7 +90,7 @@ class _Agreeing:
         self._reader = _native.ProposalReader(self._engine)
         self._proposals: dict[MembershipProposal, int] = {}  # with the set of ranks that made it
         self._decoded: dict[bytes, MembershipProposal | None] = {}
-        self._slice_s = max(SLICE_S, SLICE_EACH_S * self._size)
+        self._slice_s = max(SLICE_S, SLICE_EACH_S * self._size**2)
         self._published: MembershipProposal | None = None
         self._began = time.monotonic()
 
@@ -113,8 +113,9 @@ class _Agreeing:
 
     def _agreed(self) -> Agreement:
         self._publish()
+        moved = False
         while True:
-            outcome = self._advance()
+            outcome = self._advance(look=not moved)
             if outcome in (Outcome.DECIDING, Outcome.DECIDED):
                 # Its set comes first: once the fate says that this rank has decided, others take it over.
                 self._publish(self._agreement.acknowledged())
@@ -130,12 +131,14 @@ class _Agreeing:
                 raise self._evicted()
             self._check()
             if waits := ranks_of(self._agreement.behind(self._proposals)):
-                self._reader.sleep(waits[0], self._slice_s)
+                moved = self._reader.sleep(waits[0], self._slice_s)
 
-    def _advance(self) -> Outcome:
+    def _advance(self, *, look: bool) -> Outcome:
+        """look: also at the processes of the ranks that are behind."""
         self._read()
-        findings = self._contacts.find(self._agreement, self._agreement.behind(self._proposals))
-        if findings or self._contacts.decided:
+        findings = {}
+        if look:
+            findings = self._contacts.find(self._agreement, self._agreement.behind(self._proposals))
             self._read()  # after the findings: a rank that has ended may have decided before
         if self._engine.settle(self._rank, Fate.OPEN) == Fate.EVICTED:
             return Outcome.EVICTED

@@ -41,7 +41,8 @@ class TCPStore(Store):
     Args:
         host: name or address; a server listens on that address only.
         port: 0 lets a server pick a free one; see the attribute `port`.
-        world_size: how many clients `close()` of the server waits for before it may stop serving.
+        world_size: how many clients `close()` of the server waits for before it may stop serving. A client of
+            a server with many clients waits longer for its greeting.
         is_server: run the server in a thread of this process.
         timeout_s: seconds for connecting, and for a call without a timeout of its own.
         job: must be the same for client and server.
@@ -183,7 +184,9 @@ class TCPStore(Store):
         me = (self._job, self._name, socket.gethostname(), os.getpid())
         nonce = authentication.fresh_nonce() if self._token else b""
         hello = wire.ClientHello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
-        connector = StoreConnector(self.host, self.port, hello, self._token, deadline, self._timeout_s)
+        connector = StoreConnector(
+            self.host, self.port, hello, self._token, deadline, self._timeout_s, self._world_size or 0
+        )
         sock, welcome = connector.connect(retry)
         connection = _StoreConnection(sock, welcome, self.describe())
         with self._lock:
