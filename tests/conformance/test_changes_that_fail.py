@@ -138,10 +138,10 @@ def test_a_rank_that_gave_up_cannot_go_on_beside_the_others(monkeypatch: pytest.
 
 
 def test_a_call_of_shrink_that_is_interrupted_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(agreeing: Any) -> Any:
+    def interrupted(agreeing: Any, **options: Any) -> Any:
         if agreeing._rank == 0:
             raise KeyboardInterrupt
-        return advance(agreeing)
+        return advance(agreeing, **options)
 
     advance = shrink._Agreeing._advance
     monkeypatch.setattr(shrink._Agreeing, "_advance", interrupted)
