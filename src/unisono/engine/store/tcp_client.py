@@ -97,7 +97,7 @@ class TCPStore(Store):
             self._served_by = first.welcome.server
             self._give_back(first)
         except StoreTimeout as error:
-            limit = None if self._server is None else self._server.limit
+            limit = self.limit
             self.close(linger_s=0.0)
             if limit is None:
                 raise
@@ -112,6 +112,11 @@ class TCPStore(Store):
     def serves(self) -> bool:
         """Whether the server runs in this process."""
         return self._server is not None
+
+    @property
+    def limit(self) -> OSError | None:
+        """The error of a limit for which the server in this process cannot accept more clients, if any."""
+        return None if self._server is None else self._server.limit
 
     @property
     def name(self) -> str:
