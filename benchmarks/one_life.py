@@ -86,9 +86,7 @@ class OneLife:
 
         os.read(self._gates["start"][0], 1)
         place = f"tcp://127.0.0.1:{self._port}"
-        group = un.init_process_group(
-            init_method=place, rank=rank, world_size=self.size, timeout=LIMIT_S
-        )
+        group = un.init_process_group(init_method=place, rank=rank, world_size=self.size, timeout=LIMIT_S)
         ends("start")
         for phase in ("all_reduce", "again"):
             os.read(self._gates[phase][0], 1)

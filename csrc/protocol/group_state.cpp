@@ -120,9 +120,9 @@ RankStatus GroupState::status_of(int rank) {
 void GroupState::wake_all() {
   for (int rank = 0; rank < ranks(); ++rank) {
     if (!on_this_host(rank)) continue;
-    notify(cell(rank).collective_event);
-    notify(cell(rank).message_event);
-    notify(cell(rank).membership_event);
+    notify_sleepers(cell(rank).collective_event);
+    notify_sleepers(cell(rank).message_event);
+    notify_sleepers(cell(rank).membership_event);
   }
 }
 

@@ -86,7 +86,8 @@ class GroupState {
   uint64_t proposal_version(int rank) const {
     return cells_[static_cast<size_t>(rank)]->proposal.version.load(std::memory_order_seq_cst);
   }
-  // Sleeps until `rank` has a proposal of another version than `known`, or `slice` has passed; whether it has.
+  // Sleeps until `rank` has a proposal of another version than `known`, or `slice` has passed; whether it
+  // has.
   bool await_proposal(int rank, uint64_t known, int64_t slice);
   // How this process accesses the memory of a rank of this host; maps its arena once that is published.
   PeerMemory memory_of(int rank);

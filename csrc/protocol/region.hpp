@@ -30,7 +30,7 @@ constexpr uint32_t kFifoSlots = 16;           // messages in flight on one edge
 constexpr size_t kInlineBytes = 40;           // a message this small travels inside its FIFO slot
 constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
 constexpr size_t kReportBytes = 240;
-constexpr uint32_t kEagerRanks = 64;  // with more ranks on a host, a FIFO gets memory when a plan uses it
+constexpr uint32_t kEagerRanks = 64;    // with more ranks on a host, a FIFO gets memory when a plan uses it
 constexpr size_t kProposalBytes = 896;  // the longest proposal of a membership
 
 // What went wrong; also the values that reach Python.
@@ -226,8 +226,8 @@ class Region {
   }
   // Allocate pages before they are used: running out of memory must be an error, never a SIGBUS.
   // `back_rank`: the staging memory of a rank and the channels to it; throws std::system_error. `back_fifo`:
-  // where there are many ranks, those of an edge; throws std::system_error. `back_channel`: those of a channel
-  // and its ring; returns false when there is no memory.
+  // where there are many ranks, those of an edge; throws std::system_error. `back_channel`: those of a
+  // channel and its ring; returns false when there is no memory.
   void back_rank(int index);
   void back_fifo(int sender, int receiver);
   bool back_channel(int sender, int receiver);

@@ -24,9 +24,9 @@ namespace {
 constexpr Nanoseconds kFirstSlice = kMillisecond;
 constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds the delay of a death or Ctrl-C
 // The same with many ranks: a check looks at all of them, so the cores need this for all to check once.
-constexpr Nanoseconds kSlicePerPair = kMicrosecond;
-constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets, where no rank notifies
-constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
+constexpr Nanoseconds kSlicePerPair = 1'000;
+constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;  // the same on sockets, where no rank notifies
+constexpr Nanoseconds kBusySlice = kMillisecond;         // the same while queued bytes wait for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
 // In an elastic group: how often the states of the processes are read, and how long a question may stay

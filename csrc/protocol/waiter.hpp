@@ -62,8 +62,8 @@ class PeerProcesses {
   std::vector<int> dead_of(const std::vector<int>& ranks) const;
 
   FileDescriptors pidfds_;
-  std::vector<int> watched_;                   // ranks with a descriptor, from the one after this rank on
-  mutable std::atomic<size_t> next_turn_{0};   // in `watched_`
+  std::vector<int> watched_;                  // ranks with a descriptor, from the one after this rank on
+  mutable std::atomic<size_t> next_turn_{0};  // in `watched_`
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
 };

@@ -1,6 +1,6 @@
 """`crowd_that_loses_ranks.py SIZE VICTIM...`: forks SIZE ranks, kills some, and prints what the others have.
 
-A line for each survivor: its new rank, the size of the next group, who has left, and whether results are right.
+A line for each survivor: its new rank, the size of the next group, who has left, whether results are right.
 """
 
 import os
@@ -55,7 +55,7 @@ def main(meeting: str) -> None:
         if pid == 0:
             try:
                 os.write(1, (live(rank, meeting) + "\n").encode())
-            except BaseException:  # noqa: BLE001 (the test reads it)
+            except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(0)

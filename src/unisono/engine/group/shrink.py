@@ -28,7 +28,7 @@ from unisono.errors import Evicted, Timeout, message
 __all__ = ["CallMismatch", "agree", "await_last_calls", "departures", "excluded_ranks", "form", "refuse"]
 
 SLICE_S = 0.002
-"""How long a rank sleeps between two looks at the others; a proposal of the one it waits for ends the sleep."""
+"""How long a rank sleeps between two looks at the others; a proposal of the awaited one ends the sleep."""
 
 SLICE_EACH_S = 2e-6
 """So long for each pair of ranks, if that is more: each looks at all others, and they share few cores."""
@@ -86,7 +86,7 @@ class _Agreeing:
         self._deadline = deadline
         self._agreement = Agreement(self._rank, self._size, attempt, excluded, following)
         late = overdue(self._engine)
-        self._contacts = Contacts(self._engine, self._rank, self._size, deadline, late)
+        self._contacts = Contacts(self._engine, self._size, deadline, late)
         self._reader = _native.ProposalReader(self._engine)
         self._proposals: dict[MembershipProposal, int] = {}  # with the set of ranks that made it
         self._decoded: dict[bytes, MembershipProposal | None] = {}
@@ -176,10 +176,9 @@ class _Agreeing:
             raise Timeout(
                 message(f"shrink: no agreement with rank {', '.join(map(str, behind))}", where=where)
             )
-        if now > self._began + GRACE_S and not self._engine.faulted:
-            if self._engine.behind_others:
-                self._engine.report(2**64 - 1, "its call of shrink")
-                self._engine.abort()
+        if now > self._began + GRACE_S and not self._engine.faulted and self._engine.behind_others:
+            self._engine.report(2**64 - 1, "its call of shrink")
+            self._engine.abort()
 
     def _refusal(self) -> str:
         return message(

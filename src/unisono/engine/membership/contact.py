@@ -48,7 +48,7 @@ _LOST = {
 class Contacts:
     """Watches the other ranks during one agreement."""
 
-    def __init__(self, engine: Engine, rank: int, size: int, deadline: float, late: Iterable[int]) -> None:
+    def __init__(self, engine: Engine, size: int, deadline: float, late: Iterable[int]) -> None:
         self._engine = engine
         self._on_this_host = members(each for each in range(size) if engine.on_this_host(each))
         self._grace_s = GRACE_S * max(1.0, size / GRACE_RANKS)
