@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Split", "SplitColumns", "SplitHeads", "can_split_heads", "has_hooks", "is_hooked", "like", "split_"]
+__all__ = [
+    "Split",
+    "SplitColumns",
+    "SplitHeads",
+    "can_split_heads",
+    "has_hooks",
+    "is_hooked",
+    "like",
+    "split_",
+]
 
 
 def has_hooks(module: nn.Module) -> bool:
