@@ -161,6 +161,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"context": 2, "tensor": 2}, "context=2 needs tensor=1, not 2: parts of matrices"),
         ({"context": 2, "pipeline": 2}, "context=2 needs pipeline=1, not 2: stages"),
         ({"context": 2, "data": 2, "local_steps": 2}, "context=2 needs local_steps=None, not 2"),
+        ({"context": 2, "precision": "bf16", "keep_f32": ("a",)}, "context=2 needs keep_f32="),
         ({"context": 2, "swap": "memory"}, "context=2 needs swap=None, not 'memory'"),
         ({"context": 2, "elastic": True}, "context=2 needs elastic=False, not True"),
         ({"precision": "bf16", "swap": "memory"}, "swap='memory' needs precision='f32', not 'bf16'"),

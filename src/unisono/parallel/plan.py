@@ -322,6 +322,7 @@ class Plan:
             ("pipeline", 1, "stages and parts of sequences are not combined yet"),
             ("expert", 1, "experts and parts of sequences are not combined yet"),
             ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
+            ("keep_f32", (), "the recorded program has one type of parameters"),
             ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),
             ("compression", None, "what a rank has not sent yet is saved for data ranks only"),
             ("local_steps", None, "replicas meet over data ranks only"),

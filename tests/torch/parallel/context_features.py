@@ -68,7 +68,8 @@ def check_the_models_own_loss(folder: Path) -> None:
         labels = ids.masked_fill(torch.arange(16) >= torch.tensor([[3], [16], [9], [12]]), -100)
         given.append({"ids": ids, "labels": labels})
     wanted = own_losses.alone(OwnLoss, given)
-    for more in ({}, {"micro_batches": 2, "zero": 2}, {"recompute": True, "zero": 3}):
+    plans = {"micro_batches": 2, "zero": 2}, {"recompute": True, "zero": 3}, {"recompute": "selective"}
+    for more in ({}, *plans):
         run = up.parallelize(
             seeded(OwnLoss), up.Plan(context=2, clip=0.5, **more), optimizer=adamw, loss=None,
             weigh=lambda labels: (labels[:, 1:] != -100).sum(),
