@@ -31,6 +31,10 @@ def check_calls(_: Path) -> None:
         first = run.step(batch)
         with pytest.raises(ValueError, match="a batch is what run.shard"):
             run.step((batch[0], batch[1]))
+        with pytest.raises(ValueError, match="update=False is not for Plan.elastic=True"):
+            run.step(batch, update=False)
+        with pytest.raises(ValueError, match=r"EMA is not for Plan\(elastic=True\)"):
+            up.EMA(run)
         with pytest.raises(ValueError, match="call run.model"):
             run.predict(batch[0])
         with pytest.raises(ValueError, match="in the background would outlive"):
