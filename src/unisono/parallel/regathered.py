@@ -61,8 +61,7 @@ class Regathered:
 
 def saved_as_slices(value: Tensor) -> AbstractContextManager[Any]:
     """While this lasts, autograd saves the slice in place of `value`, if it is a gathered value or a view."""
-    base = value if value._base is None else value._base
-    found: Regathered | None = getattr(base, NAME, None)
+    found: Regathered | None = getattr(value, NAME, None) or getattr(value._base, NAME, None)
     return nullcontext() if found is None else saved_tensors_hooks(found.pack, _unpack)
 
 
