@@ -244,7 +244,7 @@ def check_what_is_gathered_is_not_kept(folder: Path) -> None:
             sample=batch[0],
         )
         run.step(batch, watch=True)
-        counts = {name: 0 for name in ("1.norm1", "2.norm2", "1.fc2")}
+        counts = dict.fromkeys(("1.norm1", "2.norm2", "1.fc2"), 0)
         for call in run.explain():
             if call.operation == "all_gather" and call.where in counts:
                 counts[call.where] += 1
