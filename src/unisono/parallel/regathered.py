@@ -45,7 +45,7 @@ class Regathered:
         """What to save in place of a tensor: for a view of the whole value, how to make it."""
         if tensor.untyped_storage().data_ptr() != self._memory:
             return tensor
-        return _View(self, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _View(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def view(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         """A view of the whole value, which is gathered now, or was for another layer."""
