@@ -8,7 +8,8 @@ Hosts are network namespaces of this machine, with links of 1 Gbit/s. A cell is 
 a size. Its figure is the median over passes of the median of the slowest rank's times. `fit` writes the
 networks into the file: a star for each placement, with the costs of `networks.Costs`. `check` prints every
 cell that is off by more than 25 %. It counts the sizes where the algorithm that is predicted to be the best
-is within 5 % of the one that was measured to be.
+is within 5 % of the one that was measured to be. Some algorithms have equal plans in a placement; how their
+measured times differ is what the measurement itself repeats. `fitting.py` has the model.
 """
 
 from __future__ import annotations
@@ -18,51 +19,30 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from fitting import PLACEMENTS, SIZES, Cell, fitted, network_of, predict
 from turns import HostWorkerGroup, hosts, network
 
-import unisono as un
-from unisono import networks
 from unisono.commands.bench.cases import OPERATIONS, BenchCase, sweep
 from unisono.commands.bench.measure import calls_for
 from unisono.commands.bench.noise import CoreSpeed, CpuMeter, ticks_of
 from unisono.commands.bench.report import noise_line
 from unisono.commands.bench.worker_group import BenchError, WorkerGroup
-from unisono.networks import Cable, Costs, InsideCosts, Network
 from unisono.plans import ALGORITHMS
-
-PLACEMENTS = {"2": (1, 2), "4": (1, 4), "8": (1, 8), "2x1": (2, 1), "2x2": (2, 2), "4x1": (4, 1)}
-"""Name -> hosts, ranks on each."""
+from unisono.plans.catalog import steps_of
 
 RATE = "1gbit"
-SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 BURST_BYTES = 1 << 20
-"""What a shaped link lets through at once is used up before the clock runs (`hosts.Node.shape`)."""
+"""Of calls before the clock runs: so the bursts of all links are used up."""
 
 BLOCK_MS = 40.0
 MOST_CALL_US = 1.2e6
 """A cell that takes longer is measured once only."""
-
-
-class Cell(NamedTuple):
-    """What was measured: microseconds."""
-
-    placement: str
-    collective: str
-    algorithm: str
-    nbytes: int
-    us: float
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.placement:>4} {self.collective}/{self.algorithm} {self.nbytes} B"
 
 
 # ---- measuring -----------------------------------------------------------------------------------------
@@ -152,127 +132,6 @@ def measure(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- the model -----------------------------------------------------------------------------------------
-
-START: dict[str, float] = {
-    "call_s": 1e-6,
-    "inside_send_s": 2e-7,
-    "inside_recv_s": 2e-7,
-    "inside_write_s_per_byte": 3e-10,
-    "inside_s_per_byte": 1e-10,
-    "inside_latency_s": 3e-7,
-    "reduce_s_per_byte": 1e-10,
-    "copy_s_per_byte": 1e-10,
-    "beyond_cache": 2.0,
-    "o_send_s": 8e-6,
-    "o_recv_s": 8e-6,
-    "o_s_per_byte": 3e-10,
-    "latency_s": 2e-5,
-    "bytes_per_s": 1.2e8,
-}
-"""The parameters of a network, and where the fit begins."""
-
-INSIDE = (
-    *("inside_send_s", "inside_recv_s", "inside_write_s_per_byte", "inside_s_per_byte"),
-    "inside_latency_s",
-)
-BETWEEN = ("o_send_s", "o_recv_s", "o_s_per_byte", "latency_s", "bytes_per_s")
-IN_PLACE_BYTES = 128 << 10
-"""From this size on the engine passes a message without a copy of the sender, where every rank has a core."""
-CACHES = (256 << 10, 1 << 20, 4 << 20)
-
-
-def parameters(placement: str) -> list[str]:
-    """Those that a placement has."""
-    count, each = PLACEMENTS[placement]
-    left_out = (INSIDE if each == 1 else ()) + (BETWEEN if count == 1 else ())
-    return [name for name in START if name not in left_out]
-
-
-def network_of(placement: str, values: dict[str, float]) -> Network:
-    """The network with these parameters."""
-    count, each = PLACEMENTS[placement]
-    given, cores = {**START, **values}, len(os.sched_getaffinity(0))
-    costs = Costs(
-        **{name: given[name] for name in ("o_send_s", "o_recv_s", "o_s_per_byte", "call_s")},
-        **{name: given[name] for name in ("reduce_s_per_byte", "copy_s_per_byte")},
-        inside=InsideCosts(
-            send_s=given["inside_send_s"],
-            recv_s=given["inside_recv_s"],
-            write_s_per_byte=given["inside_write_s_per_byte"],
-            s_per_byte=given["inside_s_per_byte"],
-            in_place_bytes=IN_PLACE_BYTES if each <= cores else 0,
-        ),
-        cache_bytes=int(given["cache_bytes"]),
-        beyond_cache=max(1.0, given["beyond_cache"]),
-    )
-    return networks.star(
-        count,
-        ranks=each,
-        cable=Cable(given["latency_s"] / 2, given["bytes_per_s"]),
-        inner=Cable(given["inside_latency_s"], 1e12),
-        cores=cores if count == 1 else 0,
-        costs=costs,
-    )
-
-
-def predict(net: Network, cell: Cell) -> float:
-    """Microseconds by the simulator."""
-    found = un.simulate(cell.collective, net, algorithm=cell.algorithm, nbytes=cell.nbytes)
-    return found.seconds * 1e6
-
-
-def fitted(placement: str, cells: Sequence[Cell]) -> dict[str, float]:
-    """The parameters with the smallest errors on these cells, over some sizes of the cache."""
-    names = parameters(placement)
-    best: tuple[float, dict[str, float]] = (np.inf, {})
-    start = np.log([START[name] for name in names])
-    for cache in CACHES:
-
-        def errors(point: NDArray[np.float64], cache: int = cache) -> NDArray[np.float64]:
-            values = dict(zip(names, np.exp(point), strict=True)) | {"cache_bytes": float(cache)}
-            net = network_of(placement, values)
-            return np.array([np.log(predict(net, cell) / cell.us) for cell in cells])
-
-        point, cost = minimized(errors, start)
-        start = point
-        if cost < best[0]:
-            values = dict(zip(names, map(float, np.exp(point)), strict=True))
-            best = cost, {**values, "cache_bytes": float(cache)}
-        print(f"  {placement}: cache of {cache >> 10} KiB: {cost:.4f}", flush=True)
-    return best[1]
-
-
-def minimized(
-    errors: Callable[[NDArray[np.float64]], NDArray[np.float64]], start: NDArray[np.float64], rounds: int = 12
-) -> tuple[NDArray[np.float64], float]:
-    """Levenberg and Marquardt's method on errors of which large ones count less; the mean error, too."""
-    point, damping = start.copy(), 1e-2
-    now = errors(point)
-    for _ in range(rounds):
-        weights = np.sqrt(1 / np.maximum(np.abs(now), 0.05))  # the sum of absolute errors
-        slopes = np.empty((now.size, point.size))
-        for k in range(point.size):
-            moved = point.copy()
-            moved[k] += 0.05
-            slopes[:, k] = (errors(moved) - now) / 0.05
-        matrix, right = slopes * weights[:, None], -now * weights
-        better = False
-        for _ in range(4):
-            normal = matrix.T @ matrix
-            normal[np.diag_indices_from(normal)] += damping * (np.diag(normal) + 1e-6)
-            step = np.clip(np.linalg.solve(normal, matrix.T @ right), -1.5, 1.5)
-            then = errors(point + step)
-            if np.abs(then).mean() < np.abs(now).mean():
-                gain = np.abs(now).mean() - np.abs(then).mean()
-                point, now, damping, better = point + step, then, damping / 4, gain > 1e-4
-                break
-            damping *= 6
-        if not better:
-            break
-    return point, float(np.abs(now).mean())
-
-
 # ---- fit and check ---------------------------------------------------------------------------------------
 
 
@@ -310,7 +169,8 @@ def check(args: argparse.Namespace) -> int:
     """Print the errors on the other half; the exit code is 1 if a bound does not hold."""
     record, cells = load(args)
     errors: list[float] = []
-    good = sets = 0
+    repeated: list[float] = []
+    good = sets = same = pooled = 0
     for placement, values in record.get("fitted", {}).items():
         net = network_of(placement, values)
         mine = [cell for cell in cells if cell.placement == placement]
@@ -321,10 +181,15 @@ def check(args: argparse.Namespace) -> int:
         misses = [cell for cell in judged if abs(predicted[cell] / cell.us - 1) > 0.25]
         won, best_of = winners(mine, predicted)
         good, sets = good + won, sets + best_of
+        plans, spread = equal_plans(placement, mine)
+        same += winners(mine, plans)[0]
+        pooled += winners(mine, predicted, plans)[0]
+        repeated += spread
         print(
             f"{placement:>4}: {len(judged)} cells, error median {np.median(np.abs(off)):.0%}, "
             f"95th percentile {np.percentile(np.abs(off), 95):.0%}, {len(misses)} off by more than 25 %; "
-            f"best algorithm {won} of {best_of}"
+            f"best algorithm {won} of {best_of}; equal plans differ by {np.median(spread):.0%}, "
+            f"95th percentile {np.percentile(spread, 95):.0%}"
         )
         for cell in judged if args.all else misses:
             print(
@@ -335,6 +200,12 @@ def check(args: argparse.Namespace) -> int:
         print("nothing is fitted yet: python benchmarks/grid.py fit FILE")
         return 1
     median, high = np.median(np.abs(errors)), np.percentile(np.abs(errors), 95)
+    print(
+        f"algorithms with equal plans: their measured times differ by {np.median(repeated):.1%}, "
+        f"95th percentile {np.percentile(repeated, 95):.1%}; the plan with the best median of its algorithms "
+        f"is within 5 % of the best in {same} of {sets}. With one time for each plan, their median, "
+        f"the predicted best is within 5 % of the best in {pooled}"
+    )
     held = median <= 0.10 and high <= 0.25 and good >= 0.95 * sets
     print(
         f"all: {len(errors)} cells that were not fitted: median {median:.1%} (10 %), "
@@ -345,17 +216,42 @@ def check(args: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
-def winners(cells: Sequence[Cell], predicted: dict[Cell, float]) -> tuple[int, int]:
+def winners(
+    cells: Sequence[Cell], predicted: dict[Cell, float], measured: dict[Cell, float] | None = None
+) -> tuple[int, int]:
     """(how often the predicted best algorithm is within 5 % of the measured best, out of how many)."""
+    measured = measured or {cell: cell.us for cell in cells}
     groups: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.collective, cell.nbytes), []).append(cell)
     several = [group for group in groups.values() if len(group) > 1]
     won = sum(
-        min(group, key=lambda cell: predicted[cell]).us <= 1.05 * min(cell.us for cell in group)
+        measured[min(group, key=lambda cell: predicted[cell])] <= 1.05 * min(measured[cell] for cell in group)
         for group in several
     )
     return won, len(several)
+
+
+def equal_plans(placement: str, cells: Sequence[Cell]) -> tuple[dict[Cell, float], list[float]]:
+    """What the measurement repeats: some algorithms have the same steps in a placement.
+
+    Returns (the median of each cell's plan, by how much a cell is off the median of the others of its plan).
+    """
+    count, each = PLACEMENTS[placement]
+    hosts_of = tuple(host for host in range(count) for _ in range(each))
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        steps = steps_of(cell.collective, cell.algorithm, len(hosts_of), hosts_of)
+        plan = tuple(tuple(steps(rank, len(hosts_of), 0)) for rank in range(len(hosts_of)))
+        groups.setdefault((cell.collective, cell.nbytes, plan), []).append(cell)
+    middle = {cell: float(np.median([c.us for c in group])) for group in groups.values() for cell in group}
+    off = [
+        float(abs(np.median([other.us for other in group if other is not cell]) / cell.us - 1))
+        for group in groups.values()
+        for cell in group
+        if len(group) > 1
+    ]
+    return middle, off
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from unisono.engine.costs import plan_cost
 from unisono.engine.costs.tuner import (
     BETWEEN,
     CANDIDATES,
+    CROWD_RANKS,
     DIRECT_RANKS,
     INSIDE,
     ONE_SHOT_BYTES,
@@ -91,7 +92,8 @@ On one host:
 
 - all_reduce takes `one_shot` while (p-1) times the bytes are at most {one_shot} KiB, else `two_shot`.
 - Everything else takes `direct`.
-- With more than {ranks} ranks `leaders` takes the place of `one_shot`, and of `direct` for barrier.
+- With more than {ranks} ranks `leaders` takes the place of `one_shot`, and of `direct` for barrier; with more
+  than {crowd} also that of `two_shot`.
 
 On several hosts Unisono takes the cheapest of a few candidates by the cost model (`engine/costs/tuner.py`).
 The table holds for the model's defaults: {inside} within a host, {between}
@@ -170,6 +172,7 @@ def choices() -> Iterator[str]:
     yield CHOICES_HEAD.format(
         one_shot=ONE_SHOT_BYTES >> 10,
         ranks=DIRECT_RANKS,
+        crowd=CROWD_RANKS,
         inside=f"a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s",
         between=f"a = {BETWEEN.a * 1e6:g} us and {1e-9 / BETWEEN.b:.0f} GB/s",
         reducing=f"{1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s",

@@ -146,7 +146,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       shares_process_(has_threads(group_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
-      peers_(std::move(options.pidfds), options.status_fd),
+      peers_(std::move(options.pidfds), options.status_fd, rank),
       wait_policy_(foreground(options, region->ranks())),
       control_(group_.spans_hosts()
                    ? std::make_unique<ControlPlane>(group_, peers_, rank, std::move(connections.control))
@@ -158,6 +158,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       waiter_(group_, peers_, rank, &RankCell::collective_event, wait_policy_, tcp_.get(), control_.get()),
       channels_(group_, peers_, rank, wait_policy_, kBackground, std::move(connections.messages),
                 control_.get()) {
+  group_.region().back_rank(group_.region_index(rank));
   group_.cell(rank).set_process(identity());
 }
 
@@ -175,9 +176,23 @@ Engine::~Engine() { leave(); }
 const Program* Engine::load(std::span<const int32_t> code, uint64_t plan) {
   Program program(code, rank_, size(), plan);
   program.sort_receivers([&](int peer) { return group_.on_this_host(peer); });
+  back_edges(program);
   const std::lock_guard lock(programs_mutex_);
   programs_.push_back(std::move(program));
   return &programs_.back();
+}
+
+// Allocates the FIFOs that a program uses.
+void Engine::back_edges(const Program& program) {
+  const int own = group_.region_index(rank_);
+  for (const Instruction& step : program.instructions()) {
+    for (const int peer : step.peers) {
+      const int other = group_.region_index(peer);
+      if (other < 0) continue;
+      const bool sends = step.opcode == Opcode::kSend;
+      group_.region().back_fifo(sends ? own : other, sends ? other : own);
+    }
+  }
 }
 
 uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {
@@ -561,6 +576,22 @@ ControlPlane::State Engine::state(int rank) const {
   if (state != ControlPlane::State::kReset || !(tcp_->finished(rank) || channels_.finished(rank)))
     return state;
   return ControlPlane::State::kEnded;
+}
+
+std::vector<int> Engine::ended() {
+  std::vector<int> found = peers_.ended();
+  for (int rank = 0; rank < size(); ++rank)
+    if (rank != rank_ && group_.on_this_host(rank) &&
+        group_.cell(rank).left.load(std::memory_order_acquire) != 0)
+      found.push_back(rank);
+  return found;
+}
+
+bool Engine::is_behind_others() {
+  const uint64_t mine = group_.cell(rank_).started.load(std::memory_order_acquire);
+  for (int rank = 0; rank < size(); ++rank)
+    if (group_.cell(rank).started.load(std::memory_order_acquire) > mine) return true;
+  return false;
 }
 
 Nanoseconds Engine::silence_ns(int rank) const {

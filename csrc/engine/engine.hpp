@@ -175,6 +175,10 @@ class Engine {
   void propose(std::span<const unsigned char> bytes);
   // What is known of another rank: of one of this host, whether its process has ended.
   ControlPlane::State state(int rank) const;
+  // The ranks of this host whose process has ended, or that have left; one may be named twice.
+  std::vector<int> ended();
+  // Whether another rank has begun an operation that this one has not.
+  bool is_behind_others();
   Nanoseconds silence_ns(
       int rank) const;  // since its newest frame came, from a rank of another host; -1: none did
   int pidfd(int rank) const { return peers_.pidfd(rank); }
@@ -196,6 +200,7 @@ class Engine {
   uint64_t fingerprint(const CollectiveCall& call, uint64_t seq) const;
   void record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();
+  void back_edges(const Program& program);
   void drain();
   uint64_t enqueue(CollectiveCall&& call);
   void run_queued(bool executing, bool in_background, ReleasableLock* caller_lock);

@@ -139,9 +139,7 @@ void GroupState::propose(int rank, std::span<const unsigned char> bytes) {
     words[at / sizeof word].store(word, std::memory_order_relaxed);
   }
   proposal.version.store(version, std::memory_order_seq_cst);  // R1; R2
-  if (!on_this_host(rank)) return notify_sleepers(own_cell().membership_event);
-  for (int other = 0; other < ranks(); ++other)
-    if (other != rank && on_this_host(other)) notify_sleepers(cell(other).membership_event);
+  notify(cell(rank).membership_event);
 }
 
 uint64_t GroupState::proposal_of(int rank, std::vector<unsigned char>& bytes) {
@@ -170,10 +168,16 @@ Fate GroupState::settle(int rank, Fate fate) {
   return static_cast<Fate>(found);
 }
 
-void GroupState::await_proposal(uint32_t epoch, int64_t slice) {
-  const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&own_cell().membership_event.epoch), FUTEX_WAIT, epoch,
-          &timeout, nullptr, 0);
+bool GroupState::await_proposal(int rank, uint64_t known, int64_t slice) {
+  EventCount& event = cell(rank).membership_event;
+  const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);
+  event.sleepers.fetch_add(1, std::memory_order_seq_cst);  // R2, with the version
+  if (proposal_version(rank) == known) {
+    const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event.epoch), FUTEX_WAIT, epoch, &timeout, nullptr, 0);
+  }
+  event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return proposal_version(rank) != known;
 }
 
 void GroupState::wake_control() {

@@ -69,8 +69,8 @@ class GroupState {
   // Stores the status that a rank of another host sent; several threads of this process receive them.
   void take_status(int rank, const RankStatus& status);
   RankStatus status_of(int rank);
-  // Stores a proposal of `rank`: of this one, or, in the control thread, of one of another host; wakes the
-  // ranks that wait for it.
+  // Stores a proposal of `rank`: of this one, or, in the control thread, of one of another host; wakes those
+  // that wait for it.
   void propose(int rank, std::span<const unsigned char> bytes);
   // Reads the newest proposal of `rank` and returns its version; 0: it has made none.
   uint64_t proposal_of(int rank, std::vector<unsigned char>& bytes);
@@ -82,9 +82,13 @@ class GroupState {
     return aborted() &&
            own_cell().fate.load(std::memory_order_seq_cst) == static_cast<uint32_t>(Fate::kEvicted);
   }
-  uint32_t membership_epoch() { return own_cell().membership_event.epoch.load(std::memory_order_seq_cst); }
-  // Sleeps until a proposal comes that `epoch` does not know, or `slice` has passed.
-  void await_proposal(uint32_t epoch, int64_t slice);
+  // The version of the newest proposal of `rank`; 0: it has made none.
+  uint64_t proposal_version(int rank) const {
+    return cells_[static_cast<size_t>(rank)]->proposal.version.load(std::memory_order_seq_cst);
+  }
+  // Sleeps until `rank` has a proposal of another version than `known`, or `slice` has passed; whether it
+  // has.
+  bool await_proposal(int rank, uint64_t known, int64_t slice);
   // How this process accesses the memory of a rank of this host; maps its arena once that is published.
   PeerMemory memory_of(int rank);
   // Publishes this process's arena, if it has one. Call before a message, or a target for one, is published.

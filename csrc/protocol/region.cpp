@@ -50,9 +50,15 @@ int back(int fd, size_t start, size_t nbytes) {
   return 0;
 }
 
-// Lengthens the file and allocates its pages, except those of the point-to-point buffers: see back_channel.
-// Several ranks may do so at once: a file never becomes shorter.
-void allocate(int fd, size_t start, const RegionLayout& layout) {
+std::system_error no_memory(int failed, size_t nbytes) {
+  return {failed, std::generic_category(),
+          "cannot allocate " + std::to_string(nbytes) +
+              " bytes of shared memory; lower UNISONO_STAGING_BYTES, or run fewer ranks on this host"};
+}
+
+// Lengthens the file and allocates the pages that no rank allocates for itself: see back_rank, back_fifo and
+// back_channel. Several ranks may do so at once: a file never becomes shorter.
+void allocate(int fd, size_t start, uint32_t ranks, const RegionLayout& layout) {
   struct stat info;
   if (fstat(fd, &info) != 0)
     throw std::system_error(errno, std::generic_category(), "cannot size the shared memory");
@@ -61,10 +67,8 @@ void allocate(int fd, size_t start, const RegionLayout& layout) {
   if (const int failed = info.st_size >= end ? 0 : back(fd, start + layout.end - kPageBytes, kPageBytes);
       failed != 0)
     throw std::system_error(failed, std::generic_category(), "cannot size the shared memory");
-  if (const int failed = back(fd, start, layout.channel_bytes); failed != 0)
-    throw std::system_error(failed, std::generic_category(),
-                            "cannot allocate " + std::to_string(layout.channel_bytes) +
-                                " bytes of shared memory; lower UNISONO_STAGING_BYTES");
+  const size_t eager = ranks <= kEagerRanks ? layout.channels : layout.fifos;
+  if (const int failed = back(fd, start, eager); failed != 0) throw no_memory(failed, eager);
 }
 
 }  // namespace
@@ -84,7 +88,7 @@ Region::Region(FileDescriptor fd, size_t start, uint32_t ranks, size_t staging_b
     throw std::invalid_argument("staging memory must be a multiple of 4096, from 65536 bytes to 2^40");
   const RegionLayout layout(ranks, staging_bytes);
   bytes_ = layout.end;
-  if (fd_ >= 0 && maker != Maker::kNone) allocate(fd_, start, layout);
+  if (fd_ >= 0 && maker != Maker::kNone) allocate(fd_, start, ranks, layout);
   struct stat info;
   if (fd_ >= 0 && (fstat(fd_, &info) != 0 || static_cast<size_t>(info.st_size) < start + bytes_))
     throw std::invalid_argument("the shared memory is smaller than the group needs");
@@ -138,10 +142,28 @@ int Region::member(int64_t index) const {
                               " in this shared memory");
 }
 
+// 0, or the error's number.
+int Region::back(const void* first, size_t nbytes) {
+  if (fd_ < 0) return 0;
+  const auto offset = static_cast<size_t>(static_cast<const unsigned char*>(first) - base_);
+  return unisono::back(fd_, start_ + offset, nbytes);
+}
+
+void Region::back_rank(int index) {
+  int failed = back(staging(index), staging_bytes_);
+  if (failed == 0) failed = back(&channel(0, index), ranks_ * sizeof(Channel));
+  if (failed != 0) throw no_memory(failed, staging_bytes_ + ranks_ * sizeof(Channel));
+}
+
+void Region::back_fifo(int sender, int receiver) {
+  if (ranks_ <= kEagerRanks) return;
+  if (const int failed = back(&fifo(sender, receiver), sizeof(Fifo)); failed != 0)
+    throw no_memory(failed, sizeof(Fifo));
+}
+
 bool Region::back_channel(int sender, int receiver) {
-  if (fd_ < 0) return true;
-  const size_t start = start_ + static_cast<size_t>(channel_bytes(sender, receiver) - base_);
-  return back(fd_, start, kChannelBytes) == 0;
+  return back(&channel(sender, receiver), sizeof(Channel)) == 0 &&
+         back(channel_bytes(sender, receiver), kChannelBytes) == 0;
 }
 
 }  // namespace unisono

@@ -30,6 +30,7 @@ constexpr uint32_t kFifoSlots = 16;           // messages in flight on one edge
 constexpr size_t kInlineBytes = 40;           // a message this small travels inside its FIFO slot
 constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
 constexpr size_t kReportBytes = 240;
+constexpr uint32_t kEagerRanks = 64;    // with more ranks on a host, a FIFO gets memory when a plan uses it
 constexpr size_t kProposalBytes = 896;  // the longest proposal of a membership
 
 // What went wrong; also the values that reach Python.
@@ -128,7 +129,7 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> arena_base, arena_bytes;
   EventCount collective_event;  // notified by peers for the thread that runs collectives
   EventCount message_event;     // ... and for the one that moves point-to-point messages
-  EventCount membership_event;  // ... and for the one that agrees on the next membership
+  EventCount membership_event;  // notified by this rank for those that wait for its next proposal
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   RankReport report;
   alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank
@@ -216,15 +217,19 @@ class Region {
   AbortCell& abort() { return header_->abort; }
   RankCell& cell(int index) { return cells_[index]; }
   Fifo& fifo(int sender, int receiver) { return fifos_[static_cast<size_t>(sender) * ranks_ + receiver]; }
-  Channel& channel(int sender, int receiver) {
-    return channels_[static_cast<size_t>(sender) * ranks_ + receiver];
+  Channel& channel(int sender, int receiver) {  // those of a receiver are neighbours: it reads all of them
+    return channels_[static_cast<size_t>(receiver) * ranks_ + sender];
   }
   unsigned char* staging(int index) { return staging_ + static_cast<size_t>(index) * staging_bytes_; }
   unsigned char* channel_bytes(int sender, int receiver) {
     return channel_bytes_ + (static_cast<size_t>(sender) * ranks_ + receiver) * kChannelBytes;
   }
-  // Allocates the pages of a channel before they are used: running out of memory must be an error, never a
-  // SIGBUS. Returns false when there is no memory.
+  // Allocate pages before they are used: running out of memory must be an error, never a SIGBUS.
+  // `back_rank`: the staging memory of a rank and the channels to it; throws std::system_error. `back_fifo`:
+  // where there are many ranks, those of an edge; throws std::system_error. `back_channel`: those of a
+  // channel and its ring; returns false when there is no memory.
+  void back_rank(int index);
+  void back_fifo(int sender, int receiver);
   bool back_channel(int sender, int receiver);
   // Frees the memory of a former membership, except the cells, which tell evicted ranks what happened.
   void discard();
@@ -233,6 +238,7 @@ class Region {
   void enable_zero_copy() { zero_copy_ = true; }
 
  private:
+  int back(const void* first, size_t nbytes);
   enum class Maker {
     kFirst,
     kNone,

@@ -18,7 +18,7 @@
 
 namespace unisono {
 
-constexpr uint32_t kMeaning = 15;
+constexpr uint32_t kMeaning = 16;
 
 // A name, its offset or value, and its size.
 struct LayoutField {
@@ -45,8 +45,9 @@ constexpr uint32_t digest(std::initializer_list<LayoutField> facts) {
 
 constexpr uint32_t kFacts = digest(
     {VALUE(kLineBytes), VALUE(kPageBytes), VALUE(kHistory), VALUE(kFifoSlots), VALUE(kInlineBytes),
-     VALUE(kChannelBytes), VALUE(kReportBytes), VALUE(kProposalBytes), VALUE(kAccessProbe), VALUE(kUnitBytes),
-     VALUE(kMostUnits), VALUE(kClosed), VALUE(kMostBytes), VALUE(kControlBytes), VALUE(kLeaving),
+     VALUE(kChannelBytes), VALUE(kEagerRanks), VALUE(kReportBytes), VALUE(kProposalBytes),
+     VALUE(kAccessProbe), VALUE(kUnitBytes), VALUE(kMostUnits), VALUE(kClosed), VALUE(kMostBytes),
+     VALUE(kControlBytes), VALUE(kLeaving),
      // Shared memory.
      WHOLE(RegionHeader), FIELD(RegionHeader, magic), FIELD(RegionHeader, ranks),
      FIELD(RegionHeader, staging_bytes), FIELD(RegionHeader, abort), WHOLE(AbortCell),

@@ -23,8 +23,10 @@ namespace {
 
 constexpr Nanoseconds kFirstSlice = kMillisecond;
 constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds the delay of a death or Ctrl-C
-constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets, where no rank notifies
-constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
+// The same with many ranks: a check looks at all of them, so the cores need this for all to check once.
+constexpr Nanoseconds kSlicePerPair = 1'000;
+constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;  // the same on sockets, where no rank notifies
+constexpr Nanoseconds kBusySlice = kMillisecond;         // the same while queued bytes wait for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
 // In an elastic group: how often the states of the processes are read, and how long a question may stay
@@ -34,6 +36,9 @@ constexpr Nanoseconds kSilence = 1000 * kMillisecond;
 constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
+// A rank looks at all processes of a host with so few ranks. Otherwise at its neighbours, and at some others
+// in turn: of any ranks that die, one is the neighbour of a living rank.
+constexpr size_t kMostWatched = 64, kNeighbours = 16;
 
 // The launcher's board: records of four int32, see unisono/commands/launch/process.py.
 enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };
@@ -75,11 +80,11 @@ Nanoseconds to_deadline(Nanoseconds timeout) {
 
 // ---- PeerProcesses ----------------------------------------------------------------------------------
 
-PeerProcesses::PeerProcesses(FileDescriptors pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
-  for (size_t rank = 0; rank < pidfds_.size(); ++rank) {
-    if (pidfds_[rank] < 0) continue;  // poll refuses more entries than a process may have files
-    watched_.push_back({pidfds_[rank], POLLIN, 0});
-    watched_ranks_.push_back(static_cast<int>(rank));
+PeerProcesses::PeerProcesses(FileDescriptors pidfds, int status_fd, int rank) : pidfds_(std::move(pidfds)) {
+  const size_t ranks = pidfds_.size();
+  for (size_t i = 1; i < ranks; ++i) {
+    const size_t peer = (static_cast<size_t>(rank) + i) % ranks;
+    if (pidfds_[peer] >= 0) watched_.push_back(static_cast<int>(peer));
   }
   struct stat info;
   if (status_fd < 0 || fstat(status_fd, &info) != 0 || info.st_size == 0) return;
@@ -104,12 +109,31 @@ void PeerProcesses::await_end(int rank, Nanoseconds deadline) const {
   poll(&entry, 1, static_cast<int>(left / kMillisecond));
 }
 
-int PeerProcesses::find_dead(GroupState& group, Fault& fault) const {
-  std::vector<pollfd> watched = watched_;  // a copy: several threads call this
-  if (poll(watched.data(), watched.size(), 0) <= 0) return -1;
-  for (size_t i = 0; i < watched.size(); ++i) {
-    if (watched[i].revents == 0) continue;
-    const int rank = watched_ranks_[i];
+// The ranks to look at now: all, or the neighbours, `in_turn` others, and the awaited one.
+std::vector<int> PeerProcesses::chosen(size_t in_turn, int awaited) const {
+  if (watched_.size() <= kMostWatched) return watched_;
+  std::vector<int> ranks(watched_.begin(), watched_.begin() + kNeighbours);
+  const size_t first = next_turn_.fetch_add(in_turn, std::memory_order_relaxed);
+  for (size_t i = 0; i < in_turn; ++i) ranks.push_back(watched_[(first + i) % watched_.size()]);
+  if (awaited >= 0 && pidfd(awaited) >= 0) ranks.push_back(awaited);
+  return ranks;
+}
+
+std::vector<int> PeerProcesses::dead_of(const std::vector<int>& ranks) const {
+  std::vector<pollfd> entries;
+  entries.reserve(ranks.size());
+  for (const int rank : ranks) entries.push_back({pidfd(rank), POLLIN, 0});
+  std::vector<int> dead;
+  if (poll(entries.data(), entries.size(), 0) <= 0) return dead;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    if (entries[i].revents != 0) dead.push_back(ranks[i]);
+  return dead;
+}
+
+std::vector<int> PeerProcesses::ended() const { return dead_of(watched_); }
+
+int PeerProcesses::find_dead(GroupState& group, Fault& fault, int awaited) const {
+  for (const int rank : dead_of(chosen(kMostWatched - kNeighbours, awaited))) {
     if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
     look_up(group.cell(rank).pid.load(std::memory_order_relaxed), fault);
     return rank;
@@ -117,8 +141,8 @@ int PeerProcesses::find_dead(GroupState& group, Fault& fault) const {
   return -1;
 }
 
-int PeerProcesses::find_stopped(GroupState& group) const {
-  for (const int rank : watched_ranks_) {
+int PeerProcesses::find_stopped(GroupState& group, int awaited) const {
+  for (const int rank : chosen(0, awaited)) {
     if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
     int pid = group.cell(rank).pid.load(std::memory_order_relaxed);
     if (pid == 0) pid = process_of(pidfd(rank));
@@ -163,7 +187,9 @@ void Waiter::yield_then_sleep(const int& awaited, Poll ready, void* context) {
   if (!through_socket(awaited) && spin_and_yield(awaited, ready, context)) return;
   const Nanoseconds started = now_ns();
   Nanoseconds next_ask_at = started + kFirstAsk, ask_interval = 4 * kFirstAsk;
-  for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
+  const Nanoseconds local_ranks = group_.region().ranks();
+  const Nanoseconds longest = std::max(kLongestSlice, local_ranks * local_ranks * kSlicePerPair);
+  for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, longest)) {
     if (sleep_once(awaited, ready, context, slice)) return;
     if (control_ != nullptr &&
         now_ns() >= next_ask_at) {  // check_for_faults needs the status of remote ranks
@@ -254,7 +280,7 @@ bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slic
 void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
   throw_if_aborted();
   Fault fault;
-  if ((fault.rank = peers_.find_dead(group_, fault)) >= 0) {
+  if ((fault.rank = peers_.find_dead(group_, fault, awaited)) >= 0) {
     fault.kind = FaultKind::kPeerLost;
     fail(fault);
   }
@@ -262,7 +288,7 @@ void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
     fault.kind = FaultKind::kMismatch;
     fail(fault);
   }
-  if (group_.elastic()) check_for_silence();
+  if (group_.elastic()) check_for_silence(awaited);
   if (awaited_has_left) {
     fault.kind = FaultKind::kPeerLeft;
     fault.rank = awaited >= 0 ? awaited : (rank_ == 0 ? 1 : 0);
@@ -283,14 +309,14 @@ void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
 }
 
 // A stopped rank, found twice; or a rank of another host that does not answer.
-void Waiter::check_for_silence() {
+void Waiter::check_for_silence(int awaited) {
   Fault fault;
   if (control_ != nullptr && (fault.rank = control_->find_silent(kSilence)) >= 0) {
     fault.kind = FaultKind::kHostSilent;
     fail(fault);
   }
   if (now_ns() < stopped_checked_at_ + kStateInterval) return;
-  const int before = std::exchange(stopped_rank_, peers_.find_stopped(group_));
+  const int before = std::exchange(stopped_rank_, peers_.find_stopped(group_, awaited));
   const bool again = stopped_checked_at_ != 0 && now_ns() < stopped_checked_at_ + 4 * kStateInterval;
   stopped_checked_at_ = now_ns();
   if (stopped_rank_ < 0 || stopped_rank_ != before || !again) return;

@@ -36,15 +36,20 @@ class PeerProcesses {
  public:
   // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
   // process). Takes them over. status_fd: the launcher's board, which says how its children ended, or -1.
-  PeerProcesses(FileDescriptors pidfds, int status_fd);
+  // rank: this one.
+  PeerProcesses(FileDescriptors pidfds, int status_fd, int rank);
   ~PeerProcesses();
   PeerProcesses(const PeerProcesses&) = delete;
   PeerProcesses& operator=(const PeerProcesses&) = delete;
 
-  // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows.
-  int find_dead(GroupState& group, Fault& fault) const;
-  // A rank of this host that is stopped (SIGSTOP, a debugger), or -1.
-  int find_stopped(GroupState& group) const;
+  // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows. With many ranks a
+  // call looks at a part of them: `awaited`, the ranks after this one, and others in turn.
+  int find_dead(GroupState& group, Fault& fault, int awaited) const;
+  // A rank of this host that is stopped (SIGSTOP, a debugger), or -1. With many ranks it looks at `awaited`
+  // and the ranks after this one.
+  int find_stopped(GroupState& group, int awaited) const;
+  // All ranks whose process has ended.
+  std::vector<int> ended() const;
   int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
   bool dead(int rank) const;
   // Waits until the rank's process has ended; a signal ends the wait, too.
@@ -53,9 +58,12 @@ class PeerProcesses {
   void look_up(int pid, Fault& fault) const;
 
  private:
+  std::vector<int> chosen(size_t in_turn, int awaited) const;
+  std::vector<int> dead_of(const std::vector<int>& ranks) const;
+
   FileDescriptors pidfds_;
-  std::vector<pollfd> watched_;  // the open ones, for one call of poll
-  std::vector<int> watched_ranks_;
+  std::vector<int> watched_;                  // ranks with a descriptor, from the one after this rank on
+  mutable std::atomic<size_t> next_turn_{0};  // in `watched_`
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
 };
@@ -172,7 +180,7 @@ class Waiter {
     return sockets_ != nullptr && (awaited < 0 || !group_.on_this_host(awaited));
   }
   [[noreturn]] void rethrow();
-  void check_for_silence();
+  void check_for_silence(int awaited);
   int find_mismatch();
   int find_absent();
 

@@ -16,6 +16,35 @@ std::span<const unsigned char> view(const nb::bytes& bytes) {
   return {static_cast<const unsigned char*>(bytes.data()), bytes.size()};
 }
 
+// Reads the proposals of the other ranks, each version once.
+class ProposalReader {
+ public:
+  explicit ProposalReader(Engine& engine)
+      : engine_(engine), versions_(static_cast<size_t>(engine.size()), 0) {}
+
+  std::vector<std::pair<int, nb::bytes>> read() {
+    std::vector<std::pair<int, nb::bytes>> found;
+    std::vector<unsigned char> bytes;
+    for (int rank = 0; rank < engine_.size(); ++rank) {
+      uint64_t& known = versions_[static_cast<size_t>(rank)];
+      if (rank == engine_.rank() || engine_.group().proposal_version(rank) == known) continue;
+      known = engine_.group().proposal_of(rank, bytes);
+      found.emplace_back(rank, nb::bytes(bytes.data(), bytes.size()));
+    }
+    return found;
+  }
+
+  bool sleep(int rank, double slice_s) {
+    const uint64_t known = versions_[static_cast<size_t>(engine_.member(rank))];
+    const GilRelease no_gil;
+    return engine_.group().await_proposal(rank, known, duration(slice_s));
+  }
+
+ private:
+  Engine& engine_;
+  std::vector<uint64_t> versions_;  // read last, by rank
+};
+
 std::pair<uint64_t, nb::bytes> proposal_of(Engine& engine, int rank) {
   std::vector<unsigned char> bytes;
   const uint64_t version = engine.group().proposal_of(engine.member(rank), bytes);
@@ -64,14 +93,10 @@ void bind_proposals(nb::class_<Engine>& engine) {
            "(version, bytes) of a rank's newest; 0: it has none.")
       .def("settle", &settle, nb::arg("rank"), nb::arg("fate"),
            "What became of a rank of this host, after an attempt to change it from OPEN.")
-      .def_prop_ro("membership_epoch", [](Engine& self) { return self.group().membership_epoch(); })
-      .def(
-          "await_proposal",
-          [](Engine& self, uint32_t epoch, double slice_s) {
-            self.group().await_proposal(epoch, duration(slice_s));
-          },
-          nb::arg("epoch"), nb::arg("slice_s"), nb::call_guard<GilRelease>(),
-          "Sleeps until a proposal comes that `epoch` does not know, or the slice has passed.")
+      .def("ended", &Engine::ended, nb::call_guard<GilRelease>(),
+           "The ranks of this host whose process has ended, or that have left; one may be named twice.")
+      .def_prop_ro("behind_others", &Engine::is_behind_others,
+                   "Whether another rank has begun an operation that this one has not.")
       .def(
           "on_this_host", [](Engine& self, int rank) { return self.group().on_this_host(self.member(rank)); },
           nb::arg("rank"))
@@ -91,6 +116,14 @@ void bind_proposals(nb::class_<Engine>& engine) {
       .def(
           "pidfd", [](Engine& self, int rank) { return self.pidfd(self.member(rank)); }, nb::arg("rank"),
           "The descriptor of a process of this host; -1: it has none. The engine owns it.");
+}
+
+void bind_reader(nb::module_& m) {
+  nb::class_<ProposalReader>(m, "ProposalReader", "Reads the proposals of the other ranks of an engine.")
+      .def(nb::init<Engine&>(), nb::arg("engine"), nb::keep_alive<1, 2>())
+      .def("read", &ProposalReader::read, "(rank, bytes) of each proposal that was not read before.")
+      .def("sleep", &ProposalReader::sleep, nb::arg("rank"), nb::arg("slice_s"),
+           "Sleeps until a rank has a proposal that was not read, or the slice has passed; whether it has.");
 }
 
 void bind_next(nb::class_<Engine>& engine) {
@@ -122,6 +155,7 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
   bind_enums(m);
   bind_proposals(engine);
   bind_next(engine);
+  bind_reader(m);
   m.def(
       "pass_markers",
       [](const std::vector<int>& sockets, const nb::bytes& marker, double timeout_s) {

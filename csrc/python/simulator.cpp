@@ -57,11 +57,11 @@ class PythonProgramSource final : public simulator::ProgramSource {
 };
 
 simulator::MessageCosts read_costs(const std::vector<double>& values) {
-  if (values.size() != 14) throw nb::value_error("costs are fourteen numbers");
+  if (values.size() != 15) throw nb::value_error("costs are fifteen numbers");
   for (const double value : values)
     if (!(value >= 0) || std::isinf(value)) throw nb::value_error("a cost is negative or infinite");
-  return {values[0], values[1], values[2], values[3],  values[4],  values[5],  values[6],
-          values[7], values[8], values[9], values[10], values[11], values[12], values[13]};
+  return {values[0], values[1], values[2],  values[3],  values[4],  values[5],  values[6], values[7],
+          values[8], values[9], values[10], values[11], values[12], values[13], values[14]};
 }
 
 nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::SimulationOutcome& outcome) {
@@ -101,7 +101,7 @@ Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
                      const std::vector<std::vector<double>>& costs, std::vector<uint32_t> costs_index,
                      uint32_t window, uint64_t most_spans, NextFunction next, RouteFunction route,
                      std::vector<uint32_t> hosts, const std::vector<std::tuple<uint32_t, uint32_t>>& cores,
-                     std::vector<double> latencies) {
+                     std::vector<double> latencies, std::vector<double> bursts) {
   simulator::Setup setup;
   setup.ranks = ranks;
   setup.streams = streams;
@@ -110,6 +110,7 @@ Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
   setup.costs_index = std::move(costs_index);
   setup.hosts = std::move(hosts);
   setup.latencies = std::move(latencies);
+  setup.bursts = std::move(bursts);
   setup.window = window;
   setup.most_spans = most_spans;
   uint64_t product = 1;
@@ -141,6 +142,10 @@ Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
     if (!(latency >= 0) || std::isinf(latency)) throw nb::value_error("a latency is negative or not finite");
   if (!setup.latencies.empty() && setup.latencies.size() != setup.rates.size())
     throw nb::value_error("latencies are not those of all links");
+  for (const double burst : setup.bursts)
+    if (!(burst >= 0) || std::isinf(burst)) throw nb::value_error("a burst is negative or not finite");
+  if (!setup.bursts.empty() && setup.bursts.size() != setup.rates.size())
+    throw nb::value_error("bursts are not those of all links");
   PythonProgramSource source(std::move(next), std::move(route));
   return describe(simulator::Simulation(std::move(setup), source).run());
 }
@@ -197,7 +202,7 @@ void bind_simulator(nb::module_& m) {
         nb::arg("rates"), nb::arg("costs"), nb::arg("costs_index"), nb::arg("window"), nb::arg("most_spans"),
         nb::arg("next"), nb::arg("route"), nb::arg("hosts") = std::vector<uint32_t>(),
         nb::arg("cores") = std::vector<std::tuple<uint32_t, uint32_t>>(),
-        nb::arg("latencies") = std::vector<double>(),
+        nb::arg("latencies") = std::vector<double>(), nb::arg("bursts") = std::vector<double>(),
         "Runs programs on a network; see csrc/simulator/simulation.hpp.");
   m.def("simulate_ports", &rounds, nb::arg("programs"), nb::arg("hosts"), nb::arg("inside"),
         nb::arg("between"), nb::arg("reduce_s"), nb::arg("one_at_a_time"), nb::arg("traced"),

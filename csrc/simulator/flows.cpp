@@ -5,9 +5,11 @@
 
 namespace unisono::simulator {
 
-Flows::Flows(std::vector<double> rates) : links_(rates.size()) {
+Flows::Flows(const std::vector<double>& rates, const std::vector<double>& bursts)
+    : links_(rates.size()), bursts_(!bursts.empty()) {
   for (size_t number = 0; number < rates.size(); ++number) {
     links_[number].rate = rates[number];
+    if (bursts_) links_[number].burst = links_[number].saved = bursts[number];
     links_[number].whole_rate = static_cast<int64_t>(std::floor(std::min(rates[number], kUnlimited)));
   }
 }
@@ -47,7 +49,9 @@ bool Flows::begin(BundleId number, uint32_t flow, double bytes, double now) {
   for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
     const RouteLink& crossing = places_[index].crossing;
     links_[crossing.link].usage.bytes += bytes * crossing.weight;
+    if (bursts_) links_[crossing.link].beginning += crossing.weight;
   }
+  if (bursts_) sharing_.emplace_back(number, flow);
   began_.push_back(number);
   return true;
 }
@@ -86,7 +90,10 @@ void Flows::attach(BundleId number, double now) {
   for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
     BundleLink& place = places_[index];
     FlowLink& link = links_[place.crossing.link];
-    if (link.bundles.empty()) link.busy_since = now;
+    if (link.bundles.empty()) {
+      link.busy_since = now;
+      link.saved = std::min(link.burst, link.saved + link.rate * (now - link.idle_since));
+    }
     place.position = static_cast<uint32_t>(link.bundles.size());
     link.bundles.emplace_back(number, index);
   }
@@ -102,7 +109,10 @@ void Flows::detach(Bundle& bundle, double now) {
     link.bundles[place.position] = last;
     places_[last.second].position = place.position;
     link.bundles.pop_back();
-    if (link.bundles.empty()) link.usage.busy_s += now - link.busy_since;
+    if (link.bundles.empty()) {
+      link.usage.busy_s += now - link.busy_since;
+      link.idle_since = now;
+    }
   }
 }
 
@@ -156,7 +166,39 @@ void Flows::collect(double now) {
   dirty_.clear();
 }
 
+// The flows that begin now leave with what all links of their routes have saved for each of them. A sum of
+// equal parts would depend on how many flows one stands for, so a link counts the largest part for all.
+void Flows::spend_bursts() {
+  for (const auto& [number, flow] : sharing_) {
+    Bundle& bundle = bundles_[number];
+    double most = kForEver;
+    for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
+      const FlowLink& link = links_[places_[index].crossing.link];
+      if (link.rate < kUnlimited) most = std::min(most, link.saved / static_cast<double>(link.beginning));
+    }
+    for (Member& member : bundle.members) {
+      if (member.flow != flow) continue;
+      most = std::min(most, member.left);
+      member.left -= most;
+    }
+    for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
+      FlowLink& link = links_[places_[index].crossing.link];
+      link.taken = std::max(link.taken, most);
+    }
+  }
+  for (const auto& [number, flow] : sharing_)
+    for (uint32_t index = bundles_[number].first; index < bundles_[number].first + bundles_[number].count;
+         ++index) {
+      FlowLink& link = links_[places_[index].crossing.link];
+      link.saved = std::max(0.0, link.saved - link.taken * static_cast<double>(link.beginning));
+      link.beginning = 0;
+      link.taken = 0;
+    }
+  sharing_.clear();
+}
+
 void Flows::solve(double now) {
+  if (!sharing_.empty()) spend_bursts();
   collect(now);
   if (!shared_.empty()) {
     fill(now);

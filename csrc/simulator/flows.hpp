@@ -6,6 +6,9 @@
 //
 // Flows with the same route have the same rate: they are one bundle, and one event. A flow may also stand for
 // many (`RouteLink::weight`): it is one of an orbit of flows that all do the same.
+//
+// A link may be a token bucket: while it is idle it saves what it could have carried, up to its burst. Flows
+// that begin take from it, those of one moment equal parts, and that part leaves at once.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +41,9 @@ struct Usage {
 
 class Flows {
  public:
-  // Rates in bytes per second; 0: the link is lost, and what crosses it never arrives.
-  explicit Flows(std::vector<double> rates);
+  // Rates in bytes per second; 0: the link is lost, and what crosses it never arrives. bursts: in bytes, of
+  // each link; empty: no link has one.
+  Flows(const std::vector<double>& rates, const std::vector<double>& bursts);
 
   // The bundle of flows with this route. Each flow has at most this rate of its own.
   BundleId add(const std::vector<RouteLink>& route, double most = kForEver);
@@ -76,6 +80,9 @@ class Flows {
     Whole demand = 0;      // what its flows could ask for; exact, so that it does not depend on their order
     int64_t weight = 0;    // of all its flows
     std::vector<std::pair<BundleId, uint32_t>> bundles;  // and which crossing of the bundle this is
+    double burst = 0, saved = 0, idle_since = 0;         // of a token bucket; it begins full
+    int64_t beginning = 0;                               // flows of this moment, which share what is saved
+    double taken = 0;                                    // the most that one of them takes
     uint32_t limits = 0;  // bundles of which it is the slowest link, and one if it is full
     bool dirty = false, full = false;
     double busy_since = 0, limits_since = 0;
@@ -114,6 +121,7 @@ class Flows {
   };
 
   void solve(double now);
+  void spend_bursts();
   void visit(BundleId bundle);
   void soil(LinkId link);
   void mark(BundleId bundle);
@@ -135,6 +143,8 @@ class Flows {
   std::vector<BundleLink> places_;
   std::map<std::vector<std::pair<LinkId, uint32_t>>, BundleId> known_;
   std::vector<BundleId> began_;
+  std::vector<std::pair<BundleId, uint32_t>> sharing_;  // flows of this moment, where links have bursts
+  bool bursts_ = false;
   std::vector<LinkId> dirty_;  // whose flows may run faster now, or are coupled no more
   std::vector<BundleId> changed_;
   // while rates are computed

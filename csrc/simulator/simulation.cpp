@@ -15,7 +15,7 @@ uint64_t pair_of(uint32_t one, uint32_t other) { return static_cast<uint64_t>(on
 Simulation::Simulation(Setup setup, ProgramSource& programs)
     : setup_(std::move(setup)),
       programs_(programs),
-      flows_(setup_.rates),
+      flows_(setup_.rates, setup_.bursts),
       endpoints_(setup_.ranks + setup_.extra) {
   place_actors();
 }
@@ -186,7 +186,8 @@ bool Simulation::step(Actor& actor) {
   const double start = actor.now;
   switch (code) {
     case Code::kSend:
-      if (!send(actor, codes[1], codes + 3, codes[2])) return false;
+    case Code::kSendInPlace:
+      if (!send(actor, codes[1], codes + 3, codes[2], code == Code::kSendInPlace)) return false;
       break;
     case Code::kRecv:
       if (!take(actor, codes[1], 0, codes + 2, 1)) return false;
@@ -216,6 +217,9 @@ bool Simulation::step(Actor& actor) {
       break;
     case Code::kUntil:
       actor.now = std::max(actor.now, as_double(codes + 1));
+      break;
+    case Code::kRelease:
+      if (!release_all(actor)) return false;
       break;
   }
   actor.at += length_of(codes);
@@ -255,23 +259,49 @@ void Simulation::end_work(uint32_t place) {
   wake(place);
 }
 
-bool Simulation::in_place(const Actor& actor, double bytes) const {
-  const double least = costs(actor).inside_in_place;
-  return least > 0 && bytes >= least;
+// Waits until the last message in place is copied.
+bool Simulation::release_all(Actor& actor) {
+  actor.worked = false;  // it has helped to copy
+  actor.releases = actor.in_place > 0;
+  if (actor.releases) return false;
+  if (actor.copied > actor.now) {
+    actor.now = actor.copied;
+    actor.chain = actor.copied_chain;
+  }
+  return true;
+}
+
+// For how long the receiver of a message in place copies. A sender that waits for nothing else copies half of
+// what is left when it begins to wait.
+double Simulation::copy_in_place(const Actor& actor, const Edge& edge, double bytes) {
+  const double alone = costs(actor).inside_in_place_per_byte * bytes;
+  Actor& sender = actors_[edge.sender];
+  const double joins = std::max({actor.now, sender.now, sender.helps_until}), end = actor.now + alone;
+  if (!sender.releases || sender.working || joins >= end) return alone;
+  const double half = (end - joins) / 2;
+  if (sender.cores == kEnoughCores) {
+    sender.busy += half;
+    sender.helps_until = end - half;
+  } else {
+    sender.now = joins;
+    work(sender, half, 0);
+  }
+  return alone - half;
 }
 
 // Of the message to the next receiver of a step. Bytes for ranks of this host are written once.
-double Simulation::send_overhead(const Actor& actor, const int32_t* edges, double bytes) const {
+double Simulation::send_overhead(const Actor& actor, const int32_t* edges, double bytes,
+                                 bool in_place) const {
   const MessageCosts& cost = costs(actor);
   if (!edges_[static_cast<EdgeId>(edges[actor.peers_done])].inside)
     return cost.o_send + cost.o_per_byte * bytes;
-  bool written = in_place(actor, bytes);
+  bool written = in_place;
   for (uint32_t before = 0; before < actor.peers_done && !written; ++before)
     written = edges_[static_cast<EdgeId>(edges[before])].inside;
   return cost.inside_send + (written ? 0 : cost.inside_write_per_byte * bytes);
 }
 
-bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count) {
+bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count, bool in_place) {
   const MessageCosts& cost = costs(actor);
   const double bytes = actor.chunk * chunks;
   for (; actor.peers_done < static_cast<uint32_t>(count); ++actor.peers_done) {
@@ -287,8 +317,8 @@ bool Simulation::send(Actor& actor, int32_t chunks, const int32_t* edges, int32_
       }
       actor.sends_again = actor.now + cost.gap * cost.slowdown;
     }
-    if (!work(actor, send_overhead(actor, edges, bytes), 0)) return false;
-    post(edge, actor, bytes, static_cast<uint32_t>(chunks));
+    if (!work(actor, send_overhead(actor, edges, bytes, in_place), 0)) return false;
+    post(edge, actor, bytes, static_cast<uint32_t>(chunks), in_place && edges_[edge].inside);
   }
   actor.peers_done = 0;
   actor.step += static_cast<uint64_t>(chunks);
@@ -340,23 +370,29 @@ bool Simulation::begin_taking(Actor& actor, int32_t additions, const int32_t* ed
   const MessageCosts& cost = costs(actor);
   uint32_t fresh = 0, fresh_chunks = 0;  // whole numbers: the sum does not depend on the order
   uint32_t inside = 0, inside_chunks = 0;
-  const bool copies = actor.codes[actor.at] == static_cast<int32_t>(Code::kRecv);
+  double in_place_s = 0, wake_s = 0;
+  const bool copies = count == 1 && additions == 0;  // a reduction of one contribution does, too
   for (int32_t number = 0; number < count; ++number) {
     const Edge& edge = edges_[static_cast<EdgeId>(edges[number])];
     const Message& message = pool_[edge.first];
     if (message.arrives > actor.now) {
       actor.now = message.arrives;
       actor.chain = message.chain;
+      wake_s = cost.wake;
     }
     if (edge.chunks_taken > 0) continue;
     (edge.inside ? inside : fresh) += 1;
     if (!edge.inside)
       fresh_chunks += message.chunks;
-    else if (copies || in_place(actor, message.bytes))
+    else if (copies && !message.in_place)
       inside_chunks += message.chunks;
   }
-  double overhead_s = cost.o_recv * fresh + cost.o_per_byte * actor.chunk * fresh_chunks;
-  overhead_s += cost.inside_recv * inside + cost.inside_per_byte * actor.chunk * inside_chunks;
+  for (int32_t number = 0; number < count; ++number)
+    if (const Edge& edge = edges_[static_cast<EdgeId>(edges[number])];
+        edge.chunks_taken == 0 && pool_[edge.first].in_place)
+      in_place_s += copy_in_place(actor, edge, actor.chunk * pool_[edge.first].chunks);
+  double overhead_s = wake_s + cost.o_recv * fresh + cost.o_per_byte * actor.chunk * fresh_chunks;
+  overhead_s += cost.inside_recv * inside + cost.inside_per_byte * actor.chunk * inside_chunks + in_place_s;
   return work(actor, overhead_s, cost.reduce_per_byte * actor.chunk * additions);
 }
 
@@ -401,7 +437,7 @@ Simulation::MessageId Simulation::new_message() {
   return found;
 }
 
-void Simulation::post(EdgeId number, Actor& actor, double bytes, uint32_t chunks) {
+void Simulation::post(EdgeId number, Actor& actor, double bytes, uint32_t chunks, bool in_place) {
   const double least = costs(actor).rendezvous_bytes;
   const MessageId id = new_message();
   Message& message = pool_[id];
@@ -410,6 +446,8 @@ void Simulation::post(EdgeId number, Actor& actor, double bytes, uint32_t chunks
   message.chunks = chunks;
   message.chain = actor.chain;
   message.rendezvous = least > 0 && bytes >= least;
+  message.in_place = in_place;
+  actor.in_place += in_place ? 1 : 0;
   Edge& edge = edges_[number];
   if (edge.first == kNone) edge.first = id;
   if (edge.last != kNone) pool_[edge.last].next = id;
@@ -502,9 +540,16 @@ void Simulation::release(EdgeId number, const Actor& actor) {
   --edge.outstanding;
   pool_[id].next = free_;
   free_ = id;
+  Actor& sender = actors_[edge.sender];
+  if (pool_[id].in_place) {
+    if (actor.now > sender.copied) {
+      sender.copied = actor.now;
+      sender.copied_chain = actor.chain;
+    }
+    if (--sender.in_place == 0 && sender.releases) wake(edge.sender);
+  }
   if (!edge.sender_waits) return;
   edge.sender_waits = false;
-  Actor& sender = actors_[edge.sender];
   if (sender.now < actor.now) {
     sender.now = actor.now;
     sender.chain = actor.chain;

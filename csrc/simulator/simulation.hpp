@@ -24,15 +24,16 @@ namespace unisono::simulator {
 
 // What messages cost a rank, in seconds (LogGOPS). `rendezvous_bytes` 0: never. Those within a host may have
 // other costs: it writes the bytes once for all its receivers there, and a reduction reads them where they
-// are.
+// are. Bytes that it sends in place it does not write: receivers copy them from its memory, at a rate of
+// their own, and once it waits for that only it copies, too.
 struct MessageCosts {
   double o_send = 0, o_recv = 0, o_per_byte = 0, gap = 0, rendezvous_bytes = 0, reduce_per_byte = 0,
          copy_per_byte = 0;
   double slowdown = 1, delay = 0;  // factor of all above and of computing; when the rank begins
   double inside_send = 0, inside_recv = 0, inside_per_byte = 0;
-  double inside_write_per_byte = 0;  // of the sender; inside_per_byte is the receiver's
-  double inside_in_place =
-      0;  // messages of so many bytes are not written: their receivers copy them; 0: none
+  double inside_write_per_byte = 0;     // of the sender; inside_per_byte is the receiver's
+  double inside_in_place_per_byte = 0;  // of the receiver of bytes that are sent in place
+  double wake = 0;                      // of a rank that had to wait for a message
 };
 
 // One digit of a rank's number; `moved`: one rank stands for all that differ in this digit only.
@@ -62,6 +63,7 @@ struct Setup {
   std::vector<uint32_t> costs_index;  // by rank and extra endpoint; empty: all have the first
   std::vector<uint32_t> hosts;    // of each rank, where costs within a host are others; empty: they are not
   std::vector<double> latencies;  // of the links, where switches store and forward; empty: they do not
+  std::vector<double> bursts;     // of the links: what they pass at once after a pause; empty: nothing
   std::vector<RouteLink> cores;   // the cores of each rank's host, one of `rates`; kNoLink: it has enough
   uint32_t window = 16;           // messages that an edge holds
   uint64_t most_spans = 0;        // of the timeline; 0: none is kept
@@ -129,7 +131,7 @@ class Simulation {
     double asked = -1;                            // by its receiver; for a rendezvous
     uint32_t chunks = 0;
     MessageId next = kNone;
-    bool rendezvous = false;
+    bool rendezvous = false, in_place = false;
     Chain chain;
   };
   struct Edge {
@@ -174,6 +176,10 @@ class Simulation {
     bool working = false, worked = false;  // on shared cores: a flow runs; it has ended
     double work_s = 0, work_overhead_s = 0, work_since = 0;
     int64_t awaits = -1;
+    uint32_t in_place = 0;  // messages that are not copied yet
+    bool releases = false;  // it waits until none is left
+    double helps_until = 0, copied = 0;
+    Chain copied_chain;
     Chain chain;
   };
   struct Happened {
@@ -187,7 +193,7 @@ class Simulation {
   bool load(uint32_t actor);
   void connect(Actor& actor);
   bool step(Actor& actor);
-  bool send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count);
+  bool send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count, bool in_place);
   bool take(Actor& actor, int32_t chunks, int32_t additions, const int32_t* edges, int32_t count);
   bool take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count);
   bool begin_taking(Actor& actor, int32_t additions, const int32_t* edges, int32_t count);
@@ -195,8 +201,9 @@ class Simulation {
   bool work(Actor& actor, double overhead_s, double compute_s);
   void end_work(uint32_t actor);
   void end_flow(uint32_t flow);
-  bool in_place(const Actor& actor, double bytes) const;
-  double send_overhead(const Actor& actor, const int32_t* edges, double bytes) const;
+  double send_overhead(const Actor& actor, const int32_t* edges, double bytes, bool in_place) const;
+  double copy_in_place(const Actor& actor, const Edge& edge, double bytes);
+  bool release_all(Actor& actor);
   bool await(Actor& actor, int32_t event);
   void signal(Actor& actor, int32_t event);
   void wake(uint32_t actor);
@@ -204,7 +211,7 @@ class Simulation {
   // messages
   EdgeId edge_between(uint32_t sender, uint32_t receiver);
   EdgeId add_edge(uint32_t sender, uint32_t receiver);
-  void post(EdgeId edge, Actor& actor, double bytes, uint32_t chunks);
+  void post(EdgeId edge, Actor& actor, double bytes, uint32_t chunks, bool in_place);
   void launch(EdgeId edge, double earliest);
   void begin(EdgeId edge);
   void arrive(EdgeId edge, double left);

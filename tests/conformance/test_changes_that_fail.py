@@ -138,10 +138,10 @@ def test_a_rank_that_gave_up_cannot_go_on_beside_the_others(monkeypatch: pytest.
 
 
 def test_a_call_of_shrink_that_is_interrupted_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(agreeing: Any) -> Any:
+    def interrupted(agreeing: Any, **options: Any) -> Any:
         if agreeing._rank == 0:
             raise KeyboardInterrupt
-        return advance(agreeing)
+        return advance(agreeing, **options)
 
     advance = shrink._Agreeing._advance
     monkeypatch.setattr(shrink._Agreeing, "_advance", interrupted)
@@ -188,6 +188,22 @@ def test_a_newcomer_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch)
         came = pool.submit(come)
         on(2, 2, work)
         came.result(30)
+
+
+@pytest.mark.parametrize("token", ["cd" * 32, ""])
+def test_a_newcomer_with_another_token_is_refused_and_the_group_goes_on(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNISONO_TOKEN", "ab" * 32)
+    with un.init_process_group(rank=0, world_size=1) as group:
+        (address,) = group.listen("127.0.0.1")
+        monkeypatch.setenv("UNISONO_TOKEN", token)
+        began = time.monotonic()
+        with pytest.raises(un.AuthenticationError, match="token"):
+            un.join(address, timeout=30)
+        assert time.monotonic() - began < 10  # it does not try again until its timeout
+        assert group.waiting() == 0
+        assert group.admit() is group
 
 
 @pytest.mark.parametrize("per_host", [2, 1])

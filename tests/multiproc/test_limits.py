@@ -1,6 +1,7 @@
 """Limits of the process: each error says which one was met, and how to raise it."""
 
 import errno
+import socket
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_descriptors_run_out_while_a_group_is_made(more: int) -> None:
 def test_descriptors_run_out_in_a_store(more: int) -> None:
     [text] = ranks.processes(1, PROGRAM, "files_of_a_store", str(more))
     assert text == "made\n" or ("RLIMIT_NOFILE" in text and RAISE in text), text
+
+
+def test_descriptors_run_out_in_the_store_where_ranks_meet() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    texts = ranks.processes(6, PROGRAM, "files_of_a_meeting", str(port))
+    assert sum("not all ranks can connect to the store: too many open files" in text for text in texts) >= 2
+    assert RAISE in texts[0] or "administrator" in texts[0], texts[0]
 
 
 def test_no_memory_for_a_group() -> None:

@@ -112,3 +112,18 @@ def test_ranks_die_while_the_others_shrink(seed: int) -> None:
     for rank in rest:
         assert found[rank]["code"] == 0, found[rank]["output"]
         assert found[rank]["size"] == len(rest), found[rank]["output"]
+
+
+def test_a_crowd_goes_on_without_ranks_that_are_killed(tmp_path: Path) -> None:
+    """More ranks than a rank watches, and more than have memory for messages between all pairs."""
+    program = HERE / "programs" / "crowd_that_loses_ranks.py"
+    victims = (0, 17, 18, 40)
+    done = subprocess.run(
+        [sys.executable, str(program), "70", *map(str, victims)],
+        env={**os.environ, "FOLDER": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    expected = [f"{rank} 66 [0, 17, 18, 40] True" for rank in range(66)]
+    assert sorted(done.stdout.splitlines()) == sorted(expected), done.stderr[-2000:]

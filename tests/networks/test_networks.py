@@ -289,25 +289,61 @@ def test_costs_and_switching_are_written_and_read(tmp_path: Path) -> None:
     """All keys of [costs], and how switches forward, come back from the file link by link."""
     text = LAB.replace('name = "lab"', 'name = "lab"\nswitching = "store-and-forward"', 1)
     text += (
-        '[costs]\nsend = "1 us"\nreceive = "2 us"\ncall = "3 us"\ncache = "1 MiB"\nbeyond_cache = 2.5\n'
+        '[costs]\nsend = "1 us"\nreceive = "2 us"\ncall = "3 us"\nwake = "4 us"\n'
+        'larger = [{ than = "1 MiB", copy = "4 GB/s", per_byte = "8 GB/s" }, '
+        '{ than = "32 MiB", reduce = 1e9 }]\n'
         'inside = { send = "0.1 us", receive = "0.2 us", write = "2 GB/s", copy = "4 GB/s", '
-        'in_place = "128 KiB" }\n'
+        'in_place = "128 KiB", in_place_copy = "5 GB/s" }\n'
     )
     network = nets.parse(text)
     costs = network.costs_of(0)
     assert network.stores
-    assert (costs.call_s, costs.cache_bytes, costs.beyond_cache) == (3e-6, 1 << 20, 2.5)
+    assert (costs.call_s, costs.wake_s) == (3e-6, 4e-6)
+    assert [(size.beyond_bytes, size.copy, size.send, size.reduce) for size in costs.larger] == [
+        (1 << 20, 2.5e-10, 1.25e-10, None),
+        (32 << 20, None, None, 1e-9),
+    ]
     assert costs.inside is not None
-    assert msgspec.structs.astuple(costs.inside) == pytest.approx((1e-7, 2e-7, 5e-10, 2.5e-10, 128 << 10))
+    assert msgspec.structs.astuple(costs.inside) == pytest.approx(
+        (1e-7, 2e-7, 5e-10, 2.5e-10, 128 << 10, 2e-10)
+    )
     again = nets.parse(toml(network))
     assert again.stores
     assert again.costs_of(0) == costs
     for before, after, says in (
         ('"store-and-forward"', '"sometimes"', "switching: is 'sometimes'"),
-        ("beyond_cache = 2.5", "beyond_cache = 0.5", "is below 1"),
+        ('than = "1 MiB"', 'than = "64 MiB"', "larger: has sizes that do not ascend"),
+        ('than = "1 MiB", ', "", "larger: is "),
+        ("reduce = 1e9", "write_rate = 1e9", "write_rate: is unknown"),
+        ("reduce = 1e9", "reduce = 0", "expected one above 0"),
         ('send = "0.1 us"', "sends = 1", "is unknown"),
         ('copy = "4 GB/s"', "copy = 1e-320", "is not a finite number"),
     ):
         assert before in text
         with pytest.raises(ValueError, match=says):
             nets.parse(text.replace(before, after, 1))
+
+
+def test_bursts_and_shared_cores_are_read_and_written() -> None:
+    """A cable's burst is that of both ways; `back` has its own."""
+    text = LAB.replace('rate = "100 Gbit/s"', 'rate = "100 Gbit/s"\nburst = "256 KiB"', 1)
+    text = text.replace(
+        '[[cable]]\nbetween = ["b"', 'back = { rate = "1 GB/s", burst = 1000 }\n[[cable]]\nbetween = ["b"'
+    )
+    network = nets.parse(text)
+    bursts = {link.name: link.burst_bytes for link in network.links}
+    assert (bursts["a>s"], bursts["s>a"]) == (256 << 10, 1000)
+    assert sorted(network.links.burst_bytes) == sorted(bursts.values())
+    assert {link.name: link.burst_bytes for link in nets.parse(toml(network)).links} == bursts
+    with pytest.raises(ValueError, match=r"cable.*burst"):
+        nets.parse(text.replace('"256 KiB"', "-1"))
+    hosts = (
+        '[hosts]\nshared_cores = 2\n[fabric]\nkind = "star"\nhosts = 4\ncable = { rate = 1e9, burst = 5 }\n'
+    )
+    star = nets.parse(hosts)
+    assert (star.shared_cores, star.first(3).shared_cores) == (2, 2)
+    assert set(star.links.burst_bytes) == {5.0}
+    with pytest.raises(ValueError, match="shared_cores"):
+        nets.parse(hosts.replace("= 2", "= -2", 1))
+    with pytest.raises(ValueError, match="burst"):
+        nets.star(2, cable=nets.Cable(0.0, 1e9, burst_bytes=-1.0))

@@ -159,12 +159,12 @@ def test_a_process_that_cannot_be_watched_is_not_said_to_have_ended(monkeypatch:
     peers = [PeerInfo(1, rank, "a", os.getppid(), 1, "k", "n", "h", 0, "1") for rank in range(2)]
     membership = Membership(peers, b"", 0, DEFAULTS)
     with pytest.raises(un.RendezvousError, match="ended while"):  # another one has that number now
-        LivenessMonitor(membership, [0, 1])
+        LivenessMonitor(membership, [0, 1], 1)
 
     def refuses(pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuses)
     with pytest.raises(OSError, match=rf"cannot watch .* rank 0 \(pid {os.getppid()}\): Too many") as caught:
-        LivenessMonitor(membership, [0, 1])
+        LivenessMonitor(membership, [0, 1], 1)
     assert caught.value.errno == errno.EMFILE

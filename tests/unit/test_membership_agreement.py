@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
 import unisono as un
-from unisono.engine.membership.agreement import Agreement, Finding, Outcome, has_quorum
+from unisono.engine.membership.agreement import Agreement, Finding, Outcome, Proposals, has_quorum
 from unisono.engine.membership.proposal import MembershipProposal, Phase, decode, encode, members, ranks_of
+
+
+def by_proposal(proposals: Mapping[int, MembershipProposal]) -> Proposals:
+    """Each proposal with the set of the ranks that made it."""
+    found: dict[MembershipProposal, int] = {}
+    for rank, one in proposals.items():
+        found[one] = found.get(one, 0) | 1 << rank
+    return found
 
 
 class Ranks:
@@ -60,7 +69,7 @@ class Ranks:
         if rank in self.evicted:
             agreement.resign("evicted")
         else:
-            outcome = agreement.advance(self.seen[rank], findings, frozenset(near))
+            outcome = agreement.advance(by_proposal(self.seen[rank]), findings, members(near))
         if outcome in (Outcome.DECIDING, Outcome.DECIDED):
             self.published[rank] = agreement.acknowledged()
             self.decided.add(rank)
@@ -134,15 +143,15 @@ def test_a_quorum_is_a_majority_or_half_with_the_lowest() -> None:
 
 def test_different_lists_are_refused_on_both_sides() -> None:
     one, other = Agreement(0, 4, 1, (3,)), Agreement(1, 4, 1, (2,))
-    assert one.advance({1: other.proposal()}, {}) is Outcome.REFUSED
-    assert other.advance({0: one.proposal()}, {}) is Outcome.REFUSED
+    assert one.advance({other.proposal(): 1 << 1}, {}) is Outcome.REFUSED
+    assert other.advance({one.proposal(): 1 << 0}, {}) is Outcome.REFUSED
     assert one.why == other.why == "rank 0 excludes [3], rank 1 [2]"
 
 
 def test_ranks_that_exclude_each_other_are_refused_on_both_sides() -> None:
     one, other = Agreement(0, 2, 1, (1,)), Agreement(1, 2, 1, (0,))
-    assert one.advance({1: other.proposal()}, {}) is Outcome.REFUSED
-    assert other.advance({0: one.proposal()}, {}) is Outcome.REFUSED
+    assert one.advance({other.proposal(): 1 << 1}, {}) is Outcome.REFUSED
+    assert other.advance({one.proposal(): 1 << 0}, {}) is Outcome.REFUSED
     assert one.why == other.why == "rank 0 excludes [1], rank 1 [0]"
     assert not one.again
 
@@ -159,21 +168,21 @@ def test_a_decision_of_an_earlier_attempt_counts() -> None:
     """A rank whose call was interrupted calls again, while the others have gone on with it."""
     mine, other = Agreement(1, 2, 2), Agreement(0, 2, 1)
     other.decide()
-    assert mine.advance({0: other.proposal()}, {}) is Outcome.DECIDED
+    assert mine.advance({other.proposal(): 1 << 0}, {}) is Outcome.DECIDED
 
 
 def test_calls_of_admit_and_shrink_make_another_attempt() -> None:
     shrinks, admits = Agreement(0, 2, 1), Agreement(1, 2, 1, following="admits 3a")
-    assert shrinks.advance({1: admits.proposal()}, {}) is Outcome.REFUSED
+    assert shrinks.advance({admits.proposal(): 1 << 1}, {}) is Outcome.REFUSED
     assert shrinks.again
-    assert admits.advance({0: Agreement(0, 2, 2).proposal()}, {}) is Outcome.REFUSED
+    assert admits.advance({Agreement(0, 2, 2).proposal(): 1 << 0}, {}) is Outcome.REFUSED
     assert (admits.again, admits.newest) == (True, 2)
 
 
 def test_a_rank_that_cannot_make_the_next_group_ends_the_attempt_for_all() -> None:
     mine, other = Agreement(0, 2, 1), Agreement(1, 2, 1, following="admits 3a")
     mine.refuse("rank 0: no memory")
-    assert other.advance({0: mine.proposal()}, {}) is Outcome.REFUSED
+    assert other.advance({mine.proposal(): 1 << 0}, {}) is Outcome.REFUSED
     assert (other.why, other.again) == ("rank 0: no memory", True)
 
 

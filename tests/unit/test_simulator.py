@@ -32,7 +32,7 @@ def native(
         "extra": 0,
         "digits": [],
         "rates": capacity,
-        "costs": [[0.0] * 7 + [1.0] + [0.0] * 6],
+        "costs": [[0.0] * 7 + [1.0] + [0.0] * 7],
         "costs_index": [],
         "window": 1 << 12,
         "most_spans": 0,
@@ -86,9 +86,39 @@ def test_random_programs_on_random_networks_take_as_long_as_in_exact_arithmetic(
     o_send, o_recv = Fraction(draw.choice([0, 3])), Fraction(draw.choice([0, 2]))
     programs = random_programs(draw, size)
     exact = max_min.run(programs, routes, latency, capacity, o_send, o_recv)
-    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, *([0.0] * 6)]]
+    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, *([0.0] * 7)]]
     found = native(
         [codes(p) for p in programs], routes, [*map(float, latency)], [*map(float, capacity)], costs=costs
+    )
+    assert not found["stuck"]
+    assert found["ends"] == pytest.approx([float(end) for end in exact], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_bursts_and_waiting_ranks_take_as_long_as_in_exact_arithmetic(seed: int) -> None:
+    """All sizes and times differ, so messages begin together only where they do so exactly."""
+    draw = random.Random(seed)
+    size = draw.randint(2, 6)
+    capacity, latency, bursts = (
+        [Fraction(draw.randint(low, high)) for _ in range(LINKS)]
+        for low, high in ((5, 999), (0, 5), (0, 40_000))
+    )
+    routes = {
+        (s, t): tuple(draw.sample(range(LINKS), draw.randint(1, 3)))
+        for s in range(size)
+        for t in range(size)
+        if s != t
+    }
+    programs = random_programs(draw, size)
+    wake = Fraction(draw.choice([0, 3, 17]))
+    exact = max_min.run(programs, routes, latency, capacity, Fraction(1), Fraction(2), wake, bursts)
+    found = native(
+        [codes(p) for p in programs],
+        routes,
+        [*map(float, latency)],
+        [*map(float, capacity)],
+        costs=[[1.0, 2.0, *([0.0] * 5), 1.0, *([0.0] * 6), float(wake)]],
+        bursts=[*map(float, bursts)],
     )
     assert not found["stuck"]
     assert found["ends"] == pytest.approx([float(end) for end in exact], rel=1e-12)
@@ -128,6 +158,7 @@ def test_two_flows_share_a_link_and_the_third_takes_what_the_first_leaves() -> N
         compute_code(float("inf")),
         compute_code(-1e-9),
         array("i", [10]),
+        array("i", [12]),
     ],
 )
 def test_a_malformed_program_is_an_error(block: array[int]) -> None:
@@ -142,11 +173,13 @@ def test_a_malformed_program_is_an_error(block: array[int]) -> None:
         ({"rates": [float("nan")]}, "rate"),
         ({"costs": []}, "costs"),
         ({"costs": [[1.0]]}, "costs"),
-        ({"costs": [[-1.0] * 14]}, "cost"),
+        ({"costs": [[-1.0] * 15]}, "cost"),
         ({"costs_index": [0, 4]}, "costs"),
         ({"costs_index": [0]}, "costs_index"),
         ({"digits": [(3, True)]}, "digits"),
         ({"digits": [(0, True)]}, "digit"),
+        ({"bursts": [-1.0]}, "burst"),
+        ({"bursts": [0.0, 0.0]}, "bursts"),
         ({"window": 0}, "window"),
         ({"window": 1 << 20}, "window"),
         ({"streams": 0}, "streams"),
@@ -185,7 +218,7 @@ def test_a_reduction_of_many_ranks_looks_at_each_message_twice_at_most() -> None
 def test_work_shares_the_cores_of_a_host() -> None:
     """Three ranks on two cores, each with a second of work: a second and a half. One alone gets one core."""
     second = compute_code(1.0)
-    shared = {"cores": [(0, 1)] * 3, "costs": [[0.0] * 7 + [1.0] + [0.0] * 6]}
+    shared = {"cores": [(0, 1)] * 3, "costs": [[0.0] * 7 + [1.0] + [0.0] * 7]}
     assert native([second] * 3, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.5] * 3)
     late = [second, compute_code(2.0), array("i")]
     assert native(late, {}, [0.0], [2.0], **shared)["ends"] == pytest.approx([1.0, 2.0, 0.0])
@@ -197,7 +230,7 @@ def test_work_for_messages_shares_cores_too() -> None:
     """On one core a sender's overhead and a third rank's work share; the receiver pays when it is alone."""
     send = chunk_code(1.0) + array("i", [SEND, 1, 1, 1])
     programs = [send, array("i", [RECV, 1, 0]), compute_code(2.0)]
-    costs = [[2.0, 3.0] + [0.0] * 5 + [1.0] + [0.0] * 6]
+    costs = [[2.0, 3.0] + [0.0] * 5 + [1.0] + [0.0] * 7]
     found = native(programs, {(0, 1): ()}, [0.0], [1.0], costs=costs, cores=[(0, 1)] * 3)
     assert found["ends"] == pytest.approx([4.0, 7.0, 4.0])
 
@@ -228,9 +261,11 @@ def any_step(draw: random.Random) -> list[int]:
         [8],
         [2, count, 1, 2, peer, peer],
         [2, count, 1, 2, peer, (peer + 1) % 3],
-        [10],
+        [10, count, 1, peer],
+        [11],
+        [12],
     ]
-    return draw.choice(steps[: draw.choice([7, 7, 9, 9, 9, 10])])
+    return draw.choice(steps[: draw.choice([7, 7, 9, 9, 11, 12])])
 
 
 def test_any_programs_end_or_are_an_error() -> None:
@@ -243,7 +278,7 @@ def test_any_programs_end_or_are_an_error() -> None:
             for _ in range(3)
         ]
         try:
-            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 14])
+            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 15])
         except ValueError:
             wrong += 1
         else:

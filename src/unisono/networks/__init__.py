@@ -9,7 +9,7 @@ quantities.py   "5 us", "100 Gbit/s"; toml.py: files as tables
 
 from __future__ import annotations
 
-from unisono.networks.costs import Costs, InsideCosts
+from unisono.networks.costs import ByteCosts, Costs, InsideCosts
 from unisono.networks.description import parse, read
 from unisono.networks.fabric import Cable
 from unisono.networks.found import find
@@ -36,6 +36,7 @@ from unisono.networks.network import (
 
 __all__ = [
     "Axis",
+    "ByteCosts",
     "Cable",
     "Costs",
     "Hosts",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from unisono.networks import generators
-from unisono.networks.costs import Costs, InsideCosts
+from unisono.networks.costs import ByteCosts, Costs, InsideCosts
 from unisono.networks.places import At, DescriptionError
-from unisono.networks.quantities import factor, nbytes, seconds, seconds_per_byte
+from unisono.networks.quantities import nbytes, seconds, seconds_per_byte
 
-__all__ = ["costs_of", "known", "quantity"]
+__all__ = ["LARGER", "costs_of", "known", "quantity"]
 
 _COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
     "send": ("o_send_s", seconds),
@@ -20,8 +21,7 @@ _COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
     "gap": ("g_s", seconds),
     "rendezvous": ("rendezvous_bytes", nbytes),
     "call": ("call_s", seconds),
-    "cache": ("cache_bytes", nbytes),
-    "beyond_cache": ("beyond_cache", factor),
+    "wake": ("wake_s", seconds),
     "per_byte": ("o_s_per_byte", seconds_per_byte),
     "reduce": ("reduce_s_per_byte", seconds_per_byte),
     "copy": ("copy_s_per_byte", seconds_per_byte),
@@ -33,14 +33,16 @@ def costs_of(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
     """The costs of a table; what it does not name is that of `base`."""
     if not isinstance(value, dict):
         raise DescriptionError(at, f"is {value!r}, expected a table")
-    known(value, at, {*_COSTS, "inside"})
+    known(value, at, {*_COSTS, "inside", "larger"})
     changes = {
         _COSTS[key][0]: quantity(_COSTS[key][1], each, at / key)
         for key, each in value.items()
-        if key != "inside"
+        if key in _COSTS
     }
     if "inside" in value:
         changes["inside"] = _inside_costs(value["inside"], at / "inside")
+    if "larger" in value:
+        changes["larger"] = _larger(value["larger"], at / "larger")
     return msgspec.structs.replace(base, **changes)
 
 
@@ -50,6 +52,7 @@ _INSIDE: dict[str, tuple[str, Callable[[object], float]]] = {
     "write": ("write_s_per_byte", seconds_per_byte),
     "copy": ("s_per_byte", seconds_per_byte),
     "in_place": ("in_place_bytes", nbytes),
+    "in_place_copy": ("in_place_s_per_byte", seconds_per_byte),
 }
 
 
@@ -60,6 +63,35 @@ def _inside_costs(value: Any, at: At) -> InsideCosts:
     return InsideCosts(
         **{_INSIDE[key][0]: quantity(_INSIDE[key][1], each, at / key) for key, each in value.items()}
     )
+
+
+LARGER = {
+    "per_byte": "send",
+    "reduce": "reduce",
+    "copy": "copy",
+    "write": "write",
+    "read": "read",
+    "in_place": "in_place",
+}
+"""The keys of an entry of `larger`: the field of `ByteCosts`. All are rates."""
+
+
+def _larger(value: Any, at: At) -> tuple[ByteCosts, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, dict) and "than" in each for each in value):
+        raise DescriptionError(at, f"is {value!r}, expected [{{ than = '1 MiB', copy = '10 GB/s' }}, ...]")
+    found: list[ByteCosts] = []
+    for number, each in enumerate(value):
+        here = at / str(number)
+        known(each, here, {"than", *LARGER})
+        rates = {
+            LARGER[key]: quantity(seconds_per_byte, rate, here / key)
+            for key, rate in each.items()
+            if key != "than"
+        }
+        found.append(ByteCosts(beyond_bytes=quantity(nbytes, each["than"], here / "than"), **rates))
+    if any(one.beyond_bytes >= next_.beyond_bytes for one, next_ in pairwise(found)):
+        raise DescriptionError(at, "has sizes that do not ascend")
+    return tuple(found)
 
 
 def quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:

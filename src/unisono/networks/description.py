@@ -36,7 +36,7 @@ from unisono.networks.fabric import Cable
 from unisono.networks.graph import Connection, RankLocation, network_of
 from unisono.networks.network import Machine, Network
 from unisono.networks.places import At, DescriptionError, line_of
-from unisono.networks.quantities import bytes_per_s, seconds
+from unisono.networks.quantities import bytes_per_s, nbytes, seconds
 from unisono.networks.toml import tables_of, text_of
 
 __all__ = ["FABRICS", "parse", "read"]
@@ -115,11 +115,12 @@ def _generated(tables: dict[str, Any]) -> Network:
     top = At(())
     known(tables, top, {"name", "hosts", "fabric", "costs", "grows", "switching"})
     _grown(tables)
-    hosts = _table(tables, "hosts", top, {"ranks", "inside", "inner", "nics", "cores", "memory"})
+    counts = ("ranks", "nics", "cores", "shared_cores")
+    hosts = _table(tables, "hosts", top, {*counts, "inside", "inner", "memory"})
     arguments: dict[str, Any] = {}
-    for key in ("ranks", "nics", "cores"):
+    for key in counts:
         if key in hosts:
-            arguments[key] = _whole(hosts[key], top / "hosts" / key, 0 if key == "cores" else 1)
+            arguments[key] = _whole(hosts[key], top / "hosts" / key, 0 if key.endswith("cores") else 1)
     if "inside" in hosts:
         arguments["inside"] = hosts["inside"]
         if hosts["inside"] not in ("memory", "switch"):
@@ -258,11 +259,15 @@ def _by_name(tables: dict[str, Any]) -> Network:
         raise DescriptionError(where, str(error)) from None
 
 
+CABLE = ("latency", "rate", "duplex", "burst")
+"""The keys of a cable."""
+
+
 def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
     found = []
     for number, cable in enumerate(_list(tables, "cable")):
         at = At(("cable", number))
-        known(cable, at, {"between", "latency", "rate", "duplex", "back", "count"})
+        known(cable, at, {"between", *CABLE, "back", "count"})
         between = cable.get("between")
         if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
             raise DescriptionError(
@@ -271,7 +276,7 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
         for end in between:
             if not isinstance(end, str) or end not in names:
                 raise DescriptionError(at / "between", f"there is no host or switch {end!r}")
-        plain = {key: value for key, value in cable.items() if key in ("latency", "rate", "duplex")}
+        plain = {key: value for key, value in cable.items() if key in CABLE}
         back = _cable(cable["back"], at / "back") if "back" in cable else None
         each = Connection((between[0], between[1]), _cable(plain, at), back)
         found += [each] * _whole(cable.get("count", 1), at / "count", 1, 1 << 10)
@@ -286,14 +291,15 @@ def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
 def _cable(value: Any, at: At) -> Cable:
     if not isinstance(value, dict):
         raise DescriptionError(at, f"is {value!r}, expected {{ latency = '5 us', rate = '100 Gbit/s' }}")
-    known(value, at, {"latency", "rate", "duplex"})
+    known(value, at, set(CABLE))
     if "rate" not in value:
         raise DescriptionError(at, "lacks a rate")
     duplex = value.get("duplex", "full")
     if duplex not in ("full", "half"):
         raise DescriptionError(at / "duplex", f"is {duplex!r}, expected 'full' or 'half'")
     latency = quantity(seconds, value.get("latency", 0), at / "latency")
-    return Cable(latency, quantity(bytes_per_s, value["rate"], at / "rate"), duplex)
+    rate = quantity(bytes_per_s, value["rate"], at / "rate")
+    return Cable(latency, rate, duplex, quantity(nbytes, value.get("burst", 0), at / "burst"))
 
 
 def _whole(value: Any, at: At, least: int, most: int = generators.MOST_RANKS) -> int:

@@ -31,11 +31,15 @@ Hop = tuple[int, tuple[int, ...]]
 
 
 class Cable(NamedTuple):
-    """Latency in seconds, bytes per second each way, "full" or "half" duplex."""
+    """Latency in seconds, bytes per second each way, "full" or "half" duplex.
+
+    burst_bytes: each way is a token bucket, as traffic shapers are: after a pause it passes so many at once.
+    """
 
     latency_s: float
     bytes_per_s: float
     duplex: str = "full"
+    burst_bytes: float = 0.0
 
 
 def both_ways(
@@ -236,6 +240,7 @@ def assemble(
     *,
     costs: Costs = Costs(),  # noqa: B008  # frozen
     cores: int = 0,
+    shared_cores: int = 0,
     memory_bytes_per_s: float = 0.0,
     local_axis: str = "rank",
 ) -> Network:
@@ -263,4 +268,5 @@ def assemble(
         costs=(costs,),
         switches=fabric.switches(),
         symmetry=Symmetry(axes, families),
+        shared_cores=shared_cores,
     )

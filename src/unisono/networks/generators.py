@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import instance, positive, whole
+from unisono.engine.base.validation import instance, not_negative, positive, whole
 from unisono.networks.costs import Costs
 from unisono.networks.fabric import Cable, Fabric, Interior, MemoryInterior, SwitchInterior, assemble
 from unisono.networks.fabrics import Crossbar, Dragonfly, FatTree, FullMesh, RailOptimised, Torus
@@ -58,6 +58,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
         inner: the cable of that.
         nics: ports of a host to the fabric; each of the fabric's rate.
         costs: of its ranks.  cores: 0: one for each rank.
+        shared_cores: of the machine, where the hosts are containers or namespaces of one; 0: they are not.
         memory_bytes_per_s: of all cores together; 0: no limit.
     """
 
@@ -67,6 +68,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
     nics: int = 1
     costs: Costs = CPU
     cores: int = 0
+    shared_cores: int = 0
     memory_bytes_per_s: float = 0.0
 
     def interior(self) -> Interior:
@@ -204,7 +206,7 @@ def check_cable(cable: Cable, name: str = "the cable") -> Cable:
     """The cable with plain floats.
 
     Raises:
-        ValueError: a latency below 0, a rate that is not above 0, an unknown duplex.
+        ValueError: a latency or a burst below 0, a rate that is not above 0, an unknown duplex.
         TypeError: it is no Cable.
     """
     cable = instance(cable, Cable, name)
@@ -212,7 +214,7 @@ def check_cable(cable: Cable, name: str = "the cable") -> Cable:
     rate = positive(cable.bytes_per_s, f"the rate of {name}")
     if cable.duplex not in ("full", "half"):
         raise ValueError(f"the duplex of {name} is {cable.duplex!r}, expected 'full' or 'half'")
-    return Cable(latency, rate, cable.duplex)
+    return Cable(latency, rate, cable.duplex, not_negative(cable.burst_bytes, f"the burst of {name}"))
 
 
 def _gpus(each: dict[str, Any]) -> dict[str, Any]:
@@ -240,5 +242,6 @@ def _network(name: str, fabric: Fabric, each: dict[str, Any]) -> Network:
         fabric,
         costs=hosts.costs,
         cores=hosts.cores,
+        shared_cores=whole(hosts.shared_cores, f"{name}: shared_cores", 0, MOST_RANKS),
         memory_bytes_per_s=hosts.memory_bytes_per_s,
     )

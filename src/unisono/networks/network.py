@@ -50,12 +50,14 @@ class NetworkLink(NamedTuple):
         name: "source>target"; a half-duplex one "source=target".
         latency_s: until the first byte of a message has crossed it.  bytes_per_s: what all its flows share.
         duplex: "full": the way back is another link. "half": the way back is this link.
+        burst_bytes: what passes at once after a pause (`fabric.Cable`).
     """
 
     name: str
     latency_s: float
     bytes_per_s: float
     duplex: str
+    burst_bytes: float = 0.0
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -173,6 +175,7 @@ class Family(NamedTuple):
     latency_s: float
     bytes_per_s: float
     duplex: str = FULL
+    burst_bytes: float = 0.0
     back: bool = False
     base: int = 0
 
@@ -195,7 +198,7 @@ class Family(NamedTuple):
         coordinates = split(number - self.base, self.sizes)
         mark = "=" if self.duplex == HALF else ">"
         name = f"{self.source(*coordinates)}{mark}{self.target(*coordinates)}"
-        return NetworkLink(name, self.latency_s, self.bytes_per_s, self.duplex)
+        return NetworkLink(name, self.latency_s, self.bytes_per_s, self.duplex, self.burst_bytes)
 
 
 def numbered(families: Sequence[Family]) -> tuple[Family, ...]:
@@ -212,7 +215,7 @@ def numbered(families: Sequence[Family]) -> tuple[Family, ...]:
 
 
 class Links(Sequence[NetworkLink]):
-    """All links of a network by number. `latency_s` and `bytes_per_s` are arrays, float64[links]."""
+    """All links of a network by number. `latency_s`, `bytes_per_s`, `burst_bytes`: float64[links]."""
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self.families = tuple(family for family in families if not family.repeats)
@@ -249,6 +252,11 @@ class Links(Sequence[NetworkLink]):
         """The rate of each, in bytes per second."""
         return self._column([family.bytes_per_s for family in self.families])
 
+    @cached_property
+    def burst_bytes(self) -> NDArray[np.float64]:
+        """What each passes at once after a pause."""
+        return self._column([family.burst_bytes for family in self.families])
+
     def _column(self, values: list[float]) -> NDArray[np.float64]:
         import numpy as np
 
@@ -281,6 +289,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         switches: those that add; the endpoint `size + i` of `route` is switch i.
         symmetry: the maps of the network onto itself; None: none is known.
         stores: a switch has a whole message before it sends it on; False: it forwards the bytes as they come.
+        shared_cores: of the one machine that all hosts are on; 0: each host has its own (`Machine.cores`).
     """
 
     name: str
@@ -294,6 +303,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     switches: tuple[Switch, ...] = ()
     symmetry: Symmetry | None = None
     stores: bool = False
+    shared_cores: int = 0
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """The numbers of the links that a message crosses, in order; () from a rank to itself.

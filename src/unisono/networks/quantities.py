@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["bytes_per_s", "factor", "nbytes", "seconds", "seconds_per_byte", "written_rate", "written_time"]
+__all__ = ["bytes_per_s", "nbytes", "seconds", "seconds_per_byte", "written_rate", "written_time"]
 
 _TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9, "ps": 1e12}  # in a second
 _PREFIXES = {
@@ -57,18 +57,6 @@ def seconds_per_byte(value: object) -> float:
         ValueError: it is no rate, not above 0, or not finite.
     """
     return _finite(1 / bytes_per_s(value), value)
-
-
-def factor(value: object) -> float:
-    """A factor of at least 1. Example: factor(2.5) == 2.5.
-
-    Raises:
-        ValueError: it is no number, below 1, or not finite.
-    """
-    number = _number(value, "number of at least 1")
-    if number < 1:
-        raise ValueError(f"{value!r} is below 1")
-    return number
 
 
 def nbytes(value: object) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from unisono.networks.costs import Costs
+from unisono.networks.cost_table import LARGER
+from unisono.networks.costs import ByteCosts, Costs
 from unisono.networks.graph import GraphRouter
 from unisono.networks.network import Network
 
@@ -70,8 +71,11 @@ def _cables(router: GraphRouter) -> Iterator[str]:
         yield f"latency = {cable.latency_s!r}\nrate = {cable.bytes_per_s!r}"
         if cable.duplex == "half":
             yield 'duplex = "half"'
+        if cable.burst_bytes:
+            yield f"burst = {int(cable.burst_bytes)}"
         if back is not None:
-            yield f"back = {{ latency = {back.latency_s!r}, rate = {back.bytes_per_s!r} }}"
+            burst = f", burst = {int(back.burst_bytes)}" if back.burst_bytes else ""
+            yield f"back = {{ latency = {back.latency_s!r}, rate = {back.bytes_per_s!r}{burst} }}"
 
 
 def _costs(costs: Costs) -> str:
@@ -90,12 +94,22 @@ def _costs(costs: Costs) -> str:
             found.append(f"{name} = {1 / value!r}")
     if costs.call_s:
         found.append(f"call = {costs.call_s!r}")
-    if costs.cache_bytes:
-        found.append(f"cache = {costs.cache_bytes}, beyond_cache = {costs.beyond_cache!r}")
+    if costs.wake_s:
+        found.append(f"wake = {costs.wake_s!r}")
     if costs.inside is not None:
         inside = f"send = {costs.inside.send_s!r}, receive = {costs.inside.recv_s!r}"
         inside += f", write = {1 / costs.inside.write_s_per_byte!r}" if costs.inside.write_s_per_byte else ""
         inside += f", copy = {1 / costs.inside.s_per_byte!r}" if costs.inside.s_per_byte else ""
         inside += f", in_place = {costs.inside.in_place_bytes}" if costs.inside.in_place_bytes else ""
+        rate = costs.inside.in_place_s_per_byte
+        inside += f", in_place_copy = {1 / rate!r}" if rate else ""
         found.append(f"inside = {{ {inside} }}")
+    if costs.larger:
+        found.append(f"larger = [{', '.join(map(_larger, costs.larger))}]")
     return ", ".join(found)
+
+
+def _larger(size: ByteCosts) -> str:
+    given = {key: getattr(size, name) for key, name in LARGER.items()}
+    rates = [f"{key} = {1 / max(cost, 1e-30)!r}" for key, cost in given.items() if cost is not None]
+    return f"{{ {', '.join([f'than = {size.beyond_bytes}', *rates])} }}"

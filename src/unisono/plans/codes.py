@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from unisono.plans.plan import Copy, Plan, Recv, Send, Step
+from unisono.plans.plan import Chunk, Copy, Plan, Recv, Send, Step
 
 __all__ = [
     "AWAIT",
@@ -20,11 +20,14 @@ __all__ = [
     "COPY",
     "RECV",
     "REDUCE",
+    "RELEASE",
     "SEGMENT",
     "SEND",
+    "SEND_IN_PLACE",
     "SIGNAL",
     "UNTIL",
     "Programs",
+    "SendInPlace",
     "chunk_code",
     "compute_code",
     "encoded",
@@ -33,7 +36,7 @@ __all__ = [
     "until_code",
 ]
 
-SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT, UNTIL = range(10)
+SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT, UNTIL, SEND_IN_PLACE, RELEASE = range(12)
 """The codes, as `simulator::Code` has them."""
 
 HEADS = {
@@ -47,10 +50,19 @@ HEADS = {
     AWAIT: 2,
     SEGMENT: 1,
     UNTIL: 3,
+    SEND_IN_PLACE: 3,
+    RELEASE: 1,
 }
 """How many numbers a code has before its peers."""
 
 BLOCK_CODES = 1 << 14
+
+
+class SendInPlace(NamedTuple):
+    """A `Send` whose receivers of this host copy the chunk from the sender's memory."""
+
+    chunk: Chunk
+    to: tuple[int, ...]
 
 
 def chunk_code(nbytes: float) -> array[int]:
@@ -71,7 +83,7 @@ def until_code(seconds: float) -> array[int]:
 class Programs:
     """The programs of ranks in codes, made when they are needed; the first ones are kept."""
 
-    def __init__(self, steps: Callable[[int], Iterable[Step]], most: int) -> None:
+    def __init__(self, steps: Callable[[int], Iterable[Step | SendInPlace]], most: int) -> None:
         """steps: of a rank.  most: numbers that are kept, over all ranks."""
         self.steps = steps
         self._room = most
@@ -92,7 +104,7 @@ class Programs:
             self._kept[rank] = blocks
 
 
-def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
+def encoded(rank: int, steps: Iterable[Step | SendInPlace]) -> Iterator[array[int]]:
     """The codes of a rank's steps, in blocks of about `BLOCK_CODES` numbers."""
     block = array("i")
     kind: type = Copy
@@ -100,7 +112,8 @@ def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
     peers: Any = None
     for step in steps:
         now: type = type(step)
-        its: Any = step.to if now is Send else None if now is Copy else step.frm  # type: ignore[union-attr]
+        sends = now is Send or now is SendInPlace
+        its: Any = step.to if sends else None if now is Copy else step.frm  # type: ignore[union-attr]
         if now is kind and its == peers:
             count += 1
             continue
@@ -123,8 +136,8 @@ def plan_codes(plan: Plan) -> list[bytes]:
 
 def _code(rank: int, kind: type, count: int, peers: Any) -> tuple[int, ...]:
     """The code of `count` equal steps; peers: of a Send and a Reduce a tuple, of a Recv one rank."""
-    if kind is Send:
-        return (SEND, count, len(peers), *peers)
+    if kind is Send or kind is SendInPlace:
+        return (SEND if kind is Send else SEND_IN_PLACE, count, len(peers), *peers)
     if kind is Recv:
         return (RECV, count, peers)
     if kind is Copy:
@@ -143,7 +156,7 @@ def translated(block: array[int], name: Callable[[int], int], *, ordered: bool =
     while at < len(block):
         code = block[at]
         head = at + HEADS[code]
-        end = head + (block[head - 1] if code in (SEND, REDUCE) else int(code == RECV))
+        end = head + (block[head - 1] if code in (SEND, REDUCE, SEND_IN_PLACE) else int(code == RECV))
         found.extend(block[at:head])
         peers = map(name, block[head:end])
         found.extend(peers if ordered or code != REDUCE else sorted(peers))

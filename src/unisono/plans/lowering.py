@@ -1,6 +1,6 @@
 """Flatten a plan into the numbers that the engine runs; csrc/engine/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks of this rank, equal blocks, sends with zero copy (see `_zero_copy_mode`),
+out chunks, in chunks, tmp chunks of this rank, equal blocks, sends with zero copy (see `zero_copy_mode`),
 messages in flight, algorithm, then per step opcode, flags, space and index of the chunk, space and index of
 the own chunk, own place, number of peers, peers; plus the number of ranks where the edge carries codes
 """
@@ -21,7 +21,7 @@ from unisono.plans.zero_copy import zero_copy_sends
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
 _FINAL, _RAW, _LAST, _OPEN, _ROUNDS = 1, 2, 4, 8, 16
-_NOT, _SEGMENTS, _AHEAD = range(3)  # how a plan uses zero copy
+NO_ZERO_COPY, ZERO_COPY_SEGMENTS, ZERO_COPY_AHEAD = range(3)  # how a plan uses zero copy
 _CROWD = 64  # above this size only some steps are analysed: all of them take too long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
@@ -36,7 +36,9 @@ def lower(plan: Plan, *, idempotent: bool = False) -> list[list[int]]:
 
     in_flight, findings = run(instance(plan, Plan, "plan"), idempotent=idempotent)
     edges = coded_edges(plan.coding, plan.hosts)
-    zero_copy = _NOT if plan.coding else _zero_copy_mode(plan.collective, plan.size, plan.steps, plan.hosts)
+    zero_copy = (
+        NO_ZERO_COPY if plan.coding else zero_copy_mode(plan.collective, plan.size, plan.steps, plan.hosts)
+    )
     code, origins = [], Provenance(plan.steps.__getitem__)
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
@@ -46,7 +48,7 @@ def lower(plan: Plan, *, idempotent: bool = False) -> list[list[int]]:
             keeps = rounds(plan.collective, rank, plan.root, steps, edges)
             code.append(header + _encode_coded(rank, plan.size, steps, raw, complete, keeps, edges))
             continue
-        last = _last(steps, reduces=CONTRACTS[plan.collective].reduces)
+        last = last_sends(steps, reduces=CONTRACTS[plan.collective].reduces)
         open_ = _open(rank, plan.size, steps, origins)
         code.append(header + _encode(rank, steps, raw, complete, last, open_))
     return code
@@ -83,13 +85,13 @@ def lower_rank(
     ]
     if coding:
         keeps = rounds(collective, rank, root, steps, edges)
-        header = _header(collective, algorithm, size, steps, 0, _NOT)
+        header = _header(collective, algorithm, size, steps, 0, NO_ZERO_COPY)
         return header + _encode_coded(
             rank, size, steps, _raw(rank, steps, given, keeps), complete, keeps, edges
         )
-    zero_copy = _zero_copy_mode(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
+    zero_copy = zero_copy_mode(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
     header = _header(collective, algorithm, size, steps, 0, zero_copy)
-    last = _last(steps, reduces=contract.reduces)
+    last = last_sends(steps, reduces=contract.reduces)
     open_ = _open(rank, size, steps, origins)
     return header + _encode(rank, steps, _raw(rank, steps, given), complete, last, open_)
 
@@ -98,7 +100,7 @@ def lower_agreement(rank: int, size: int, waiting: Sequence[int]) -> list[int]:
     """The code of one rank of `agreement`."""
     steps = list(agreement(rank, size, waiting))
     none = [False] * len(steps)
-    header = _header("barrier", "agreement", size, steps, 0, _NOT)
+    header = _header("barrier", "agreement", size, steps, 0, NO_ZERO_COPY)
     return header + _encode(rank, steps, none, none, none, none)
 
 
@@ -157,24 +159,22 @@ def _header(
     return [out, given, seen["tmp"], equal_blocks, zero_copy, max(in_flight, out, given), number]
 
 
-def _zero_copy_mode(
-    collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]
-) -> int:
+def zero_copy_mode(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> int:
     """Segments: a plan within one host sends only chunks that do not change, so any size can be sent with
     zero copy. Ahead: also, its messages may run ahead of their segments.
     """
     if CONTRACTS[collective].reduces or len(set(hosts)) > 1 or size > _CROWD:
-        return _NOT
-    zero_copy = _AHEAD
+        return NO_ZERO_COPY
+    zero_copy = ZERO_COPY_AHEAD
     for steps in map(tuple, plan):
         sends = (
             last
-            for step, last in zip(steps, _last(steps, reduces=False), strict=True)
+            for step, last in zip(steps, last_sends(steps, reduces=False), strict=True)
             if isinstance(step, Send)
         )
         if not all(sends):
-            return _NOT
-        zero_copy = zero_copy if _may_run_ahead(steps) else _SEGMENTS
+            return NO_ZERO_COPY
+        zero_copy = zero_copy if _may_run_ahead(steps) else ZERO_COPY_SEGMENTS
     return zero_copy
 
 
@@ -195,7 +195,7 @@ def _may_run_ahead(steps: Sequence[Step]) -> bool:
     return True
 
 
-def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
+def last_sends(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
     """For every step, whether it sends a chunk of the caller's that no later step writes.
 
     If the collective reduces, only chunks that a reduction has written: the others are better staged, because

@@ -29,7 +29,7 @@ from unisono.plans.codes import (
 from unisono.plans.plan import Step, StepFunction
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.items import Call, Compute, RecvFrom, SendTo, Wait
-from unisono.simulation.segments import call_code, parts_of, segments_of
+from unisono.simulation.segments import EngineCut, call_code, parts_of
 
 if TYPE_CHECKING:
     from unisono.simulation.items import Program
@@ -47,7 +47,7 @@ class LoweredProgram:
     is issued, and 2k + 1 when it has ended.
 
     Attributes:
-        streams: the most that a rank has.
+        streams: the most that a rank has.  working: those of them that do more than wait.
     """
 
     def __init__(
@@ -64,8 +64,11 @@ class LoweredProgram:
             for rank in group:
                 self._memberships[rank].append(number)
                 self._streams[number][rank] = len(self._memberships[rank])
-        self.streams = 1 + max(map(len, self._memberships))
+        groups_of_rank = max(map(len, self._memberships))
+        computes = any(not isinstance(item, (Call, Wait)) for items in program.ranks for item in items)
+        self.streams, self.working = 1 + groups_of_rank, max(1, groups_of_rank + computes)
         self._steps = lru_cache(maxsize=256)(self._steps_of)
+        self._cut = lru_cache(maxsize=256)(self._cut_of)
         self._tuners: dict[tuple[int, ...], Tuner] = {}
         self._calls: dict[tuple[int, tuple[int, ...]], dict[int, list[tuple[int, Call]]]] = {}
 
@@ -83,7 +86,7 @@ class LoweredProgram:
         }
         found = []
         for collective, algorithm, root in sorted(calls):
-            steps, _, _ = self._steps(collective, algorithm, 0, root)
+            steps, _ = self._steps(collective, algorithm, 0, root)
             found.append(folded(network, Programs(steps, KEPT_CODES), root, trusted=True))
         if not found or any(each.order == 1 for each in found):
             return unfolded()
@@ -145,14 +148,21 @@ class LoweredProgram:
     def _call(self, rank: int, call: Call) -> Iterator[tuple[array[int], int]]:
         members, streams = self._groups[call.group], self._streams[call.group]
         algorithm = call.algorithm or self._chosen(call.collective, call.nbytes, call.group)
-        steps, parts, hosts = self._steps(call.collective, algorithm, call.group, call.root)
-        segments = segments_of(hosts, call.nbytes, parts, self._segment_bytes)
+        steps, _ = self._steps(call.collective, algorithm, call.group, call.root)
+        cut = self._cut(call.collective, algorithm, call.group, call.root, call.nbytes)
         size = self._network.size
         place = self._places[call.group][rank]
-        whole_program = chunk_code(call.nbytes / parts / segments)
-        for block in encoded(place, steps(place)):
+        whole_program = chunk_code(cut.chunk_bytes)
+        for block in encoded(place, cut.steps(place, steps(place))):
             whole_program += translated(block, lambda peer: streams[members[peer]] * size + members[peer])
-        yield whole_program, segments
+        yield whole_program, cut.segments
+        if end := cut.end():
+            yield end, 1
+
+    def _cut_of(self, collective: str, algorithm: str, group: int, root: int, nbytes: float) -> EngineCut:
+        steps, parts = self._steps(collective, algorithm, group, root)
+        members = self._groups[group]
+        return EngineCut.of(collective, steps, self._network, members, nbytes, parts, self._segment_bytes)
 
     def _hosts(self, group: int) -> tuple[int, ...]:
         return tuple(self._network.hosts[rank] for rank in self._groups[group])
@@ -168,12 +178,12 @@ class LoweredProgram:
 
     def _steps_of(
         self, collective: str, algorithm: str, group: int, root: int
-    ) -> tuple[partial[Iterable[Step]], int, tuple[int, ...]]:
-        """The steps by place in the group, the chunks of a buffer, the hosts of the members."""
+    ) -> tuple[partial[Iterable[Step]], int]:
+        """The steps by place in the group, and the chunks of a buffer."""
         members, hosts = self._groups[group], self._hosts(group)
         function = steps_of(collective, algorithm, len(members), hosts)
         steps = partial(_steps, function, len(members), root)
-        return steps, parts_of(collective, steps, len(members)), hosts
+        return steps, parts_of(collective, steps, len(members))
 
 
 def _steps(function: StepFunction, size: int, root: int, rank: int) -> Iterable[Step]:

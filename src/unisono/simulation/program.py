@@ -64,5 +64,12 @@ def simulate_program(
     largest = max((i.nbytes for items in program.ranks for i in items if isinstance(i, Call)), default=0.0)
     folding = unfolded() if several or conditions.uneven else lowered.folding()
     return run(
-        program.name, network, lowered.blocks, folding, conditions, nbytes=largest, streams=lowered.streams
+        program.name,
+        network,
+        lowered.blocks,
+        folding,
+        conditions,
+        nbytes=largest,
+        streams=lowered.streams,
+        working=lowered.working,
     )

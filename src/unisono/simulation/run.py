@@ -15,7 +15,18 @@ from unisono.engine.base.validation import instance, listed, not_negative, posit
 from unisono.errors import SimulationError
 from unisono.networks import Network, find
 from unisono.networks.costs import Costs, InsideCosts
-from unisono.plans.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL, UNTIL
+from unisono.plans.codes import (
+    AWAIT,
+    COMPUTE,
+    COPY,
+    RECV,
+    REDUCE,
+    RELEASE,
+    SEND,
+    SEND_IN_PLACE,
+    SIGNAL,
+    UNTIL,
+)
 from unisono.plans.plan import MOST_RANKS
 from unisono.simulation.folding import Folding
 from unisono.simulation.result import Breakdown, Limit, LinkUse, Result, Span
@@ -37,6 +48,8 @@ KINDS = {
     SIGNAL: "signal",
     AWAIT: "await",
     UNTIL: "until",
+    SEND_IN_PLACE: "send in place",
+    RELEASE: "release",
 }
 
 
@@ -114,7 +127,7 @@ def _numbers_of(nbytes: float, costs: Costs, slowdown: float, delay: float) -> t
         *(costs.o_send_s, costs.o_recv_s, costs.o_s_per_byte, costs.g_s, float(costs.rendezvous_bytes)),
         *(costs.reduce_s_per_byte, costs.copy_s_per_byte, slowdown, delay),
         *(inside.send_s, inside.recv_s, inside.s_per_byte),
-        *(inside.write_s_per_byte, float(inside.in_place_bytes)),
+        *(inside.write_s_per_byte, inside.in_place_s_per_byte or inside.s_per_byte, costs.wake_s),
     )
 
 
@@ -183,6 +196,7 @@ def run(
     *,
     nbytes: float,
     streams: int = 1,
+    working: int = 1,
     switches: bool = False,
     window: int = WINDOW,
 ) -> Result:
@@ -190,6 +204,7 @@ def run(
 
     blocks: of an actor: rank + stream * network.size.
     nbytes: of the buffer, which is in a cache or not.
+    working: streams of a rank that work, and do more than wait: more of them than cores share these.
     switches: those that add run programs, too: they come after the ranks.
     window: messages that an edge holds until its receiver takes them.
 
@@ -200,7 +215,7 @@ def run(
     for link, factor in conditions.rates.items():
         rates[link] *= factor
     costs, index = conditions.costs(network, nbytes)
-    cores, shares = _cores(network, folding, streams, len(rates))
+    cores, shares = _cores(network, folding, working, len(rates))
     extra = len(network.switches) if switches else 0
     endpoints = network.size + extra
     programs = _NetworkPrograms(network, blocks, folding)
@@ -219,6 +234,7 @@ def run(
         hosts=_hosts_with_costs(network),
         cores=shares,
         latencies=[*programs.latency_s, *[0.0] * len(cores)] if network.stores else [],
+        bursts=bursts.tolist() + [0.0] * len(cores) if (bursts := network.links.burst_bytes).any() else [],
     )
     if found["stuck"]:
         raise SimulationError(_stuck(name, network, found["stuck"], endpoints, folding.order))
@@ -229,24 +245,29 @@ NO_LINK = (1 << 32) - 1
 
 
 def _cores(
-    network: Network, folding: Folding, streams: int, first: int
+    network: Network, folding: Folding, working: int, first: int
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """The cores of each host that has too few, as links from number `first` on; how each rank crosses them.
+    """The cores that too many ranks share, as links from number `first` on; how each rank crosses them.
 
-    A rank that stands for others crosses the link as often as there are of those on its host.
+    A rank that stands for others crosses the link as often as there are of those on its cores.
     """
-    ranks = Counter(network.hosts)
-    crowded = [host for host in ranks if 0 < network.machines[host].cores < ranks[host] * streams]
+    if network.shared_cores:
+        places, cores = [0] * network.size, {0: network.shared_cores}
+    else:
+        places = list(network.hosts)
+        cores = {host: network.machines[host].cores for host in places}
+    ranks = Counter(places)
+    crowded = [place for place in ranks if 0 < cores[place] < ranks[place] * working]
     if not crowded:
         return [], []
-    links = {host: first + number for number, host in enumerate(crowded)}
+    links = {place: first + number for number, place in enumerate(crowded)}
     standing = folding.standing_rank
-    together = Counter((standing(rank), host) for rank, host in enumerate(network.hosts))
+    together = Counter((standing(rank), place) for rank, place in enumerate(places))
     shares = [
-        (links[host], together[rank, host]) if host in links and together[rank, host] else (NO_LINK, 1)
-        for rank, host in enumerate(network.hosts)
+        (links[place], together[rank, place]) if place in links and together[rank, place] else (NO_LINK, 1)
+        for rank, place in enumerate(places)
     ]
-    return [float(network.machines[host].cores) for host in crowded], shares
+    return [float(cores[place]) for place in crowded], shares
 
 
 def _hosts_with_costs(network: Network) -> list[int]:
@@ -290,7 +311,7 @@ def _result(name: str, network: Network, folding: Folding, found: dict[str, Any]
     used = [
         LinkUse(link, network.links[link].name, *use)
         for link, use in enumerate(found["links"][: len(network.links)])
-        if use[0] > 0
+        if use[0] > 0 or use[2] > 0
     ]
     used.sort(key=lambda use: (-use.limiting_s, -use.busy_s, use.link))
     breakdown = Breakdown(*found["chain"])

@@ -19,7 +19,7 @@ from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, network_of, run
-from unisono.simulation.segments import call_code, parts_of, segments_of
+from unisono.simulation.segments import EngineCut, call_code, parts_of
 
 __all__ = ["simulate"]
 
@@ -110,12 +110,13 @@ def _planned(
     size = network.size
     name, function, pieces = _function(collective, algorithm, network, root)
     named = isinstance(algorithm, str) and not is_file(algorithm)
-    programs = Programs(partial(_program, function, size, root), KEPT_CODES)
+    steps = partial(_program, function, size, root)
+    parts = parts_of(collective, steps, size) * pieces
+    cut = EngineCut.of(collective, steps, network, range(size), nbytes, parts, segment_bytes)
+    programs = Programs(lambda rank: cut.steps(rank, steps(rank)), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
-    parts = parts_of(collective, programs.steps, size) * pieces
-    segments = segments_of(network.hosts, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
-    blocks = _Blocks(programs, nbytes / parts / segments, segments, most, network)
+    blocks = _Blocks(programs, cut, most, network)
     return run(f"{collective}/{name}", network, blocks.of, folding, conditions, nbytes=nbytes)
 
 
@@ -127,8 +128,8 @@ def _in_network(
     if collective != "all_reduce" or not count:
         what = collective if count else f"{network.name}, none of whose switches adds"
         raise ValueError(f"{IN_NETWORK} is an algorithm of all_reduce, got {what}")
-    segments = segments_of(network.hosts, nbytes, count, segment_bytes)
-    head = chunk_code(nbytes / count / segments)
+    cut = EngineCut.of(collective, lambda _: (), network, range(size), nbytes, count, segment_bytes)
+    segments, head = cut.segments, chunk_code(cut.chunk_bytes)
     everyone = range(size)
     adds = array("i", [REDUCE, 1, size - 1, size, *everyone, SEND, 1, size, *everyone])
     gives, takes = array("i"), array("i")
@@ -260,8 +261,7 @@ class _Blocks(NamedTuple):
     """The program of each rank in blocks. most: numbers that the simulator keeps of one rank."""
 
     programs: Programs
-    chunk_bytes: float
-    segments: int
+    cut: EngineCut
     most: int
     network: Network
 
@@ -269,7 +269,7 @@ class _Blocks(NamedTuple):
         """(block, how often it runs). Programs that are not too long are given once for all segments."""
         if call := call_code(self.network, rank):
             yield call, 1
-        whole = chunk_code(self.chunk_bytes)
+        whole = chunk_code(self.cut.chunk_bytes)
         blocks = self.programs.blocks(rank)
         for block in blocks:
             whole += block
@@ -277,10 +277,14 @@ class _Blocks(NamedTuple):
                 break
         else:
             if len(whole) > CHUNK_CODES:
-                yield whole, self.segments
+                yield whole, self.cut.segments
+            if end := self.cut.end():
+                yield end, 1
             return
         yield whole, 1
         yield from ((block, 1) for block in blocks)
-        for _ in range(self.segments - 1):
+        for _ in range(self.cut.segments - 1):
             yield array("i", [SEGMENT]), 1
             yield from ((block, 1) for block in self.programs.blocks(rank))
+        if end := self.cut.end():
+            yield end, 1

@@ -55,6 +55,14 @@ def files_of_a_store(more: str) -> None:
         print(error)
 
 
+def files_of_a_meeting(port: str) -> None:
+    """The rank that serves the store has no descriptors for all others."""
+    make, rank = un.init_process_group, int(os.environ["RANK"])
+    if rank == 0:
+        allow_more_files("9")
+    expect(un.UnisonoError, lambda: make(init_method=f"tcp://127.0.0.1:{port}", timeout=20))
+
+
 def memory_of_a_group(staging: str) -> None:
     os.environ["UNISONO_STAGING_BYTES"] = staging
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -72,7 +80,7 @@ def size_of_a_file(path: str) -> None:
         print(store.get("k").decode())
 
 
-WHERE = (files_of_a_subgroup, files_of_a_store, memory_of_a_group, size_of_a_file)
+WHERE = (files_of_a_subgroup, files_of_a_store, files_of_a_meeting, memory_of_a_group, size_of_a_file)
 
 if __name__ == "__main__":
     {each.__name__: each for each in WHERE}[sys.argv[1]](sys.argv[2])

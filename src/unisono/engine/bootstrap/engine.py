@@ -95,7 +95,7 @@ def open_engine(
         info = local_peer_info(rank, settings.ranks_per_host, settings.zero_copy)
         membership = exchange_peer_info(store, info, size, deadline, settings.staging_bytes, settings.machine)
         local_ranks = membership.local_ranks(rank)
-        with contextlib.closing(LivenessMonitor(membership, local_ranks)) as liveness:
+        with contextlib.closing(LivenessMonitor(membership, local_ranks, rank)) as liveness:
             opened = _make_engine(store, membership, rank, liveness, deadline, settings)
     with contextlib.suppress(StoreError):  # the rank that serves the store has ended
         _forget(store, membership)

@@ -91,7 +91,8 @@ def next_engine(
         # Evicted by a rank that then took over the decision of another one.
         if former.settle(kept[other], Fate.OPEN) == Fate.EVICTED:
             region.give_up(place, "it was evicted")
-    pidfds = [_copy(former.pidfd(each)) if other in local_ranks else -1 for other, each in enumerate(kept)]
+    here = set(local_ranks)
+    pidfds = [_copy(former.pidfd(each)) if other in here else -1 for other, each in enumerate(kept)]
     options = (
         pidfds,
         settings.status_fd,
@@ -100,7 +101,8 @@ def next_engine(
         membership.machine.segment_bytes,
         settings.placement,
     )
-    wires = former.hand_over([each in kept for each in range(size)], timeout_s)
+    stay = set(kept)
+    wires = former.hand_over([each in stay for each in range(size)], timeout_s)
     held, rest = _sort(former, membership, kept, local_ranks, wires, timeout_s)
     if membership.on_one_host():
         return _native.Engine(region, rank, *options), rest
@@ -133,7 +135,8 @@ def _sort(
     A rank may not have passed on its ends, if it was lost since the decision.
     """
     held = [[-1] * len(kept) for _ in wires]
-    remote_ranks = [rank for rank in range(len(kept)) if rank not in local_ranks]
+    here = set(local_ranks)
+    remote_ranks = [rank for rank in range(len(kept)) if rank not in here]
     passed = [rank for rank in remote_ranks if former.state(kept[rank]) == Contact.NEXT]
     for wire, found in zip(held, wires, strict=True):
         for rank in passed:

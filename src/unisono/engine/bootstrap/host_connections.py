@@ -146,6 +146,9 @@ class _HostConnector:
                     self._await_everybody()
                 finally:
                     self._stopped.set()
+                    for listener in listeners:
+                        with contextlib.suppress(OSError):
+                            listener.shutdown(socket.SHUT_RDWR)  # ends a call of accept at once
                     for thread in accepting:
                         thread.join()
         except BaseException:
@@ -283,6 +286,8 @@ class _HostConnector:
                 except TimeoutError:
                     continue
                 except OSError as error:  # that peer has disconnected, or no descriptor is free
+                    if self._stopped.is_set():
+                        break
                     full_since = (full_since or time.monotonic()) if is_limit(error) else 0.0
                     if full_since and time.monotonic() > full_since + FULL_S:
                         with contextlib.suppress(RendezvousError, StoreError):  # the store reports it to all

@@ -15,6 +15,7 @@ from unisono.errors import RendezvousError, message
 # Values of <linux/fcntl.h>, as in commands/launch/process.py.
 _F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
 
+VERIFIED = 64  # ranks whose start time a rank checks: the ones after it; so many others check each rank
 END_S = 1.0  # from the end of a dying process's connections to the end of the process
 
 
@@ -25,21 +26,22 @@ class LivenessMonitor:
         RendezvousError: one of them has ended already.  OSError: one cannot be watched.
     """
 
-    def __init__(self, membership: Membership, local_ranks: list[int]) -> None:
+    def __init__(self, membership: Membership, local_ranks: list[int], rank: int) -> None:
         self._size = len(membership.peers)
         self._infos: dict[int, PeerInfo] = {}  # by descriptor
         try:
-            for other in local_ranks:
+            own = local_ranks.index(rank)
+            for place, other in enumerate([*local_ranks[own + 1 :], *local_ranks[:own]]):
                 if membership.peers[other].pid != os.getpid():
-                    self._watch(membership.peers[other])
+                    self._watch(membership.peers[other], verified=place < VERIFIED)
         except BaseException:
             self.close()
             raise
 
-    def _watch(self, info: PeerInfo) -> None:
+    def _watch(self, info: PeerInfo, *, verified: bool) -> None:
         try:
             self._infos[os.pidfd_open(info.pid)] = info
-            if process_start_time(info.pid) == info.start_ticks:
+            if not verified or process_start_time(info.pid) == info.start_ticks:
                 return
         except (ProcessLookupError, FileNotFoundError):
             pass

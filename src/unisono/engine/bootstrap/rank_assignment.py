@@ -10,11 +10,13 @@ from typing import NoReturn
 
 import msgspec
 
+from unisono.engine.base.limits import limit_text
 from unisono.engine.bootstrap.init_method import RankAndSize
-from unisono.engine.store import PrefixStore, Store
+from unisono.engine.store import PrefixStore, Store, TCPStore
 from unisono.errors import RendezvousError, StoreError, StoreTimeout, message
 
 GOODBYE_S = 2.0
+LOOK_S = 1.0
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +125,7 @@ class RankAssignment:
     def _await_verdict(self, keys: Store) -> None:
         missing: list[int] = []
         try:
-            verdict = keys.get("verdict", self._left()).decode()
+            verdict = self._verdict(keys).decode()
         except StoreTimeout:  # write a verdict, so that later ranks report the same
             ranks = range(self._world_size)
             missing = [rank for rank in ranks if not keys.check([f"rank/{rank}"], timeout_s=GOODBYE_S)]
@@ -131,6 +133,22 @@ class RankAssignment:
             verdict = keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S).decode()
         if verdict != "ok":
             raise RendezvousError(verdict, missing=tuple(missing))
+
+    def _verdict(self, keys: Store) -> bytes:
+        """The verdict. The rank that serves the store also looks whether all others can connect."""
+        if not (isinstance(self._base, TCPStore) and self._base.serves):
+            return keys.get("verdict", self._left())
+        while True:
+            left_s = self._left()
+            try:
+                return keys.get("verdict", min(left_s, LOOK_S))
+            except StoreTimeout:
+                if self._base.limit is not None:
+                    takes = f"the store takes one for each of {self._world_size} ranks"
+                    why = limit_text(self._base.limit, takes)
+                    raise RendezvousError(f"not all ranks can connect to the store: {why}") from None
+                if left_s <= LOOK_S:
+                    raise
 
     def _who_is_missing(self, missing: list[int]) -> str:
         listed = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")

@@ -40,7 +40,7 @@ def open_store(
     while True:
         try:
             if target.scheme == "env" and settings.store_address is not None:
-                return safe.store(*settings.store_address, timeout_s=left)
+                return safe.store(*settings.store_address, timeout_s=left, world_size=place.world_size)
             if target.scheme == "job":
                 return _probe(target.host, target.job, place, deadline, safe)
             if target.scheme == "env" and settings.agent_store:
@@ -48,7 +48,7 @@ def open_store(
                 return _probe(host, job, place, deadline, safe, taken=port)
             if place.rank == 0:
                 return _serve(host, port, deadline, safe)
-            return safe.store(host, port, timeout_s=left)
+            return safe.store(host, port, timeout_s=left, world_size=place.world_size)
         except StoreError as error:
             # The names of pods may appear after the pods start. Elsewhere an unknown name fails at once.
             unknown_name = isinstance(error.__cause__, socket.gaierror)

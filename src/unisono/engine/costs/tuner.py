@@ -23,6 +23,10 @@ ONE_SHOT_BYTES = 64 * 1024
 DIRECT_RANKS = 16
 """Up to so many ranks, a barrier or a small reduction is direct; with more, it goes through a leader."""
 
+CROWD_RANKS = 64
+"""With more ranks on a host, every reduction of a whole buffer goes through a leader: messages between all
+pairs would take memory and time for each pair, and so many ranks share few cores."""
+
 SEGMENT_BYTES = 256 * 1024
 """Segment size of the cost model between hosts. The engine's segments are longer (2 MiB), but it forwards
 parts before a segment is complete. The choices were measured with this size."""
@@ -156,7 +160,9 @@ class Tuner:
         if self._one_host:
             direct = self.direct(collective, nbytes)
             few = direct == "one_shot" or collective == "barrier"
-            return "leaders" if few and self._size > DIRECT_RANKS else direct
+            led = few and self._size > DIRECT_RANKS
+            led |= collective == "all_reduce" and self._size > CROWD_RANKS
+            return "leaders" if led else direct
         if len(CANDIDATES[collective]) == 1:
             return CANDIDATES[collective][0]
         whole = nbytes * self._size if collective in ("all_gather", "reduce_scatter") else nbytes

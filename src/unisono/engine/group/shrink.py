@@ -28,7 +28,10 @@ from unisono.errors import Evicted, Timeout, message
 __all__ = ["CallMismatch", "agree", "await_last_calls", "departures", "excluded_ranks", "form", "refuse"]
 
 SLICE_S = 0.002
-"""How long a rank sleeps between two looks at the others' processes; a proposal ends the sleep."""
+"""How long a rank sleeps between two looks at the others; a proposal of the awaited one ends the sleep."""
+
+SLICE_EACH_S = 2e-6
+"""So long for each pair of ranks, if that is more: each looks at all others, and they share few cores."""
 
 OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
@@ -83,8 +86,11 @@ class _Agreeing:
         self._deadline = deadline
         self._agreement = Agreement(self._rank, self._size, attempt, excluded, following)
         late = overdue(self._engine)
-        self._contacts = Contacts(self._engine, self._rank, self._size, deadline, late)
-        self._seen: dict[int, tuple[int, MembershipProposal]] = {}
+        self._contacts = Contacts(self._engine, self._size, deadline, late)
+        self._reader = _native.ProposalReader(self._engine)
+        self._proposals: dict[MembershipProposal, int] = {}  # with the set of ranks that made it
+        self._decoded: dict[bytes, MembershipProposal | None] = {}
+        self._slice_s = max(SLICE_S, SLICE_EACH_S * self._size**2)
         self._published: MembershipProposal | None = None
         self._began = time.monotonic()
 
@@ -107,9 +113,9 @@ class _Agreeing:
 
     def _agreed(self) -> Agreement:
         self._publish()
+        moved = False
         while True:
-            epoch = self._engine.membership_epoch
-            outcome = self._advance()
+            outcome = self._advance(look=not moved)
             if outcome in (Outcome.DECIDING, Outcome.DECIDED):
                 # Its set comes first: once the fate says that this rank has decided, others take it over.
                 self._publish(self._agreement.acknowledged())
@@ -124,28 +130,34 @@ class _Agreeing:
             if outcome is Outcome.EVICTED:
                 raise self._evicted()
             self._check()
-            self._engine.await_proposal(epoch, SLICE_S)
+            if waits := ranks_of(self._agreement.behind(self._proposals)):
+                moved = self._reader.sleep(waits[0], self._slice_s)
 
-    def _advance(self) -> Outcome:
-        behind = self._agreement.behind(self._proposals())
-        findings = self._contacts.find(self._agreement, behind)
-        proposals = self._proposals()  # after the findings: a rank that has ended may have decided before
+    def _advance(self, *, look: bool) -> Outcome:
+        """look: also at the processes of the ranks that are behind."""
+        self._read()
+        findings = {}
+        if look:
+            findings = self._contacts.find(self._agreement, self._agreement.behind(self._proposals))
+            self._read()  # after the findings: a rank that has ended may have decided before
         if self._engine.settle(self._rank, Fate.OPEN) == Fate.EVICTED:
             return Outcome.EVICTED
-        return self._agreement.advance(proposals, findings, self._contacts.decided)
+        return self._agreement.advance(self._proposals, findings, self._contacts.decided)
 
-    def _proposals(self) -> dict[int, MembershipProposal]:
-        for rank in range(self._size):
-            if rank == self._rank:
+    def _read(self) -> None:
+        """Read the proposals that are new. Most ranks propose the same, so each is decoded once."""
+        new: dict[bytes, int] = {}
+        for rank, encoded in self._reader.read():
+            new[encoded] = new.get(encoded, 0) | 1 << rank
+        for encoded, ranks in new.items():
+            if encoded not in self._decoded:
+                self._decoded[encoded] = decode(encoded)
+            one = self._decoded[encoded]
+            if one is None or one.alive >> self._size:
                 continue
-            version, encoded = self._engine.proposal_of(rank)
-            if version == self._seen.get(rank, (0, None))[0]:
-                continue
-            one = decode(encoded)
-            if one is not None and one.alive >> self._size == 0:
-                self._seen[rank] = version, one
-                self._contacts.moved(rank, one.attempt >= self._agreement.attempt)
-        return {rank: one for rank, (_, one) in self._seen.items()}
+            before = {each: rest for each, held in self._proposals.items() if (rest := held & ~ranks)}
+            self._proposals = {**before, one: before.get(one, 0) | ranks}
+            self._contacts.moved(ranks, one.attempt >= self._agreement.attempt)
 
     def _publish(self, mine: MembershipProposal | None = None) -> None:
         mine = mine or self._agreement.proposal()
@@ -157,18 +169,16 @@ class _Agreeing:
         """Wake ranks that wait for this one in another call, and end an agreement that does not."""
         now = time.monotonic()
         if now > self._deadline + OVERTIME_S:
-            behind = self._agreement.behind(self._proposals())
+            behind = ranks_of(self._agreement.behind(self._proposals))
             self._agreement.resign(f"rank {self._rank} gave up: no agreement within its timeout")
             self._publish()
             where = f"group={self._group.name} rank={self._rank}/{self._size}"
             raise Timeout(
                 message(f"shrink: no agreement with rank {', '.join(map(str, behind))}", where=where)
             )
-        if now > self._began + GRACE_S and not self._engine.faulted:
-            mine = self._engine.record_of(self._rank).started
-            if any(self._engine.record_of(rank).started > mine for rank in range(self._size)):
-                self._engine.report(2**64 - 1, "its call of shrink")
-                self._engine.abort()
+        if now > self._began + GRACE_S and not self._engine.faulted and self._engine.behind_others:
+            self._engine.report(2**64 - 1, "its call of shrink")
+            self._engine.abort()
 
     def _refusal(self) -> str:
         return message(

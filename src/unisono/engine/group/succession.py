@@ -38,9 +38,10 @@ def shrink_group(group: MembershipGroup, excluded: tuple[int, ...], deadline: fl
     left = departures(group, agreement, group.generation)
     made, identity, kept, rest = form(group, group._identity, agreement, deadline)
     store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
+    rank = kept.index(group.rank)
     following = group._next(
         made,
-        kept.index(group.rank),
+        rank,
         store,
         tuple(group._members[former] for former in kept),
         tuple(group._hosts[former] for former in kept),
@@ -51,7 +52,8 @@ def shrink_group(group: MembershipGroup, excluded: tuple[int, ...], deadline: fl
     following._planner.former_connections.add(rest)
     hand_over_group(group, following)
     following = await_first_barrier(following, deadline)
-    engine.discard_region()
+    if identity.membership.local_ranks(rank)[0] == rank:  # one rank of each host: all share its memory
+        engine.discard_region()
     return following
 
 

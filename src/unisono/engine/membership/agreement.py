@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 
 from unisono.engine.membership.proposal import MembershipProposal, Phase, cut, members, ranks_of
 
-__all__ = ["Agreement", "Finding", "Outcome", "has_quorum"]
+__all__ = ["Agreement", "Finding", "Outcome", "Proposals", "has_quorum"]
+
+Proposals = Mapping[MembershipProposal, int]
+"""Proposals, each with the set of ranks that made it. Of a thousand ranks most propose the same."""
 
 
 class Outcome(enum.Enum):
@@ -93,9 +97,9 @@ class Agreement:
 
     def advance(
         self,
-        proposals: Mapping[int, MembershipProposal],
+        proposals: Proposals,
         findings: Mapping[int, Finding],
-        decided: frozenset[int] = frozenset(),
+        decided: int = 0,
     ) -> Outcome:
         """Take what has come, and go on as far as possible. Publish `proposal` after it if it has changed.
 
@@ -105,24 +109,22 @@ class Agreement:
         """
         if self.phase is Phase.RESIGNED:
             return Outcome.EVICTED
-        current = {
-            rank: one
-            for rank, one in proposals.items()
-            if one.attempt >= self.attempt and self.alive >> rank & 1 and rank != self.rank
-        }
-        if (outcome := self._follow(proposals, decided)) is not Outcome.OPEN:
+        others = self._by_first(proposals, self._others())
+        current = [each for each in others if each[2].attempt >= self.attempt]
+        if (outcome := self._follow(others, decided)) is not Outcome.OPEN:
             return outcome
         if self._refuse(current) or self._refuse_excluded(proposals):
             return Outcome.REFUSED
         before = self.alive, self.gone
-        for rank, one in proposals.items():
+        for one, ranks in proposals.items():
             if one.phase is Phase.RESIGNED:
-                self._remove(rank, one.text or "it took no part", gone=True)
+                for rank in ranks_of(ranks):
+                    self._remove(rank, one.text or "it took no part", gone=True)
         for rank, finding in findings.items():
             self._remove(rank, finding.why, finding.gone)
-        for rank, one in sorted(current.items()):
-            if self.alive >> rank & 1:
-                self._take(rank, one)
+        for rank, ranks, one in current:
+            if self.alive & ranks:
+                self._take(rank, ranks, one)
         if (self.alive, self.gone) != before:
             self.phase = Phase.PROPOSED
         if self.phase is Phase.PROPOSED and self._all(current, Phase.PROPOSED):
@@ -144,13 +146,12 @@ class Agreement:
         """Take no part in this attempt, for another reason than the list. Only before the first `advance`."""
         self.phase, self.why, self.again = Phase.REFUSED, why, True
 
-    def behind(self, proposals: Mapping[int, MembershipProposal]) -> list[int]:
-        """The ranks for which this rank waits."""
-        waits = []
-        for rank in ranks_of(self.alive & ~(1 << self.rank)):
-            one = proposals.get(rank)
-            if one is None or not self._agrees(one, self.phase):
-                waits.append(rank)
+    def behind(self, proposals: Proposals) -> int:
+        """The set of ranks for which this rank waits."""
+        waits = self._others()
+        for one, ranks in proposals.items():
+            if self._agrees(one, self.phase):
+                waits &= ~ranks
         return waits
 
     def resign(self, why: str) -> None:
@@ -159,12 +160,21 @@ class Agreement:
 
     # ---- rules -----------------------------------------------------------------------------------------
 
-    def _follow(self, proposals: Mapping[int, MembershipProposal], decided: frozenset[int]) -> Outcome:
+    def _others(self) -> int:
+        """The set of the other ranks that this rank holds alive."""
+        return self.alive & ~(1 << self.rank)
+
+    @staticmethod
+    def _by_first(proposals: Proposals, of: int) -> list[tuple[int, int, MembershipProposal]]:
+        """(lowest rank, ranks, proposal) of the proposals of some ranks, by the lowest rank of each."""
+        found = [(ranks & of, one) for one, ranks in proposals.items() if ranks & of]
+        return sorted(((_lowest(ranks), ranks, one) for ranks, one in found), key=itemgetter(0))
+
+    def _follow(self, others: list[tuple[int, int, MembershipProposal]], decided: int) -> Outcome:
         """Take over the decision of a rank of this rank's set, also one of an earlier attempt."""
-        for rank, one in sorted(proposals.items()):
-            out = rank == self.rank or not self.alive >> rank & 1
-            known = one.phase is Phase.ACKNOWLEDGED and rank in decided
-            if out or not (one.phase is Phase.DECIDED or known):
+        for rank, ranks, one in others:
+            known = one.phase is Phase.ACKNOWLEDGED and ranks & decided
+            if not (one.phase is Phase.DECIDED or known):
                 continue
             if not one.alive >> self.rank & 1:
                 why = dict(one.reasons).get(self.rank, "the other ranks went on without it")
@@ -176,9 +186,9 @@ class Agreement:
             return Outcome.DECIDED
         return Outcome.OPEN
 
-    def _refuse(self, current: Mapping[int, MembershipProposal]) -> bool:
+    def _refuse(self, current: list[tuple[int, int, MembershipProposal]]) -> bool:
         """Whether the calls of this attempt do not fit: then every rank refuses it."""
-        for rank, one in sorted(current.items()):
+        for rank, _, one in current:
             self.newest = max(self.newest, one.attempt)
             if one.attempt > self.attempt:
                 why, again = f"rank {rank} has given up this attempt", True
@@ -197,14 +207,13 @@ class Agreement:
             return True
         return False
 
-    def _refuse_excluded(self, proposals: Mapping[int, MembershipProposal]) -> bool:
+    def _refuse_excluded(self, proposals: Proposals) -> bool:
         """Whether a rank that this one excludes has another list, such as one that excludes this rank."""
-        if self.phase is not Phase.PROPOSED:
+        if self.phase is not Phase.PROPOSED or not self.excluded:
             return False
-        for rank in self.excluded:
-            one = proposals.get(rank)
-            wrong = one is not None and one.attempt == self.attempt and one.phase is not Phase.RESIGNED
-            if one is None or not wrong or set(one.excluded) == set(self.excluded):
+        for rank, _, one in self._by_first(proposals, members(self.excluded)):
+            wrong = one.attempt == self.attempt and one.phase is not Phase.RESIGNED
+            if not wrong or set(one.excluded) == set(self.excluded):
                 continue
             self.phase, self.why, self.again = Phase.REFUSED, self._two_lists(rank, one), False
             return True
@@ -214,12 +223,12 @@ class Agreement:
         first, second = sorted([(self.rank, self.excluded), (rank, one.excluded)])
         return f"rank {first[0]} excludes {sorted(first[1])}, rank {second[0]} {sorted(second[1])}"
 
-    def _take(self, rank: int, one: MembershipProposal) -> None:
-        """The set of another rank: ranks that one of the two holds out are out for both."""
+    def _take(self, rank: int, ranks: int, one: MembershipProposal) -> None:
+        """The set of other ranks, `rank` the first: ranks that one side holds out are out for both."""
         if not one.alive >> self.rank & 1:  # the two cannot be in one membership: a quorum chooses one
-            self._remove(
-                rank, dict(one.reasons).get(self.rank, "it does not hold this rank alive"), gone=False
-            )
+            why = dict(one.reasons).get(self.rank, "it does not hold this rank alive")
+            for other in ranks_of(ranks):
+                self._remove(other, why, gone=False)
         else:
             told = dict(one.reasons)
             for out in ranks_of(self.alive & ~one.alive):
@@ -233,11 +242,11 @@ class Agreement:
         self.alive &= ~(1 << rank)
         self.gone |= int(gone) << rank
 
-    def _all(self, current: Mapping[int, MembershipProposal], phase: Phase) -> bool:
-        return all(
-            rank in current and self._agrees(current[rank], phase)
-            for rank in ranks_of(self.alive & ~(1 << self.rank))
-        )
+    def _all(self, current: list[tuple[int, int, MembershipProposal]], phase: Phase) -> bool:
+        agree = 0
+        for _, ranks, one in current:
+            agree |= ranks if self._agrees(one, phase) else 0
+        return self._others() & ~agree == 0
 
     def _agrees(self, one: MembershipProposal, phase: Phase) -> bool:
         same = (one.alive, one.gone) == (self.alive, self.gone)
@@ -255,6 +264,10 @@ class Agreement:
             f"this side has the ranks {own} of {may_decide}: neither more than half of them, nor half with "
             f"rank {may_decide[0]} ({'; '.join(out[:4])})"
         )
+
+
+def _lowest(ranks: int) -> int:
+    return (ranks & -ranks).bit_length() - 1
 
 
 def has_quorum(alive: int, gone: int, size: int) -> bool:

@@ -13,12 +13,18 @@ from collections.abc import Iterable
 
 from unisono._native import Contact, Engine, Fate, FaultKind
 from unisono.engine.membership.agreement import Agreement, Finding
-from unisono.engine.membership.proposal import Phase, ranks_of
+from unisono.engine.membership.proposal import Phase, members, ranks_of
 
 __all__ = ["GRACE_S", "SILENT_S", "Contacts", "overdue"]
 
 GRACE_S = 0.05
 """How long a rank may be behind before its state is read; then a stopped one is out, a running one is not."""
+
+GRACE_RANKS = 64
+"""Up to so many ranks; with more of them, which share few cores, it grows with their number."""
+
+LOOKS = 16
+"""So many of the ranks that are behind are looked at by one call; the others come when these have moved."""
 
 SILENT_S = 1.0
 """How long a rank of another host may leave a question unanswered. Its control thread answers at all times; a
@@ -42,52 +48,57 @@ _LOST = {
 class Contacts:
     """Watches the other ranks during one agreement."""
 
-    def __init__(self, engine: Engine, rank: int, size: int, deadline: float, late: Iterable[int]) -> None:
+    def __init__(self, engine: Engine, size: int, deadline: float, late: Iterable[int]) -> None:
         self._engine = engine
-        self._others = [each for each in range(size) if each != rank]
-        self._on_this_host = {each for each in self._others if engine.on_this_host(each)}
+        self._on_this_host = members(each for each in range(size) if engine.on_this_host(each))
+        self._grace_s = GRACE_S * max(1.0, size / GRACE_RANKS)
         self._began = time.monotonic()
         self._deadline = deadline
-        self._late = frozenset(late)
+        self._late = members(late)
         self._since: dict[int, float] = {}
-        self._take_part: set[int] = set()
+        self._take_part = 0
         self._asked = 0.0
-        self._decided: set[int] = set()
+        self.decided = 0
 
-    @property
-    def decided(self) -> frozenset[int]:
-        """The ranks of this host that have decided."""
-        return frozenset(self._decided)
+    def moved(self, ranks: int, take_part: bool) -> None:
+        """Note that a set of ranks has published something. take_part: in this attempt."""
+        self._since.update(dict.fromkeys(ranks_of(ranks), time.monotonic()))
+        if take_part:
+            self._take_part |= ranks
 
-    def moved(self, rank: int, takes_part: bool) -> None:
-        """Note that a rank has published something. takes_part: in this attempt."""
-        self._since[rank] = time.monotonic()
-        if takes_part:
-            self._take_part.add(rank)
+    def find(self, agreement: Agreement, behind: int) -> dict[int, Finding]:
+        """The ranks that are out, as far as this rank sees. behind: those for which it waits.
 
-    def find(self, agreement: Agreement, behind: list[int]) -> dict[int, Finding]:
-        """The ranks that are out, as far as this rank sees. behind: those for which it waits."""
+        A rank for which it does not wait, and which has ended, is found in the next phase.
+        """
         found: dict[int, Finding] = {}
         now = time.monotonic()
-        for rank in ranks_of(agreement.alive & ~(1 << agreement.rank)):
-            on_this_host = rank in self._on_this_host
+        suspects = members(self._engine.ended()) | behind & ~self._on_this_host
+        for rank in ranks_of(suspects & behind):
             why, ended = self._ended(rank)
-            if not why and rank in behind:
-                why = self._stopped(rank, now) if on_this_host else self._silent(rank, now)
-                why = why or self._overdue(rank, on_this_host, now)
             if why:
-                self._add(found, rank, on_this_host, Finding(why, ended))
+                self._add(found, rank, Finding(why, ended))
+        for rank in self._due(ranks_of(behind & ~members(found)), now):
+            on_this_host = self._on_this_host >> rank & 1
+            why = self._stopped(rank, now) if on_this_host else self._silent(rank, now)
+            why = why or self._overdue(rank, now)
+            if why:
+                self._add(found, rank, Finding(why, False))
         if agreement.phase is Phase.ACKNOWLEDGED:  # all agree on whom they exclude
             for rank in agreement.excluded:
-                if rank in self._on_this_host and not agreement.gone >> rank & 1:
-                    self._add(found, rank, True, Finding("excluded", True))
+                if self._on_this_host >> rank & 1 and not agreement.gone >> rank & 1:
+                    self._add(found, rank, Finding("excluded", True))
         return found
 
-    def _add(self, found: dict[int, Finding], rank: int, on_this_host: bool, finding: Finding) -> None:
-        if not on_this_host:
+    def _due(self, behind: list[int], now: float) -> list[int]:
+        """The ranks whose state is looked at now: the first ones, and behind the deadline all."""
+        return behind if now > self._deadline or self._late else behind[:LOOKS]
+
+    def _add(self, found: dict[int, Finding], rank: int, finding: Finding) -> None:
+        if not self._on_this_host >> rank & 1:
             found[rank] = finding
         elif self._engine.settle(rank, Fate.EVICTED) == Fate.DECIDED:
-            self._decided.add(rank)  # its decision counts, whatever became of it
+            self.decided |= 1 << rank  # its decision counts, whatever became of it
         else:
             found[rank] = finding._replace(gone=True)
 
@@ -102,7 +113,7 @@ class Contacts:
         return _LOST.get(state, ""), False
 
     def _stopped(self, rank: int, now: float) -> str:
-        if now < self._since.get(rank, self._began) + GRACE_S:
+        if now < self._since.get(rank, self._began) + self._grace_s:
             return ""
         pid = self._engine.record_of(rank).pid or _process_of(self._engine.pidfd(rank))
         return "stopped" if pid != os.getpid() and _state(pid) in "Tt" else ""
@@ -117,11 +128,11 @@ class Contacts:
         quiet = now - self._asked if heard < 0 else min(heard, now - self._asked)
         return "cut off: its host does not answer" if quiet > SILENT_S else ""
 
-    def _overdue(self, rank: int, on_this_host: bool, now: float) -> str:
-        limit = self._began + GRACE_S if rank in self._late else self._deadline
-        if rank in self._take_part:
+    def _overdue(self, rank: int, now: float) -> str:
+        limit = self._began + self._grace_s if self._late >> rank & 1 else self._deadline
+        if self._take_part >> rank & 1:
             limit = max(limit, self._since[rank]) + ANSWER_S
-        return "late" if now > limit + (0.0 if on_this_host else HOST_LATE_S) else ""
+        return "late" if now > limit + (0.0 if self._on_this_host >> rank & 1 else HOST_LATE_S) else ""
 
 
 def overdue(engine: Engine) -> list[int]:

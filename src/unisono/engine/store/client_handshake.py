@@ -17,6 +17,7 @@ from unisono.engine.store.operations import Value
 from unisono.errors import AuthenticationError, StoreError, StoreTimeout, message
 
 GREETING_S = 5.0  # a Unisono server greets within milliseconds, on an overloaded host within this time
+GREETING_CLIENTS = 64  # with more clients, which may share its host, the server has more time
 SILENT_CLOSES = 5  # connections closed without an answer; a server that is ending closes them
 TRY_S = 10.0  # one attempt to connect
 
@@ -37,8 +38,16 @@ class StoreConnector:
     """Opens a connection and exchanges greetings; retries while the server does not run yet."""
 
     def __init__(
-        self, host: str, port: int, hello: wire.ClientHello, token: bytes, deadline: float, timeout_s: float
+        self,
+        host: str,
+        port: int,
+        hello: wire.ClientHello,
+        token: bytes,
+        deadline: float,
+        timeout_s: float,
+        clients: int = 0,
     ) -> None:
+        """clients: how many the server is expected to have; 0: a few."""
         self._address = (host, port)
         self._where = address_text(host, port)
         self._hello = hello
@@ -46,6 +55,7 @@ class StoreConnector:
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._channel = ""
+        self._crowd = max(1.0, clients / GREETING_CLIENTS)
 
     def connect(self, retry: bool) -> tuple[socket.socket, wire.ServerWelcome]:
         """A greeted connection. Raises: see `TCPStore`."""
@@ -60,7 +70,7 @@ class StoreConnector:
             except (EOFError, ConnectionResetError) as error:
                 silent += 1
                 last = error
-                if silent >= SILENT_CLOSES:
+                if silent >= SILENT_CLOSES * self._crowd:
                     raise self._foreign("closed the connection without a greeting") from error
             except OSError as error:
                 last = error
@@ -117,7 +127,7 @@ class StoreConnector:
             sock.close()
             if time.monotonic() >= self._deadline:
                 raise
-            raise self._foreign(f"it sent nothing for {GREETING_S:g} s") from error
+            raise self._foreign(f"it sent nothing for {GREETING_S * self._crowd:g} s") from error
         except BaseException:
             sock.close()
             raise
@@ -152,7 +162,7 @@ class StoreConnector:
     ) -> wire.Greeting:
         """Send a frame and return the answer. The time limit begins anew for every answer."""
         send(sock, wire.frame(frame), self._deadline)  # fits into the kernel's buffer
-        until = min(time.monotonic() + GREETING_S, self._deadline)
+        until = min(time.monotonic() + GREETING_S * self._crowd, self._deadline)
         return wire.read_greeting(receive(sock, reader, until)[0])
 
     def _wrong(self, seen: str) -> str:

@@ -41,7 +41,8 @@ class TCPStore(Store):
     Args:
         host: name or address; a server listens on that address only.
         port: 0 lets a server pick a free one; see the attribute `port`.
-        world_size: how many clients `close()` of the server waits for before it may stop serving.
+        world_size: how many clients `close()` of the server waits for before it may stop serving. A client of
+            a server with many clients waits longer for its greeting.
         is_server: run the server in a thread of this process.
         timeout_s: seconds for connecting, and for a call without a timeout of its own.
         job: must be the same for client and server.
@@ -96,7 +97,7 @@ class TCPStore(Store):
             self._served_by = first.welcome.server
             self._give_back(first)
         except StoreTimeout as error:
-            limit = None if self._server is None else self._server.limit
+            limit = self.limit
             self.close(linger_s=0.0)
             if limit is None:
                 raise
@@ -111,6 +112,11 @@ class TCPStore(Store):
     def serves(self) -> bool:
         """Whether the server runs in this process."""
         return self._server is not None
+
+    @property
+    def limit(self) -> OSError | None:
+        """The error of a limit for which the server in this process cannot accept more clients, if any."""
+        return None if self._server is None else self._server.limit
 
     @property
     def name(self) -> str:
@@ -183,7 +189,9 @@ class TCPStore(Store):
         me = (self._job, self._name, socket.gethostname(), os.getpid())
         nonce = authentication.fresh_nonce() if self._token else b""
         hello = wire.ClientHello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
-        connector = StoreConnector(self.host, self.port, hello, self._token, deadline, self._timeout_s)
+        connector = StoreConnector(
+            self.host, self.port, hello, self._token, deadline, self._timeout_s, self._world_size or 0
+        )
         sock, welcome = connector.connect(retry)
         connection = _StoreConnection(sock, welcome, self.describe())
         with self._lock:

@@ -15,13 +15,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Split", "SplitColumns", "SplitHeads", "can_split_heads", "has_hooks", "like", "split_"]
+__all__ = [
+    "Split",
+    "SplitColumns",
+    "SplitHeads",
+    "can_split_heads",
+    "has_hooks",
+    "is_hooked",
+    "like",
+    "split_",
+]
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs with this module that another module in its place would lose."""
+    return "forward" in vars(module) or is_hooked(module)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks, of forward or of backward."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return "forward" in vars(module) or any(getattr(module, name, None) for name in hooks)
+    return any(getattr(module, name, None) for name in hooks)
 
 
 def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:

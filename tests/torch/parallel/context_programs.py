@@ -1,0 +1,149 @@
+"""Programs that look harmless or odd, with cut sequences: as one process, or refused. On two ranks."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel.contexts import WIDTH, WORDS, Block, batches, mean
+from parallel.plain_training import adamw, same, seeded
+from parallel.run_features import in_group
+
+
+class Program(nn.Module):
+    """Embeds, runs a block, something else, and the block again."""
+
+    def __init__(self, what: Callable[["Program", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.words, self.block = nn.Embedding(WORDS, WIDTH), Block(3, 1)
+        self.gain, self.slope = nn.Parameter(torch.rand(WIDTH)), nn.PReLU(WIDTH)
+        self.gate, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.blocks = nn.ModuleList([self.block])  # a unit that runs twice
+        self.what = [what]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.blocks[0](self.words(ids))
+        return self.blocks[0](self.what[0](self, x)) @ self.words.weight.T
+
+
+def written(model: Program, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :, 0] = 0.5
+    y[..., 1:3] *= model.gain[1:3]
+    y.view(4, -1, 4).add_(1.0)
+    y.masked_fill_(x > 1, 0.1)
+    y += torch.linspace(0, 1, x.shape[1]).view(1, -1, 1)
+    return y
+
+
+def gated(model: Program, x: Tensor) -> Tensor:
+    pooled = model.gate(x.mean(1)) + model.gain.mean() * x[:, -1]  # whole again, with parameters
+    return (
+        x * torch.sigmoid(pooled).unsqueeze(1)
+        + model.gain * torch.arange(x.shape[1]).view(-1, 1) / x.shape[1]
+    )
+
+
+def detached(model: Program, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().amax(-1, keepdim=True) + x.sum(1, keepdim=True) / x.shape[1]
+    return x / scale.clamp(min=0.1) + x.detach() + x.var(-1, keepdim=True) + x.std(-1, True, keepdim=True)
+
+
+def looks_around(model: Program, x: Tensor) -> Tensor:
+    before = functional.pad(x[:, :-2], (0, 0, 2, 0))
+    after = functional.pad(x[:, 1:], (0, 0, 0, 1), value=0.5)
+    return x + before * after + functional.pad(x[:, 3:-1], (0, 0, 1, 3))
+
+
+def shapes(model: Program, x: Tensor) -> Tensor:
+    rows, time, width = x.shape
+    y = torch.einsum("bsd,de->bse", x, model.gate.weight).reshape(rows * time, width)
+    y = torch.cat([y[:, 4:], y[:, :4]], 1).view(rows, time, 2, -1).transpose(2, 3).flatten(2)
+    y = torch.stack([y, x.square()], 1).mean(1)
+    first, second = y.permute(1, 0, 2).split(WIDTH // 2, -1)
+    return torch.cat([second, first], -1).transpose(0, 1).contiguous() + model.gain.expand_as(x).sort(-1)[0]
+
+
+def check_programs(folder: Path) -> None:
+    for what in (written, gated, detached, looks_around, shapes):
+        for more in ({}, {"zero": 3, "recompute": True}):
+            print(what.__name__)
+            same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
+
+
+def check_losses(folder: Path) -> None:
+    def flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.flatten(0, 1), targets.flatten()
+
+    weight = torch.rand(WORDS, generator=torch.Generator().manual_seed(1))
+
+    def with_targets(logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(*flat(logits, targets), ignore_index=3, label_smoothing=0.1)
+
+    def weighed(logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.transpose(1, 2), targets, weight)
+
+    def shifted(logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(*flat(logits[:, :-1], targets[:, 1:]))
+
+    def soft(logits: Tensor, targets: Tensor) -> Tensor:
+        aims = functional.one_hot(targets, WORDS).float() * 0.9 + 0.1 / WORDS
+        apart = functional.kl_div(logits.log_softmax(-1), aims, reduction="batchmean")
+        return apart + functional.mse_loss(logits, aims) + functional.smooth_l1_loss(logits, aims)
+
+    def by_position(logits: Tensor, targets: Tensor) -> Tensor:
+        each = functional.cross_entropy(*flat(logits, targets), reduction="none").view_as(targets)
+        weights = torch.arange(targets.shape[1]) % 3
+        return (each * weights).sum() / (weights.sum() * len(targets)) + logits[:, -1].logsumexp(-1).mean()
+
+    for loss in (with_targets, weighed, shifted, soft, by_position):
+        print(loss.__name__)
+        same(up.Plan(context=2), partial(Program, gated), batches(17), loss, weigh="rows")
+
+
+def check_features(folder: Path) -> None:
+    """Floating inputs, and a target for each position."""
+    generator = torch.Generator().manual_seed(1)
+
+    class Series(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block, self.last = nn.Linear(5, WIDTH), Block(3, 3), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.block(self.first((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))))
+
+    given = [
+        (torch.randn(4, 18, 5, generator=generator), torch.randn(4, 18, 1, generator=generator))
+        for _ in range(3)
+    ]
+    same(up.Plan(context=2), Series, given, functional.mse_loss)
+
+
+def check_what_is_refused(folder: Path) -> None:
+    first = batches(16)[0]
+    for what in (
+        lambda model, x: model.norm(x.transpose(1, 2)).transpose(1, 2),  # a mean over positions, and a buffer
+        lambda model, x: x / x.var(),
+        lambda model, x: x / x.max(),
+        lambda model, x: functional.softmax(x, 1),
+        lambda model, x: torch.cumsum(x, -2),
+        lambda model, x: x[:, torch.arange(16).flip(0)],
+        lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1),
+        lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT,
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="context=2 cannot cut"):
+            run = up.parallelize(
+                seeded(partial(Program, what)), up.Plan(context=2), optimizer=adamw, loss=mean
+            )
+            run.step(first)
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])
