@@ -155,8 +155,7 @@ def set_up(
     if plan.expert > 1:
         axis, trial = spread(model, mesh, experts, check, fill, family.output)
     if decision is not None:
-        regathers = plan.sequence and not plan.recompute  # which keeps nothing of a unit in any case
-        region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
+        region = _cut(model, decision, mesh)
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
@@ -177,6 +176,12 @@ def set_up(
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _cut(model: nn.Module, decision: Decision, mesh: PlanMesh) -> RngRegion:
+    """Cut `model` in place. With recompute=True nothing of a unit is kept, so nothing is gathered again."""
+    regathers = mesh.plan.sequence and not mesh.plan.recompute
+    return cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
 
 
 def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:

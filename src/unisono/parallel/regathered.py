@@ -45,7 +45,7 @@ class Regathered:
         """What to save in place of a tensor: for a view of the whole value, how to make it."""
         if tensor.untyped_storage().data_ptr() != self._memory:
             return tensor
-        return _View(self, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _View(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def view(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         """A view of the whole value, which is gathered now, or was for another layer."""
@@ -61,8 +61,7 @@ class Regathered:
 
 def saved_as_slices(value: Tensor) -> AbstractContextManager[Any]:
     """While this lasts, autograd saves the slice in place of `value`, if it is a gathered value or a view."""
-    base = value if value._base is None else value._base
-    found: Regathered | None = getattr(base, NAME, None)
+    found: Regathered | None = getattr(value, NAME, None) or getattr(value._base, NAME, None)
     return nullcontext() if found is None else saved_tensors_hooks(found.pack, _unpack)
 
 

@@ -232,6 +232,25 @@ def check_dropout(folder: Path) -> None:
     assert not torch.equal(*every)
 
 
+def check_what_is_gathered_is_not_kept(folder: Path) -> None:
+    """In backward each input of layers is gathered once more, also that of one row."""
+    batches = models.text_batches(1, 2)
+    for batch in (batches[0], tuple(part[:1] for part in batches[0])):
+        run = up.parallelize(
+            text(models.Block(), models.Block()),
+            PLAN,
+            optimizer=adamw,
+            loss=models.token_loss,
+            sample=batch[0],
+        )
+        run.step(batch, watch=True)
+        counts = dict.fromkeys(("1.norm1", "2.norm2", "1.fc2"), 0)
+        for call in run.explain():
+            if call.operation == "all_gather" and call.where in counts:
+                counts[call.where] += 1
+        assert counts == {"1.norm1": 2, "2.norm2": 2, "1.fc2": 1}, (counts, run.explain())
+
+
 def check_low_precision(folder: Path) -> None:
     batches = models.text_batches(4, 4)
     for precision in ("bf16", "fp16"):
