@@ -86,6 +86,8 @@ class Plan:
             momentum=0.9). `compression` is then that of the differences.
         elastic: ranks may die and come; `data` is their number at the start, and `shard` the least that share
             where it divides no longer. See docs/elastic.md.
+        copy_every: steps from one copy of the shards to the next, under elastic and zero=1 to 3. After a loss
+            the run makes at most so many steps again.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -113,10 +115,11 @@ class Plan:
     local_steps: int | None = None
     outer: OuterSGD | str = "nesterov"
     elastic: bool = False
+    copy_every: int = 1
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("data", "tensor", "pipeline", "micro_batches"):
+        for name in ("data", "tensor", "pipeline", "micro_batches", "copy_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
@@ -133,7 +136,7 @@ class Plan:
         self._check_elastic()
 
     def _check_types(self) -> None:
-        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", *_OPTIONAL):
+        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", "copy_every", *_OPTIONAL):
             value = getattr(self, name)
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
@@ -238,6 +241,11 @@ class Plan:
             raise ValueError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
 
     def _check_elastic(self) -> None:
+        if self.copy_every > 1 and not (self.elastic and self.zero):
+            raise ValueError(
+                f"Plan: copy_every={self.copy_every} is for shards that survive their rank: it needs "
+                "elastic=True, and zero=1 to 3. With zero=0 every rank has the whole state"
+            )
         if not self.elastic:
             return
         for name, only, why in (
