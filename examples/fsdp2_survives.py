@@ -2,9 +2,9 @@
 
     unisono run --elastic 1:4 examples/fsdp2_survives.py
 
-Ranks 0 and 1 are one replica, ranks 2 and 3 another. Rank 3 kills itself in a backward. Rank 2 has only a part of the
-model, and leaves. The others keep their shards, over a new mesh, and do the step again as in `ddp_survives.py`.
-The losses are those of one process with the whole batch.
+Ranks 0 and 1 are one replica, ranks 2 and 3 another. Rank 3 kills itself in a backward, and rank 2 leaves: it
+has only a part of the model. The others keep their shards, over a new mesh, and do the step again as in
+`ddp_survives.py`. The losses are those of one process with the whole batch.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
                 timeout_s=timeout_s,
                 members=tuple(self._global_ranks) if len(self._global_ranks) == size else None,
                 parent=parent,
+                engine_settings=parent_ranks.engine_settings,
             )
         if parent_ranks is NO_PARENT:
             warn_if_crowded(group._hosts, rank)

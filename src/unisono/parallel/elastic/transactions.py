@@ -72,6 +72,7 @@ class TransactionalRun(Run):
         on_change: Callable[[Change], object] | None,
     ) -> None:
         self._membership, self._on_change = membership, on_change
+        self._has_groups = True  # between two memberships there are none
         self._asked_plan, self._program = plan, fingerprint(plan, built.model)
         super().__init__(built, plan.resized(membership.size), optimizer, loss, weigh)
         self._copies: list[ShardCopy] = []  # the newest one is the last
@@ -242,8 +243,12 @@ class TransactionalRun(Run):
         with contextlib.suppress(RuntimeError):  # it waits for collectives, which have failed
             self._built.units.reset()
         self._clear()
+        self._has_groups = False
         for group in groups:
             dist.destroy_process_group(group)
+
+    def _groups(self) -> list[Any]:
+        return super()._groups() if self._has_groups else []
 
     def _change(self, make: Callable[[], None] | None) -> None:
         """Make the next group, and go on in it. If another rank is lost meanwhile, make one without it."""
@@ -316,6 +321,7 @@ class TransactionalRun(Run):
         self._asked = False  # some ranks may not have seen the end of the step that asked
         self.plan, former = self._asked_plan.resized(self._membership.size), self._named
         self.mesh = PlanMesh.of(self.plan, self.mesh.axes.device_type)
+        self._has_groups = True
         self._built.follow(self.mesh)
         self._exchange_parameters(former)
         self._statistics = self._built.statistics(self.mesh)
