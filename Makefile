@@ -110,7 +110,7 @@ test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans
 	$(call install_torch,--required)
 	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
 
-test-zoo: $(VENV)/.installed  ## 40 foreign models under 12 plans of 2 ranks, with a table (half an hour; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
+test-zoo: $(VENV)/.installed  ## 42 foreign models under 12 plans of 2 ranks (14 where there are experts), with a table (half an hour; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
 	$(call install_torch,--required)
 	$(BIN)/python tests/torch/zoo/zoo_table.py $(ARGS)
 

@@ -1,6 +1,6 @@
 """The simulator: its speed, its scale, and its results beside published figures, each with a verdict.
 
-    python benchmarks/foresight.py [speed] [complaints] [loggopsim] [summit] [bandwidth] [teccl] [grid] ....
+    python benchmarks/foresight.py [speed] [complaints] [loggopsim] [summit] [bandwidth] [h100] [teccl] [grid]
     python benchmarks/foresight.py teccl --teccl FOLDER   a copy of TE-CCL's teccl/examples/experiments
 
 Times are CPU seconds of one core (`time.process_time`), making programs and routes included except under
@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from published import loggopsim, summit, summit_bandwidth, teccl, verdict
+from published import h100, loggopsim, summit, summit_bandwidth, teccl, verdict
 
 import unisono as un
 from unisono import _native, networks
@@ -152,6 +152,7 @@ def main() -> int:
         "loggopsim": lambda _: loggopsim(),
         "summit": lambda _: summit(),
         "bandwidth": lambda _: summit_bandwidth(),
+        "h100": lambda _: h100(),
         "teccl": lambda args: teccl(args.teccl),
         "grid": lambda _: grid_check(),
         "scale": lambda args: scale([int(size) for size in args.ranks.split(",")]),

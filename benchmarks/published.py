@@ -41,6 +41,10 @@ SUMMIT = {
     },
     "predicted_gpus": [1536, 3072, 6144, 12288, 24576],
 }
+H100 = {
+    "source": "astra-sim, inputs/network/hgx_h100_8gpu.yml: measured with nccl-tests",
+    "bus_GBps": 370.67,
+}
 NVLINK_HOP_S = 0.6e-6
 """A hop over NVLink with the LL protocol, as NCCL's own tuning table has it (src/graph/tuning.cc)."""
 
@@ -227,6 +231,19 @@ def summit_bandwidth() -> bool:
     return verdict("bandwidth of the fitted rows within 15 %", worst <= 0.15, f"worst {worst:.1%}")
 
 
+# ---- one host of H100 ----------------------------------------------------------------------------------
+
+
+def h100() -> bool:
+    """NCCL's ring on eight H100 that share NVSwitches, beside the shipped network; nothing is fitted."""
+    print(f"DGX H100, all_reduce of 1 GiB, ring; {H100['source']}")
+    found = un.simulate("all_reduce", "dgx_h100", size=8, algorithm="ring", nbytes=2**30, segment_bytes=2**30)
+    bandwidth = 2 * 7 / 8 * 2**30 / found.seconds / 1e9
+    off = bandwidth / H100["bus_GBps"] - 1
+    return verdict("bandwidth within 5 %", abs(off) <= 0.05,
+                   f"{H100['bus_GBps']} GB/s published, {bandwidth:.0f} predicted ({off:+.1%})")  # fmt: skip
+
+
 # ---- TE-CCL ----------------------------------------------------------------------------------------------
 
 
@@ -268,9 +285,9 @@ def teccl(folder: str) -> bool:
     for file in found:
         record = json.loads(file.read_text())
         published, epoch_s = record["4-Collective_Finish_Time"], record["1-Epoch_Duration"]
-        number, unit = float(file.stem[:-2]), {"KB": 1e3, "MB": 1e6, "GB": 1e9}[file.stem[-2:]]
+        nbytes = record["5-Algo_Bandwidth"] * 1e9 * published  # twice the name of a file of "Early_Stop"
         seconds = un.simulate(
-            "all_gather", dgx2(epoch_s), algorithm=str(file), nbytes=number * unit, paced=True
+            "all_gather", dgx2(epoch_s), algorithm=str(file), nbytes=nbytes, paced=True
         ).seconds
         epochs = (seconds - published) / epoch_s
         late, early = late + (epochs > 1e-6), early + (epochs < -1 - 1e-6)

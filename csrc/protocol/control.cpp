@@ -80,9 +80,13 @@ void ControlPlane::ask() {
 
 void ControlPlane::refresh(Nanoseconds limit) {
   ask();
+  const Fault fault = group_.fault();
+  const bool silent = fault.kind == FaultKind::kStopped || fault.kind == FaultKind::kHostSilent;
   std::unique_lock lock(mutex_);
-  answer_arrived_.wait_for(lock, std::chrono::nanoseconds(limit),
-                           [&] { return answers_due_ == 0 || leaving_; });
+  answer_arrived_.wait_for(lock, std::chrono::nanoseconds(limit), [&] {
+    const bool wont_answer = silent && connections_[static_cast<size_t>(fault.rank)].answer_due;
+    return answers_due_ == (wont_answer ? 1 : 0) || leaving_;
+  });
 }
 
 void ControlPlane::announce() {
@@ -430,7 +434,8 @@ void ControlPlane::answered(ControlConnection& connection) {
   if (!connection.answer_due) return;
   connection.answer_due = false;
   if (!connection.ended) connection.answered_ask_at = connection.asked_at;
-  if (--answers_due_ == 0) answer_arrived_.notify_all();
+  --answers_due_;
+  answer_arrived_.notify_all();
 }
 
 }  // namespace unisono

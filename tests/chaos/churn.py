@@ -17,6 +17,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -165,6 +166,35 @@ class Churn:
             wrong.append(f"memory grew from {early[4] / 2**20:.0f} to {late[4] / 2**20:.0f} MiB")
         return wrong
 
+    def lost(self) -> tuple[float, dict[str, float]]:
+        """(seconds of all generations, seconds in which nothing was done, by the fault before).
+
+        A generation that makes steps for 2 s shows how fast so many ranks are. What the others did is in
+        seconds at the median of these rates.
+        """
+        rows = sorted(row for each in self.logs().values() for row in each)
+        begins: dict[float, list[float]] = {}
+        ends: dict[float, list[float]] = {}
+        for row in rows:
+            begins.setdefault(row[2], row)
+            ends[row[2]] = row
+        rates: dict[float, list[float]] = {}
+        for generation, first in begins.items():
+            last = ends[generation]
+            if last[0] > first[0] + 2:
+                rates.setdefault(first[3], []).append((last[1] - first[1]) / (last[0] - first[0]))
+        whole, lost = 0.0, dict.fromkeys(("none", *KINDS, "cut"), 0.0)
+        for now, then in itertools.pairwise(sorted(begins.values())):
+            if now[3] not in rates:
+                continue
+            took = then[0] - now[0]
+            before = [kind for at, kind in self.struck if at < then[0]]
+            whole += took
+            lost[before[-1] if before else "none"] += took - (then[1] - now[1]) / statistics.median(
+                rates[now[3]]
+            )
+        return whole, lost
+
     def text(self, title: str, seconds: float, wrong: list[str]) -> str:
         """The record."""
         logs = self.logs()
@@ -175,11 +205,17 @@ class Churn:
         memory = " -> ".join(f"{each / 2**20:.1f}" for each in self.memory)
         descriptors = " -> ".join(map(str, self.descriptors))
         rate = f"{steps:.0f} steps, {steps / seconds:.1f} per second"
+        whole, lost = self.lost()
+        work = 1 - sum(lost.values()) / whole if whole else 0.0
+        timely = 1 - (sum(lost.values()) - lost["slow"]) / whole if whole else 0.0
+        each = ", ".join(f"{kind} {lost[kind] / n:.2f} s" for kind, n in kinds.items() if n)
         lines = [
             title,
             "",
             f"{len(self.struck)} faults in {seconds:.0f} s: {struck}",
             f"{len(logs)} processes, {generations:.0f} generations, {rate}",
+            f"throughput: {work:.1%} of what the living can give, {timely:.1%} but for waits for a late rank",
+            f"lost by one fault and its replacement: {each}",
             f"longest time without a step: {self.longest_s:.2f} s",
             f"of the process that lived longest: {memory} MiB, {descriptors} descriptors",
             "nothing wrong" if not wrong else "WRONG:",

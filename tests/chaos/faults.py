@@ -1,6 +1,6 @@
 """Random faults at random moments, in plain and in elastic groups; an oracle knows what every rank must see.
 
-    python tests/chaos/faults.py --cases 10000 --seed 1 [--hosts] [--only CASE] [--record FILE]
+    python tests/chaos/faults.py --cases 10000 --seed 1 [--jobs 4] [--hosts] [--only CASE] [--record FILE]
 
 Each case starts ranks, lets a fault happen to one of them (some to two) at a random moment of a phase, and
 checks: every rank that lives ends in time (0 hangs), no call returns a wrong value, the right process is
@@ -26,8 +26,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ import hosts  # noqa: E402
 KINDS = ("kill", "stop", "raise", "slow", "cut")
 HANG_S = 30.0
 """A rank that lives and has not ended by then hangs."""
+NAMED_S = 0.25
+"""Within this time 99 of 100 errors name the fault."""
 FORWARD_S = 5.0
 """From a fault to the last error, shrink and call of every rank; more of it is reported as slow."""
 Case = dict[str, Any]
@@ -252,12 +256,13 @@ class Run:
     def sides(self, hit: set[int]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
 
-        A rank that is alone on its host and stopped looks like a host behind a cut link.
+        A rank that is alone on its host and stopped or late looks like a host behind a cut link.
         """
         case, per_host = self.case, int(self.case["environment"]["UNISONO_RANKS_PER_HOST"])
         place = {n: n // per_host if per_host else self.home[n] for n in range(case["size"])}
         alone = any(list(place.values()).count(place.get(n)) <= len(hit) for n in hit if n in place)
-        cut = case["kind"] == "cut" or (case["kind"] == "stop" and alone and len(set(place.values())) > 1)
+        silent = case["kind"] in ("stop", "slow") and alone and len(set(place.values())) > 1
+        cut = case["kind"] == "cut" or silent
         return set(self.pids) if cut and hit else hit
 
     def check_names(self, facts: dict[int, dict[str, Any]], hit: set[int], sides: set[int]) -> None:
@@ -332,6 +337,7 @@ class Record:
         self.failed: list[tuple[Case, list[str]]] = []
         self.naming: dict[str, list[float]] = collections.defaultdict(list)
         self.shrinks: list[float] = []
+        self.late: list[tuple[int, float]] = []
         self.slow: list[tuple[int, float]] = []
 
     def add(self, run: Run, wrong: list[str], took_s: float) -> None:
@@ -341,7 +347,10 @@ class Record:
         if wrong:
             self.failed.append((case, wrong))
         facts = getattr(run, "measured", {})
-        self.naming[f"{kind} {case['kind']}"] += naming_s(run) if facts else []
+        named = naming_s(run) if facts else []
+        self.naming[f"{kind} {case['kind']}"] += named
+        if max(named, default=0.0) > NAMED_S:
+            self.late.append((case["number"], max(named)))
         self.shrinks += [mine["shrink_s"] for mine in facts.values() if "shrink_s" in mine]
         if took_s > FORWARD_S + case["timeout_s"] * (case["kind"] in ("slow", "stop")):
             self.slow.append((case["number"], took_s))
@@ -357,7 +366,8 @@ class Record:
             "From the fault to the error of each other rank, ms:",
             f"  {'':16}{'of':>7}{'median':>9}{'p99':>9}{'worst':>9}",
         ]
-        for name, values in sorted(self.naming.items()):
+        every = [value for values in self.naming.values() for value in values]
+        for name, values in [*sorted(self.naming.items()), ("all", every)]:
             if values:
                 lines.append(
                     f"  {name:16}{len(values):7}" + "".join(f"{1000 * v:9.1f}" for v in spread(values))
@@ -367,13 +377,13 @@ class Record:
                 f"  {'one shrink':16}{len(self.shrinks):7}"
                 + "".join(f"{1000 * v:9.1f}" for v in spread(self.shrinks))
             )
-        if self.slow:
-            worst = sorted(self.slow, key=lambda each: -each[1])[:10]
-            lines += [
-                "",
-                f"{len(self.slow)} cases took longer than {FORWARD_S:g} s: "
-                + ", ".join(f"#{n} {s:.1f} s" for n, s in worst),
-            ]
+        for what, cases in (
+            (f"an error came later than {NAMED_S:g} s in", self.late),
+            (f"longer than {FORWARD_S:g} s took", self.slow),
+        ):
+            worst = sorted(cases, key=lambda each: -each[1])[:10]
+            listed = ", ".join(f"#{number} {seconds:.1f} s" for number, seconds in worst)
+            lines += ["", f"{what} {len(cases)} cases: {listed}"] if cases else []
         for case, wrong in self.failed[:50]:
             lines += ["", f"#{case['number']} {describe(case)}", *(f"  {each}" for each in wrong)]
         return "\n".join(lines) + "\n"
@@ -403,6 +413,52 @@ def describe(case: Case) -> str:
     )
 
 
+class Series:
+    """Cases one after the other, or several side by side. chosen: the command line."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.chosen, self.began, self.record = chosen, time.monotonic(), Record()
+        self.numbers = iter(range(chosen.cases) if chosen.only is None else [chosen.only])
+        self.lock = threading.Lock()  # of the numbers, the record and the output
+        self.done = 0
+
+    def next_number(self) -> int | None:
+        with self.lock:
+            over = time.monotonic() - self.began > self.chosen.seconds
+            return None if over else next(self.numbers, None)
+
+    def play(self) -> None:
+        """Run cases until there are no more."""
+        with agents(self.chosen.hosts) as (made, network):
+            flat: list[int] = []
+            while (number := self.next_number()) is not None:
+                self.play_case(draw(self.chosen.seed, number, self.chosen.hosts), made, network)
+                flat.append(sum(agent.ask(reap=True)["descriptors"] for agent in made))
+            if flat and flat[-1] > flat[0]:
+                raise AssertionError(f"the agents had {flat[0]} descriptors, and now {flat[-1]}")
+
+    def play_case(self, case: Case, made: list[Agent], network: hosts.Network | None) -> None:
+        case["master"] = "127.0.0.1" if network is None else network[0].address
+        if network is None:  # other runs, and other programs, are on this host
+            case["port"] = free_port()
+        case["folder"] = tempfile.mkdtemp(prefix="chaos")
+        run, at = Run(case, made, network), time.monotonic()
+        wrong = run.go()
+        took_s = time.monotonic() - at
+        with self.lock:
+            self.done += 1
+            self.record.add(run, wrong, took_s)
+            if wrong or self.chosen.verbose or self.chosen.only is not None:
+                print(f"#{case['number']} {took_s:.2f} s {describe(case)}", *wrong, sep="\n  ")
+            if wrong:
+                print(f"  files: {case['folder']}")
+            if self.done % 100 == 0:
+                print(f"{self.done} cases, {time.monotonic() - self.began:.0f} s")
+            sys.stdout.flush()
+        if not wrong and self.chosen.only is None:
+            shutil.rmtree(case["folder"])
+
+
 def main() -> int:
     """Run the cases; 1 if one has a finding."""
     parser = argparse.ArgumentParser(
@@ -411,56 +467,35 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hosts", action="store_true", help="two hosts, in network namespaces")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="cases side by side: more of them, at higher load"
+    )
     parser.add_argument("--only", type=int, help="run this case alone, and keep its files")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--record", help="write the record to this file")
     parser.add_argument("--verbose", action="store_true")
     chosen = parser.parse_args()
-    began, record = time.monotonic(), Record()
+    if chosen.jobs < 1 or (chosen.hosts and chosen.jobs > 1):
+        parser.error("--jobs is at least 1, and 1 with --hosts: there is one network")
     memory = set(os.listdir("/dev/shm"))
-    numbers = range(chosen.cases) if chosen.only is None else [chosen.only]
-    with agents(chosen.hosts) as (made, network):
-        flat: list[int] = []
-        for number in numbers:
-            if time.monotonic() - began > chosen.seconds:
-                break
-            case = draw(chosen.seed, number, chosen.hosts)
-            case["master"] = "127.0.0.1" if network is None else network[0].address
-            if network is None:  # other runs, and other programs, are on this host
-                case["port"] = free_port()
-            case["folder"] = tempfile.mkdtemp(prefix="chaos")
-            run, at = Run(case, made, network), time.monotonic()
-            wrong = run.go()
-            flat.append(sum(agent.ask(reap=True)["descriptors"] for agent in made))
-            record.add(run, wrong, time.monotonic() - at)
-            if wrong or chosen.verbose or chosen.only is not None:
-                print(
-                    f"#{number} {time.monotonic() - at:.2f} s {describe(case)}",
-                    *wrong,
-                    sep="\n  ",
-                    flush=True,
-                )
-                if wrong:
-                    print(f"  files: {case['folder']}", flush=True)
-            if number % 100 == 99:
-                print(f"{number + 1} cases, {time.monotonic() - began:.0f} s", flush=True)
-            if not wrong and chosen.only is None:
-                shutil.rmtree(case["folder"])
-        if flat and flat[-1] > flat[0]:
-            record.failed.append((case, [f"the agents had {flat[0]} descriptors, and now {flat[-1]}"]))
-    if left := {name for name in os.listdir("/dev/shm") if "unisono" in name} - memory:
-        record.failed.append((case, [f"left in /dev/shm: {sorted(left)}"]))
+    series = Series(chosen)
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for job in [pool.submit(series.play) for _ in range(chosen.jobs)]:
+            job.result()
+    left = {name for name in os.listdir("/dev/shm") if "unisono" in name} - memory
     where = "two hosts" if chosen.hosts else "one host"
-    flags = " --hosts" if chosen.hosts else ""
+    flags = " --hosts" if chosen.hosts else f" --jobs {chosen.jobs}" if chosen.jobs > 1 else ""
     title = (
         f"python tests/chaos/faults.py --cases {chosen.cases} --seed {chosen.seed}{flags}: "
-        f"{where}, {os.cpu_count()} cores, {platform.machine()}, {time.monotonic() - began:.0f} s"
+        f"{where}, {os.cpu_count()} cores, {platform.machine()}, {time.monotonic() - series.began:.0f} s"
     )
-    text = record.text(title)
+    text = series.record.text(title)
+    if left:
+        text += f"\nleft in /dev/shm: {sorted(left)}\n"
     print(text, flush=True)
     if chosen.record:
         Path(chosen.record).write_text(text)
-    return 1 if record.failed else 0
+    return 1 if series.record.failed or left else 0
 
 
 if __name__ == "__main__":

@@ -83,8 +83,7 @@ class Rank:
             rank=self.number, world_size=case["size"], timeout=case["start_timeout_s"],
             init_method=f"tcp://{case['master']}:{case['port']}",
         )  # fmt: skip
-        if group.timeout_s != case["timeout_s"]:
-            group._planner.timeout_s = case["timeout_s"]
+        group.timeout_s = case["timeout_s"]
         group.elastic = case["elastic"]
         if case["phase"] == "admit":
             self.listen(group)

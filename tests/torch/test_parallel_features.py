@@ -11,7 +11,9 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
-MODULES += ("frozen", "kept_buffers", "masks", "weights")
+MODULES += ("frozen", "kept_buffers", "masks", "weights", "accumulations", "contexts")
+MODULES += ("averages", "batch_norms", "resumed", "own_losses")
+MODULES += ("utilization", "kept_f32")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -38,9 +40,46 @@ def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, che
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("context_features", "context_axes"))
+def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "context_axes" else 2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
 @each(("module", "check"), checks_of("fused_saves", "program_stages", "program_axes"))
 def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "program_axes" else 2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+@each(
+    ("module", "check"),
+    [
+        ("accumulations", "check_calls_add_up_to_one_batch"),
+        ("batch_norms", "check_losses_are_those_of_one_process"),
+        ("batch_norms", "check_networks_of_images"),
+    ],
+)
+def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.timeout(200)
+@each(
+    ("module", "check"),
+    [("selective", "check_losses_are_those_of_one_process"), ("compiled", "check_what_is_refused")],
+)
+def test_what_the_sweep_does_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(500)
+@each(("module", "check"), checks_of("predictions", "selective", "compiled"))
+def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
 
 
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:
@@ -90,7 +129,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
             "outer is 'adam'; it must be one of 'average', 'nest",
         ),
         ({"data": 2, "local_steps": 2, "outer": ["average"]}, r"outer is \['average'\]; it must be one of"),
-        ({"recompute": "no"}, "recompute is 'no', expected bool"),
+        ({"recompute": "no"}, "recompute is 'no', expected True, False or 'selective'"),
         ({"clip": "1"}, "clip is '1', expected float or None"),
         ({"clip": float("nan")}, "clip is nan"),
         ({"clip": 0.0}, "clip is 0.0"),
@@ -98,6 +137,13 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
         ({"pipeline": 2, "swap": "disk"}, "swap='disk' needs pipeline=1, not 2: stages"),
         ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
+        ({"context": 0}, "context is 0; it must be at least 1"),
+        ({"context": "2"}, "context is '2', expected int"),
+        ({"context": 2, "tensor": 2}, "context=2 needs tensor=1, not 2: parts of matrices"),
+        ({"context": 2, "pipeline": 2}, "context=2 needs pipeline=1, not 2: stages"),
+        ({"context": 2, "data": 2, "local_steps": 2}, "context=2 needs local_steps=None, not 2"),
+        ({"context": 2, "swap": "memory"}, "context=2 needs swap=None, not 'memory'"),
+        ({"context": 2, "elastic": True}, "context=2 needs elastic=False, not True"),
         ({"precision": "bf16", "swap": "memory"}, "swap='memory' needs precision='f32', not 'bf16'"),
     ],
 )

@@ -28,8 +28,10 @@ from .plan import OuterSGD, Plan
 from .run import Run
 from .spill import Disk, Host
 from .swapped_model import Swapped
+from .weight_average import EMA
 
 __all__ = [
+    "EMA",
     "Average",
     "CaptureError",
     "Change",

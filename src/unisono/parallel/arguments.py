@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.torch_internals.training import is_compiled
+
 from .plan import Plan
 
 
@@ -40,6 +42,26 @@ def check_on_change(on_change: object, plan: Plan) -> None:
         raise TypeError(f"parallelize: on_change is a {type(on_change).__name__}, expected a function")
     if not plan.elastic:
         raise ValueError("parallelize: on_change is for runs whose ranks change: write Plan(elastic=True)")
+
+
+def check_compiled(model: nn.Module, plan: Plan) -> None:
+    """Raise ValueError for a compiled model that a run would not train as the user means."""
+    if "_orig_mod" in dict(model.named_children()):  # what torch.compile(model) returns
+        raise ValueError(
+            "parallelize: torch.compile(model) has other names of parameters, which checkpoints and weights "
+            "would have, too. Write model.compile(...), with the same arguments, and give the model"
+        )
+    compiled = [path for path, module in model.named_modules() if is_compiled(module)]
+    if compiled and plan.swap is not None:
+        raise ValueError(
+            f"Plan(swap={plan.swap!r}) frees parameters between uses, which compiled code does not see: "
+            f'"{compiled[0] or type(model).__name__}" is compiled. Leave out compile, or swap'
+        )
+    if plan.pipeline > 1 and is_compiled(model):
+        raise ValueError(
+            f"Plan(pipeline={plan.pipeline}) runs the model's layers stage by stage, and never the compiled "
+            "model itself. Compile the layers: for layer in model.layers: layer.compile()"
+        )
 
 
 def check_memory(model: nn.Module) -> None:
@@ -137,6 +159,6 @@ def raise_twice(name: str | None) -> None:
     """Raise, on all ranks, the error of a step that changed a buffer in both forwards of a unit."""
     what = f"buffer {name!r}" if name else "a buffer of another rank"
     raise RuntimeError(
-        f"recompute=True runs each unit's forward again in backward, and has changed {what} twice. Leave out "
+        f"recompute= runs each unit's forward again in backward, and has changed {what} twice. Leave out "
         "recompute, or use a layer without such buffers, such as GroupNorm or LayerNorm"
     )

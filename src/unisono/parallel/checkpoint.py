@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  (what PyTorch's reader raises; nothing is unpickled here)
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.fsdp import FSDPModule
 
 from .fused_names import FusedLayer, FusedNames, fill_part
+from .gradients import local
+from .sharded_parameters import reshard
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
 
@@ -39,6 +41,15 @@ JSON = "json:"
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
 
+@runtime_checkable
+class WeightAverage(Protocol):
+    """What is saved beside a run with a value for each parameter."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of parameters, cut as they are; a load fills them."""
+        ...
+
+
 class RunState:
     """What a rank saves: its parameters, buffers, optimizer state, and the run's own numbers.
 
@@ -49,6 +60,7 @@ class RunState:
         fused: layers for which several stand.
         replica: this rank's, among those whose optimizers differ.
         outer: of replicas that train on their own.
+        averages: name of an average of the weights -> its value for each parameter.
     """
 
     def __init__(
@@ -64,16 +76,22 @@ class RunState:
         *,
         replica: int = 0,
         outer: OuterOptimizer | None = None,
+        averages: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         self._fused = fused
         self._root, self._named, self._buffers = root, named, buffers
         self._optimizers, self.about = optimizers, about
         self._elsewhere, self._kept = elsewhere or {}, kept
+        self._averages = {
+            f"average.{average}.{name}": (name, value)
+            for average, values in (averages or {}).items()
+            for name, value in values.items()
+        }
         self._outer, self._moments_at = outer, f"replica.{replica}.optimizer" if replica else "optimizer"
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
-        self._gathered_no_more()
+        reshard(self._root)
         found: dict[str, Tensor] = {f"model.{name}": self.value(p) for name, p in self._named.items()}
         found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         for name, group, state in self._trained():
@@ -84,17 +102,23 @@ class RunState:
                     value if whole else _bytes(value)
                 )
         found |= {} if self._outer is None else self._outer.tensors()
+        found |= {key: value for key, (_, value) in self._averages.items()}
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
         return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
-    def load(self, folder: Path, *, alone: bool = False) -> None:
-        """Fill all of it from a checkpoint that any plan saved. `alone`: other ranks need not call this."""
-        self._gathered_no_more()
+    def load(self, folder: Path, *, alone: bool = False, beside: Iterable[str] = ()) -> None:
+        """Fill all of it from a checkpoint that any plan saved.
+
+        Args:
+            alone: other ranks need not call this.
+            beside: names of objects that have to be saved beside the run.
+        """
+        reshard(self._root)
         try:
             described = dcp.FileSystemReader(folder).read_metadata()
         except (EOFError, UnpicklingError) as error:
             raise ValueError(f"{folder} cannot be read ({error!r}): it is damaged") from error
-        others = self._others(described, folder)
+        others = self._others(described, folder, beside)
         moved = dict(others.moved(self._named))
         wanted: dict[str, Tensor] = {
             f"model.{name}": self.value(p) for name, p in self._named.items() if name not in moved
@@ -106,6 +130,8 @@ class RunState:
             moments_at = "optimizer"  # saved by fewer replicas, or none that trained on its own
         outer = {} if self._outer is None else self._outer.tensors()
         wanted |= {key: value for key, value in outer.items() if key in described.state_dict_metadata}
+        averages = {key: it for key, it in self._averages.items() if key in described.state_dict_metadata}
+        wanted |= {key: value for key, (name, value) in averages.items() if name not in moved}
         for name, _, _ in self._trained():
             if name in moved or _was_frozen(described, name):
                 continue
@@ -121,15 +147,28 @@ class RunState:
         _read(wanted, folder, alone=alone)
         for name, sources in moved.items():
             wanted |= self._made(described, folder, others, name, sources, moments_at)
+        for key, (name, value) in self._averages.items():
+            if name in moved:
+                begin = key.removesuffix(name)
+                fill_part(value, others.made(name, _whole(described, folder, begin, moved[name])))
+            elif key not in averages:  # frozen there: its average is its value
+                local(value).copy_(local(self.value(self._named[name])))
         self._take(wanted, moments_at)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
 
-    def _others(self, described: Metadata, folder: Path) -> FusedNames:
+    def _others(self, described: Metadata, folder: Path, beside: Iterable[str]) -> FusedNames:
         """How the names of the checkpoint differ from those of this model."""
         run = {"run": _room(described, "run")}
         _read(run, folder, alone=True)
-        there = [FusedLayer(**about) for about in _value(run["run"]).get("fused", [])]
+        found = _value(run["run"])
+        saved = found.get("also", {})
+        for name in beside:
+            if name not in saved:
+                raise ValueError(
+                    f"the checkpoint has no {name!r}; it has {', '.join(saved) or 'nothing'} beside"
+                )
+        there = [FusedLayer(**about) for about in found.get("fused", [])]
         return FusedNames(self._fused, there, lambda name: f"model.{name}" in described.state_dict_metadata)
 
     def _made(
@@ -142,22 +181,16 @@ class RunState:
         moments_at: str,
     ) -> dict[str, Tensor]:
         """Fill a parameter from those that stand for it in the checkpoint; return its optimizer state."""
-
-        def whole(prefix: str, suffix: str) -> list[Tensor]:
-            keys = [f"{prefix}{source}{suffix}" for source in sources]
-            room = {key: _room(described, key) for key in keys}
-            _read(room, folder, alone=True)
-            return [room[key] for key in keys]
-
+        whole = partial(_whole, described, folder, sources=sources)
         value = self.value(self._named[name])
-        fill_part(value, others.made(name, whole("model.", "")))
+        fill_part(value, others.made(name, whole("model.")))
         found: dict[str, Tensor] = {}
         saved = described.state_dict_metadata
         if f"options.{sources[0]}" in saved and any(name == one for one, _, _ in self._trained()):
-            found[f"options.{name}"] = whole("options.", "")[0]
+            found[f"options.{name}"] = whole("options.")[0]
             begin = f"{moments_at}.{sources[0]}."
             for key in [key.removeprefix(begin) for key in saved if key.startswith(begin)]:
-                parts = whole(f"{moments_at}.", f".{key}")
+                parts = whole(f"{moments_at}.", suffix=f".{key}")
                 if parts[0].dim() > 0 and parts[0].shape == _room(described, f"model.{sources[0]}").shape:
                     found[f"{moments_at}.{name}.{key}"] = torch.zeros_like(value, dtype=parts[0].dtype)
                     fill_part(found[f"{moments_at}.{name}.{key}"], others.made(name, parts))
@@ -230,11 +263,15 @@ class RunState:
         """The values of a parameter, wherever they are."""
         return self._elsewhere.get(parameter, parameter.data)
 
-    def _gathered_no_more(self) -> None:
-        """Restore each parameter to the form that the optimizer has."""
-        for module in self._root.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+
+def _whole(
+    described: Metadata, folder: Path, prefix: str, sources: list[str], suffix: str = ""
+) -> list[Tensor]:
+    """Tensors of a checkpoint, whole."""
+    keys = [f"{prefix}{source}{suffix}" for source in sources]
+    room = {key: _room(described, key) for key in keys}
+    _read(room, folder, alone=True)
+    return [room[key] for key in keys]
 
 
 def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> None:

@@ -44,7 +44,7 @@ DROPOUT_P = 10  # its place among the arguments of multi_head_attention_forward
 Loss = Callable[[Any, Any], Tensor]
 
 
-class _CutModelError(Exception):
+class CutModelError(Exception):
     """The cut copy raised."""
 
 
@@ -109,14 +109,14 @@ class CutCheck:
         device = mesh.axes.device_type
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
-            batch = _as_f32(batch)
-        _scatter(self._model)
+            batch = as_f32(batch)
+        scatter_(self._model)
         whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
         with torch.enable_grad():
             forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh, self._output)
             drawn = python_states()
             with drawing(SEED, device), NoDropout():
-                alone, batch = _alone(whole, forward, batch, loss)
+                wanted, batch = alone(whole, forward, batch, loss)
             if python_states() != drawn:
                 raise ValueError(f"{draws_in_python(type(whole).__name__)}, or leave out tensor=")
             family = family_of(model, pieces, self._cuts)
@@ -130,13 +130,13 @@ class CutCheck:
 
             def still() -> tuple[str, str] | None:
                 with drawing(SEED, device), NoDropout():
-                    return difference(alone, _train(model, forward, batch, loss, sums))
+                    return difference(wanted, train(model, forward, batch, loss, sums))
 
             def drawn() -> tuple[str, str] | None:
                 model.zero_grad()
                 region.forget()
                 with drawing(seed_of(SEED, mesh.row), device):
-                    return differing_gradients(_train(model, forward, batch, loss, sums).parameters, mesh)
+                    return differing_gradients(train(model, forward, batch, loss, sums).parameters, mesh)
 
             for attempt in (still, drawn):
                 _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, family))
@@ -148,7 +148,7 @@ def _agree(
     """Raise the error of one rank on all ranks."""
     try:
         found = attempt()
-    except _CutModelError as failed:
+    except CutModelError as failed:
         error = failed.__cause__
         found = str(failed), f"it raises {type(error).__name__}: {error}"
     told: list[Any] = [None] * mesh.plan.ranks
@@ -174,18 +174,19 @@ def _same_rows(batch: Any, mesh: PlanMesh) -> None:
         )
 
 
-def _as_f32(batch: Any) -> Any:
+def as_f32(batch: Any) -> Any:
+    """Return a batch whose floating tensors are f32."""
     if isinstance(batch, Tensor):
         return batch.float() if batch.is_floating_point() else batch
     if isinstance(batch, dict):
-        return {key: _as_f32(value) for key, value in batch.items()}
+        return {key: as_f32(value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_as_f32(value) for value in batch)
+        return type(batch)(as_f32(value) for value in batch)
     return batch
 
 
 @torch.no_grad()
-def _scatter(model: nn.Module) -> None:
+def scatter_(model: nn.Module) -> None:
     """Move every parameter by a random number, the same on all ranks."""
     generator = torch.Generator().manual_seed(SEED)
     for parameter in model.parameters():
@@ -238,7 +239,7 @@ def _forward(
     return forward
 
 
-def _alone(
+def alone(
     model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss
 ) -> tuple[ModelOutputs, tuple[Any, Any]]:
     """Train on a few rows, or on all where the loss of a few is not finite; return the rows, too."""
@@ -246,7 +247,7 @@ def _alone(
     for taken in (min(ROWS, rows), rows):
         few = cut_rows(batch, 0, taken)
         model.zero_grad()
-        seen = _train(model, forward, few, loss)
+        seen = train(model, forward, few, loss)
         if bool(seen.loss.isfinite()):
             return seen, few
     raise ValueError(
@@ -255,7 +256,7 @@ def _alone(
     )
 
 
-def _train(
+def train(
     model: nn.Module,
     forward: Callable[[Any], Any],
     batch: Any,
@@ -265,7 +266,7 @@ def _train(
     """Forward and backward of one micro-batch.
 
     Raises:
-        _CutModelError: the cut model raised; the text is the path of its innermost module.
+        CutModelError: the cut model raised; the text is the path of its innermost module.
     """
     outputs: list[tuple[str, list[Tensor]]] = []
     active: list[str] = []
@@ -286,7 +287,7 @@ def _train(
         add_up(dict(model.named_parameters()), sums)
     except Exception as error:
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            raise _CutModelError(active[-1] if active else "") from error
+            raise CutModelError(active[-1] if active else "") from error
         raise
     finally:
         for handle in handles:

@@ -58,10 +58,7 @@ def difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | Non
         order = {path: number for number, (path, _) in enumerate(alone.outputs)}
         name = max(wrong, key=lambda name: order.get(name.rpartition(".")[0], -1))
         path, _, leaf = name.rpartition(".")
-        return path, (
-            f"the gradient of {leaf} differs by {wrong[name]:.1e} of its largest value: "
-            "each rank sees its own features (or heads) only"
-        )
+        return path, f"the gradient of {leaf} differs by {wrong[name]:.1e} of its largest value"
     if stale:
         name = next(iter(stale))
         return name.rpartition(".")[0], f"its buffer {name.rpartition('.')[2]} differs by {stale[name]:.1e}"
@@ -113,6 +110,8 @@ def text(tensor: int, model: nn.Module, family: ModelFamily, path: str, what: st
     """The error of a plan that does not train as one process does. path: of the first module that differs."""
     kind = type(model.get_submodule(path)).__name__
     where = f'"{path}" ({kind})' if path else f"{kind}"
+    if what.startswith("the gradient"):
+        what += ": each rank sees its own features (or heads) only"
     return (
         f"tensor={tensor} does not train {type(model).__name__} as one process does. In {where}, {what}. "
         "Between a layer cut by column and the next one cut by row, every function must take each feature "

@@ -26,7 +26,8 @@ def seed_of(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _generators(device_type: str) -> list[torch.Generator]:
+def default_generators(device_type: str) -> list[torch.Generator]:
+    """PyTorch's default generators that a model on this type of device draws from."""
     found: list[torch.Generator] = [torch.default_generator]
     if device_type == "cuda":
         torch.cuda.init()
@@ -38,7 +39,7 @@ def _generators(device_type: str) -> list[torch.Generator]:
 @contextlib.contextmanager
 def drawing(seed: int, device_type: str) -> Iterator[None]:
     """Seed the default generators; restore them afterwards."""
-    generators = _generators(device_type)
+    generators = default_generators(device_type)
     kept = [generator.get_state() for generator in generators]
     try:
         for generator in generators:
@@ -61,7 +62,7 @@ class RngRegion:
         if self._kept is not None:
             return
         seed = seed_of(int(torch.randint(2**62, (), device="cpu")), self._place)
-        generators = _generators(self._device_type)
+        generators = default_generators(self._device_type)
         self._kept = [generator.get_state() for generator in generators]
         for generator in generators:
             generator.manual_seed(seed)
@@ -70,7 +71,7 @@ class RngRegion:
         """Draw what all ranks of the tensor axis draw."""
         kept, self._kept = self._kept, None
         if kept is not None:
-            for generator, state in zip(_generators(self._device_type), kept, strict=True):
+            for generator, state in zip(default_generators(self._device_type), kept, strict=True):
                 generator.set_state(state)
 
     def forget(self) -> None:

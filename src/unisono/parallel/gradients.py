@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.torch_internals.training import multiply_each_
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from .mesh import PlanMesh
 
@@ -63,7 +63,7 @@ def copies(parameter: Tensor, mesh: PlanMesh) -> int:
         cut = math.prod(
             size for placement, size in placed if isinstance(placement, Shard) or _strided(placement)
         )
-    return mesh.plan.data * mesh.plan.tensor // cut
+    return mesh.plan.copies * mesh.plan.tensor // cut
 
 
 def _strided(placement: object) -> bool:
@@ -71,9 +71,17 @@ def _strided(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
-def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter], mesh: PlanMesh) -> Tensor:
+def squared_norm(
+    named: dict[str, nn.Parameter],
+    ties: Iterable[TiedParameter],
+    mesh: PlanMesh,
+    spread: Callable[[str], int] = lambda _: 1,
+) -> Tensor:
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
+
+    Args:
+        spread: of a name -> n, where one of n data ranks has it, and not all.
     """
     shared: dict[str, int] = {}
     for tie in ties:
@@ -82,7 +90,7 @@ def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter], 
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
             norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
-            total += norm * norm / (copies(parameter, mesh) * shared.get(name, 1))
+            total += norm * norm * spread(name) / (copies(parameter, mesh) * shared.get(name, 1))
     return total
 
 

@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import micro_batches, rows_of, tensors_of
+from .batches import fingerprint, micro_batches, rows_of, tensors_of
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
@@ -136,44 +136,69 @@ def ignored_by(loss: object) -> int:
     return found if isinstance(found, int) else IGNORED
 
 
+class CutBatch(NamedTuple):
+    """A rank's micro-batches, and what each counts.
+
+    Args:
+        weights: the share of each micro-batch in the loss of all ranks; all shares add up to 1.
+        total: the rows or labels of all ranks, by which the losses are divided.
+        kept: the least and the largest share of labels that are not ignored, over all parts.
+    """
+
+    micros: list[tuple[Any, Any]]
+    weights: list[float]
+    total: float
+    kept: tuple[float, float] = (1.0, 1.0)
+
+
 def cut_batch(
-    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh
-) -> tuple[list[tuple[Any, Any]], list[float]]:
-    """Cut this rank's batch into micro-batches; return them, and the share of each in the loss of all ranks.
+    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool = False
+) -> CutBatch:
+    """Cut this rank's batch into micro-batches, and weigh each in the loss of all ranks.
 
-    All shares add up to 1. One message tells all ranks the rows and labels of each; a second one is needed
-    where ranks have too few rows, so that all have fewer parts.
+    One message tells all ranks the rows and labels of each; a second one is needed where ranks have too few
+    rows, so that all have fewer parts.
 
+    Args:
+        several: the batch is one of several that are weighed together.
     Raises:
         ValueError: ranks that share rows have different numbers of them; or, without `weigh`, parts of the
             batch have different shares of ignored labels.
     """
     mine, most = rows_of(list(batch)), mesh.plan.micro_batches
+    if mesh.plan.context > 1:
+        _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
-    noted = _batch_weights(micros, weigh, ignored, mesh)
+    noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
     table = _gather([mine, *noted.told], mesh)
     rows = _checked(table[..., 0].long(), mesh)
     parts = min(most, *rows)
     if any(min(most, one) != parts for one in rows):
         micros = micro_batches(batch, parts)
-        noted = _batch_weights(micros, weigh, ignored, mesh)
+        noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
     if weigh == "counted":
-        return micros, [1.0 / sum(rows)] * len(micros)
+        return CutBatch(micros, [1.0 / sum(rows)] * len(micros), sum(rows))
     if callable(weigh):
         total = float(largest.sum())
         if total == 0:
             raise ValueError("no label of this batch counts: weigh returned 0 for all of it")
-        return micros, [count / total for count in noted.counts]
-    if float(largest.max() - least.min()) > EVEN:
+        return CutBatch(micros, [count / total for count in noted.counts], total)
+    kept = float(least.min()), float(largest.max())
+    check_even(*kept, ignored)
+    return CutBatch(micros, [rows_of([x, y]) / sum(rows) for x, y in micros], sum(rows), kept)
+
+
+def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
+    """Raise ValueError if parts keep different shares of their labels, from `least` to `largest`."""
+    if largest - least > EVEN:
         raise ValueError(
             f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
             "parts' means is not the mean over labels. Write parallelize(..., weigh=lambda targets: "
             f'(targets != {ignored}).sum()), weigh="tokens" if it is the mean over all labels that are not '
             'ignored, or weigh="rows" if it is a mean over rows'
         )
-    return micros, [rows_of([x, y]) / sum(rows) for x, y in micros]
 
 
 class _BatchWeights(NamedTuple):
@@ -182,25 +207,26 @@ class _BatchWeights(NamedTuple):
 
 
 def _batch_weights(
-    micros: Sequence[tuple[Any, Any]], weigh: Weigh, ignored: int, mesh: PlanMesh
+    micros: Sequence[tuple[Any, Any]], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool
 ) -> _BatchWeights:
     if callable(weigh):
         counts = [_count(weigh(targets)) for _, targets in micros]
         return _BatchWeights(counts, (0.0, sum(counts)))
-    if weigh in ("rows", "counted") or not micros or (len(micros) == 1 and mesh.plan.data == 1):
+    alone = len(micros) == 1 and mesh.plan.data == 1 and not several
+    if weigh in ("rows", "counted") or not micros or alone:
         return _BatchWeights([], (1.0, 1.0))
     shares = [_kept(targets, ignored) for _, targets in micros]
     return _BatchWeights([], (min(shares), max(shares)))
 
 
 def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
-    """The numbers of every rank, f64 [pipeline, data, tensor, numbers]."""
+    """The numbers of every rank, f64 [pipeline, data, context x tensor, numbers]."""
     device, plan = mesh.axes.device_type, mesh.plan
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
     with record_function("up::rows|batch"):
         version_names.all_gather_single(everyone, mine, group=mesh.world)
-    return everyone.cpu().view(plan.pipeline, plan.data, plan.tensor, len(mine))
+    return everyone.cpu().view(plan.pipeline, plan.data, plan.context * plan.tensor, len(mine))
 
 
 def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
@@ -208,7 +234,7 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
     everyone = table.flatten()
     if bool((table != table[:1, :, :1]).any()):
         raise ValueError(
-            f"ranks of one pipeline or tensor group have different numbers of rows: "
+            f"ranks of one pipeline, context or tensor group have different numbers of rows: "
             f"{everyone.tolist()} on ranks 0 to "
             f"{mesh.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
         )
@@ -216,6 +242,19 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
     if empty:
         raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
     return [int(rows) for rows in table[0, :, 0].tolist()]
+
+
+def _check_alike(batch: Any, mesh: PlanMesh) -> None:
+    """Ranks that share sequences must have the same ones."""
+    plan = mesh.plan
+    table = _gather([fingerprint(batch)], mesh).view(plan.data, plan.context)
+    for row, marks in enumerate(table.tolist()):
+        if len(set(marks)) > 1:
+            first = row * plan.context
+            raise ValueError(
+                f"ranks {first} to {first + plan.context - 1} share their sequences, and have different "
+                "batches. Give each of them the same rows, whole; run.shard(loader) does"
+            )
 
 
 def _count(given: object) -> float:

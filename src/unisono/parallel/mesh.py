@@ -25,8 +25,12 @@ AXES = ("pipeline", "replica", "shard", "tensor")
 class PlanMesh:
     """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor.
 
+    Ranks that share a sequence hold parameters as data ranks do: they are on the axis shard under ZeRO 1 to
+    3, and on replica under ZeRO 0.
+
     Attributes:
         world: a group of all ranks of the plan.
+        context: a group of the ranks that share a sequence; None: the plan has no such axis.
         outer: this is the mesh of one replica that trains on its own; `outer` has all of them.
     """
 
@@ -34,6 +38,7 @@ class PlanMesh:
     plan: Plan
     world: dist.ProcessGroup
     outer: PlanMesh | None = None
+    context: Any = None
 
     @classmethod
     def of(cls, plan: Plan, device_type: str) -> PlanMesh:
@@ -52,14 +57,19 @@ class PlanMesh:
         if dist.get_world_size() != plan.ranks:
             raise ValueError(
                 f"{plan} needs {plan.ranks} ranks (data {plan.data} x tensor {plan.tensor} x pipeline "
-                f"{plan.pipeline}), but this job has {dist.get_world_size()}"
+                f"{plan.pipeline}{f' x context {plan.context}' * (plan.context > 1)}), but this job has "
+                f"{dist.get_world_size()}"
             )
-        shape = (plan.pipeline, plan.data // plan.shards, plan.shards, plan.tensor)
+        shards = plan.shards * plan.context if plan.zero else 1
+        shape = (plan.pipeline, plan.copies // shards, shards, plan.tensor)
         ranks = torch.arange(plan.ranks).view(shape)
         groups = [_group(ranks, axis) for axis in range(len(AXES))]
         whole = [group for group, size in zip(groups, shape, strict=True) if size == plan.ranks]
         world: Any = whole[0] if whole else dist.new_group()
-        mesh = cls(_axes(groups, ranks, world, device_type), plan, world)
+        context = None
+        if plan.context > 1:
+            context = _group(ranks.view(plan.pipeline, plan.data, plan.context, plan.tensor), 2)
+        mesh = cls(_axes(groups, ranks, world, device_type), plan, world, context=context)
         return mesh if plan.local_steps is None else mesh._of_replica(ranks)
 
     def _of_replica(self, ranks: torch.Tensor) -> PlanMesh:
@@ -69,6 +79,14 @@ class PlanMesh:
         groups = [alone if axis == "replica" else self.group(axis) for axis in AXES]
         axes = _axes(groups, ranks[:, here : here + 1], world, self.axes.device_type)
         return PlanMesh(axes, self.plan.of_replica(), world, self)
+
+    def of_experts(self) -> PlanMesh:
+        """Make the mesh of experts' parameters, whose tensor axis is that of experts. All ranks call it."""
+        plan = self.plan.of_experts()
+        ranks = torch.arange(plan.ranks).view(1, plan.data // plan.shards, plan.shards, plan.tensor)
+        groups = [_group(ranks, axis) for axis in range(len(AXES))]
+        axes = _axes(groups, ranks, self.world, self.axes.device_type, of="experts of ")
+        return PlanMesh(axes, plan, self.world)
 
     def part(self, *axes: str) -> DeviceMesh:
         """Return the mesh of these axes."""
@@ -83,6 +101,13 @@ class PlanMesh:
         """Return this rank's index on `axis`."""
         return self.axes.get_local_rank(AXES.index(axis))
 
+    def data_group(self) -> dist.ProcessGroup:
+        """Make a group of its own of the data ranks, replica x shard. All ranks call this."""
+        ranks = self.everyone.axes.mesh
+        alone = self.outer is not None  # a replica that trains on its own
+        group: dist.ProcessGroup = _group(ranks, 2) if alone else _group(ranks.flatten(1, 2), 1)
+        return group
+
     @property
     def stage(self) -> int:
         """This rank's index in its pipeline."""
@@ -91,7 +116,16 @@ class PlanMesh:
     @property
     def row(self) -> int:
         """This rank's index among the data ranks, which decides its rows of a batch."""
-        return self.place("replica") * self.plan.shards + self.place("shard")
+        return self._copy // self.plan.context
+
+    @property
+    def context_place(self) -> int:
+        """This rank's index among those that share its sequence."""
+        return self._copy % self.plan.context
+
+    @property
+    def _copy(self) -> int:
+        return self.place("replica") * self.axes.size(2) + self.place("shard")
 
     @property
     def sharding(self) -> DeviceMesh:
@@ -110,9 +144,9 @@ class PlanMesh:
         return int(self.axes.mesh[place].item())
 
 
-def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str) -> DeviceMesh:
+def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str, of: str = "") -> DeviceMesh:
     # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
-    names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
+    names = tuple(f"{axis} of {of}{world.group_name}" for axis in AXES)
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
 
 

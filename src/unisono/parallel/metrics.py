@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .batches import rows_of, tensors_of
+from .model_flops import Utilization
 
 if TYPE_CHECKING:
     from .run import Run
@@ -60,19 +61,38 @@ class Progress:
     Args:
         every: steps between lines.
         out: where lines go.
+        peak: FLOP/s of one rank, or "measured": lines then have the MFU, the share of it that the model's
+            FLOPs are.
+        flops: of forward and backward of one row. None: from the recorded model, where the plan leaves it as
+            it is (zero=0, f32, data ranks only).
+    Raises:
+        TypeError, ValueError: wrong arguments; or the plan needs `flops`.
     Example of a line: step 20  loss 2.3041  12.1 ms/step  84628 tokens/s  communication 31%  memory 312 MB
     """
 
-    def __init__(self, run: Run, *, every: int = 10, out: TextIO = sys.stderr) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        every: int = 10,
+        out: TextIO = sys.stderr,
+        peak: float | str | None = None,
+        flops: float | None = None,
+    ) -> None:
         if type(every) is not int or every < 1:
             raise ValueError(f"Progress: every is {every!r}; it must be a number of steps, at least 1")
         self._run, self._every, self._out = run, every, out
+        self._utilization = None if peak is None else Utilization(run, flops, peak)
 
     def steps(self, batches: Iterable[Any]) -> Iterator[float]:
         """Step on each of this rank's batches; yield the losses."""
         rows = tokens = steps = 0
-        began = time.perf_counter()
+        began, fresh = time.perf_counter(), True
         for batch in batches:
+            if fresh and self._utilization is not None:
+                self._utilization.begin(_inputs(batch))
+                began = time.perf_counter()
+            fresh = False
             last = (self._run.steps + 1) % self._every == 0
             before = time.perf_counter()
             loss = self._run.step(batch, watch=last)
@@ -81,7 +101,7 @@ class Progress:
                 rows = tokens = steps = 0
                 began = time.perf_counter()
             else:
-                steps, rows, tokens = steps + 1, rows + rows_of(list(batch)), tokens + _tokens(batch)
+                steps, rows, tokens = steps + 1, rows + rows_of(batch), tokens + _tokens(batch)
             yield loss
 
     def _say(self, loss: float, step_s: float, rows: int, tokens: int, span_s: float) -> None:
@@ -89,6 +109,8 @@ class Progress:
             return
         count, what = (tokens, "tokens") if tokens else (rows, "rows")
         speed = f"{count * self._run.plan.data / span_s:.0f} {what}/s" if count else f"no {what} yet"
+        if self._utilization is not None and rows:
+            speed += f"  {self._utilization.text(rows * self._run.plan.data, span_s)}"
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         self._out.write(
             f"step {self._run.steps}  loss {loss:.4f}  {step_s * 1e3:.1f} ms/step  {speed}  "
@@ -97,7 +119,12 @@ class Progress:
         self._out.flush()
 
 
+def _inputs(batch: Any) -> Any:
+    """What the model is called with: all of a dict, the first of a pair."""
+    return batch if isinstance(batch, dict) else batch[0]
+
+
 def _tokens(batch: Any) -> int:
     """Numbers of an integer matrix are tokens; other inputs have none."""
-    first = next(tensors_of(batch[0]))
+    first = next(tensors_of(_inputs(batch)))
     return first.numel() if first.dim() == 2 and not first.is_floating_point() else 0

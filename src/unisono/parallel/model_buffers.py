@@ -2,9 +2,11 @@
 
 | buffer that changed | its value after a step, and in a checkpoint |
 |---|---|
-| floating | the average over the data ranks |
+| floating | the average over the data ranks; under Plan(buffers="first") the values of the first one |
 | others | the values of the first data rank |
 | not persistent, of different sizes on different ranks | each rank's own: a cache |
+
+Under Plan(buffers="own") they stay each rank's own, and a checkpoint has those of the first data rank.
 
 Each stage and each place on the tensor axis has buffers of its own. Ranks of the tensor axis compute the same
 ones: the trial of a cut compares them.
@@ -12,7 +14,8 @@ ones: the trial of a cut compares them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -86,8 +89,8 @@ class ModelBuffers:
             for leaf in module._buffers
         ]
         self._again = {inner for module in again for inner in module.modules()}
-        self._groups = [mesh.group(axis) for axis in ("replica", "shard")] if mesh.plan.data > 1 else []
-        self._first = mesh.row == 0
+        self._groups = [mesh.group(axis) for axis in ("replica", "shard")] if mesh.plan.copies > 1 else []
+        self._first, self._kind = mesh.row == mesh.context_place == 0, mesh.plan.buffers
         self._device = mesh.axes.device_type
         self._marks = [place.mark for place in self._places]
 
@@ -154,10 +157,26 @@ class ModelBuffers:
         Raises:
             RuntimeError: a buffer of a checkpoint has different sizes on different ranks.
         """
-        if self._groups and self._places:
+        if self._groups and self._places and self._kind != "own":
             with record_function("up::buffers|statistics"):
                 self._synchronize([place for place in self._agree(changed) if place.value is not None])
         self.note()
+
+    @contextlib.contextmanager
+    def saved(self) -> Iterator[None]:
+        """Have the values of a checkpoint: equal ones, for good, or the first rank's meanwhile."""
+        if self._kind != "own" or not self._groups or not self._places:
+            self.synchronize(self.changed())
+            yield
+            return
+        kept = self.values()
+        try:
+            with torch.no_grad():
+                everywhere = self._agree([True] * len(self._places))
+                self._synchronize([place for place in everywhere if place.value is not None])
+            yield
+        finally:
+            self.restore(kept)
 
     def _agree(self, changed: list[bool]) -> list[BufferSlot]:
         """What changed somewhere, but for caches whose sizes differ."""
@@ -182,17 +201,16 @@ class ModelBuffers:
         values: list[Any] = [place.value for place in places]
         floats = [_real(value) for value in values if _is_float(value)]
         others = [value for value in values if not _is_float(value)]
-        if floats:
-            flat = torch.cat([value.flatten().double() for value in floats])
+        averaged = self._kind == "average"
+        for several, wide, average in ((floats, torch.float64, averaged), (others, torch.int64, False)):
+            if not several:
+                continue
+            flat = torch.cat([value.flatten().to(wide) for value in several])
+            if not average and not self._first:
+                flat.zero_()
             for group in self._groups:
-                dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)
-            _unpack(flat, floats)
-        if others:
-            whole = torch.cat([value.flatten().long() for value in others])
-            flat = whole if self._first else torch.zeros_like(whole)
-            for group in self._groups:
-                dist.all_reduce(flat, group=group)
-            _unpack(flat, others)
+                dist.all_reduce(flat, op=dist.ReduceOp.AVG if average else dist.ReduceOp.SUM, group=group)
+            _unpack(flat, several)
 
 
 def _is_float(value: Tensor) -> bool:

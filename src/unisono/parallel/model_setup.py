@@ -14,7 +14,11 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import persistent
 
+from .context.runtime import ContextModel
 from .cut_check import CutCheck, should_check
+from .experts.axis import ExpertAxis
+from .experts.check import ExpertCheck
+from .experts.spread import spread
 from .families import ModelFamily, family_of, identity
 from .gradients import TiedParameter
 from .graph.capture import CaptureError
@@ -28,10 +32,12 @@ from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
 from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measure_costs
+from .precision import kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
 from .shared import Decision, decide, guess
 from .swap import ParameterSwap
+from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
@@ -67,10 +73,12 @@ class ModelSetup:
     cuts: tuple[int, ...]  # the first piece of each stage but the first
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
     seed: int = 0  # of what the model draws in steps, the same on all ranks
-    trial: CutCheck | None = None  # of the cut on the tensor axis, before the first step
+    trial: CutCheck | ExpertCheck | None = None  # of the tensor or expert axis, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
+    experts: ExpertAxis | None = None
     programs: StagePrograms | None = None  # from which the stages are cut
+    others: list[dist.ProcessGroup] = field(default_factory=list)  # groups that are on no axis
     elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
 
     @property
@@ -114,11 +122,11 @@ def set_up(
     seed: int | None = None,
     init: Init | None = None,
     check: bool | None = None,
+    experts: dict[str, str] | None = None,
     own_loss: bool = False,
 ) -> ModelSetup:
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
-    initial = Initializer(model, seed=seed, init=init)
-    drawn = 0
+    initial, drawn = Initializer(model, seed=seed, init=init), 0
     if dist.is_initialized():  # otherwise the mesh says so
         initial.seed, drawn = _agree(model, plan, initial.seed)
     mesh = PlanMesh.of(plan, initial.device)
@@ -126,28 +134,31 @@ def set_up(
     if own_loss:
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     _same_everywhere(model)
-    if plan.recompute:
+    if plan.recompute or plan.context > 1:
         _forget_caches(model)
-    trial, region, decision = None, None, None
+    context = ContextModel.of(model, family.output, mesh)
+    trial: CutCheck | ExpertCheck | None = None
+    fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
+    axis, region, decision = None, None, None
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
         decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
         _check_cut(model, decision, plan)
         if should_check(model, family, decision.cut, check):
-            fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = CutCheck(
-                model, pieces if programs is None else [], cuts, decision.cut, fill, family.output
-            )
+            trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
         for path, sizes in decision.cut.fused.items():
             split_(model, path, sizes)
-    names = _names(model)
+    names, kept = _names(model), kept_in_f32(model, plan)
+    norms = sync_batch_norms(model, mesh)
+    if plan.expert > 1:
+        axis, trial = spread(model, mesh, experts, check, fill, family.output)
     if decision is not None:
         region = cut_model(model, decision.cut, mesh.part("tensor"))
         if not decision.cut.proved:
             family.localize(plan.tensor)
     if plan.pipeline == 1:
-        units = shard_units(model, family.units, mesh, last=True, initial=initial)
+        units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=kept, experts=axis)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
@@ -155,14 +166,29 @@ def set_up(
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
-        for unit in family.units:  # the last recomputation may have ended within a region
-            unit.register_forward_pre_hook(lambda *_: region.forget())
+        _leave_regions(family.units, region)
+    built.others = norms.begin()
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
-    built.runtime.loss_parameters = _loss_parameters(model, plan, decision)
+    _follow(built, context, sample)
+    built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
         built.ties += _sums(decision.cut, names, mesh)
     return built
+
+
+def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
+    for unit in units:  # the last recomputation may have ended within a region
+        unit.register_forward_pre_hook(lambda *_: region.forget())
+
+
+def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:
+    """Run the model by its programs from now on."""
+    if context is None:
+        return
+    calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
+    context.follow(built.family.units if calls else (), sample)
+    built.runtime.context = context
 
 
 def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:
@@ -330,6 +356,7 @@ def _staged(
         mesh,
         last=plan.stages - 1 in here,
         initial=initial,
+        exact=kept_in_f32(model, plan),
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:

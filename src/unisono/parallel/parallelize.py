@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .arguments import check_arguments, check_memory, check_on_change
+from .arguments import check_arguments, check_compiled, check_memory, check_on_change
 from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
+from .experts.layers import check_experts
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
 from .model_setup import Optimizer, set_up
@@ -32,6 +33,7 @@ def parallelize(
     seed: int | None = None,
     init: Init | None = None,
     check: bool | None = None,
+    experts: dict[str, str] | None = None,
     weigh: Weigh = None,
     on_change: Callable[[Change], object] | None = None,
 ) -> Run:
@@ -53,8 +55,12 @@ def parallelize(
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, on the meta device so far. It is called after
             the module's own initialisation, and may be all there is.
-        check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
-            if nothing proves it, and the model has less than 100 MB of parameters. False: never.
+        check: try a tensor cut, or the expert axis, in the first step: copies of the model train on a few
+            rows, both ways. None: if nothing proves it, and the model has less than 100 MB of parameters.
+            False: never.
+        experts: for the expert axis, pattern of paths -> "stacked" (a module called with rows, indices of
+            experts and weights), "list" (an nn.ModuleList of experts), or "whole" (they stay on every rank),
+            beside what is recognised.
         weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
@@ -65,12 +71,14 @@ def parallelize(
         TypeError: an argument is of another type.
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_compiled(model, plan)
     check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)
+    check_experts(experts, plan.expert)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
-    options |= {"check": check, "own_loss": loss is None}
+    options |= {"check": check, "experts": experts, "own_loss": loss is None}
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
     return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)

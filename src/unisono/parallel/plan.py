@@ -53,15 +53,16 @@ OUTER = {"average": OuterSGD(1.0, 0.0, False), "nesterov": OuterSGD()}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to train on `data * tensor * pipeline` ranks.
+    """How to train on `data * context * tensor * pipeline` ranks.
 
-    Rank order: tensor is the fastest axis, then data, then pipeline. With data=2, tensor=2, pipeline=2 ranks
-    0 and 1 share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
+    Rank order: tensor is the fastest axis, then context, then data, then pipeline. With data=2, tensor=2,
+    pipeline=2 ranks 0 and 1 share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
 
     Args:
         data: copies of the model, each with its own rows of a batch.
         tensor: ranks that share each matrix.
         pipeline: ranks that share the layers.
+        context: ranks that share each sequence: dim 1 of a batch's inputs. They share what data ranks share.
         zero: what data ranks share: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
         shard: data ranks that share (hybrid sharding); the others are replicas. None: all data ranks.
         micro_batches: parts of a rank's batch; gradients add up over them.
@@ -69,10 +70,16 @@ class Plan:
         stages_per_rank: stages on each pipeline rank; None: 2 for interleaved and zbv, else 1.
         cuts: the first piece of each stage but the first; None: balanced by cost.
         precision: the type of compute; parameters are kept in f32. fp16 scales the loss.
+        keep_f32: patterns of paths of modules that compute in f32 under bf16 and fp16, such as
+            "blocks.*.gate"; "norms" stands for all normalisations. BatchNorm always does.
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
         clip: largest global norm of gradients; None: not clipped.
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
+            "selective": keep also the results of matrix products, convolutions and attention.
         uneven_use: ranks may leave different parameters unused. Their gradients are zero, not None.
+        buffers: what data ranks make of buffers that a forward changes: "average" (of floating ones), "first"
+            (the values of the first one), or "own" (each rank keeps its own; a checkpoint has the first's).
+        sync_batch_norm: BatchNorm takes the rows of all data ranks, not of each by itself.
         tf32: allow TF32 in f32 matrix products on GPUs.
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
@@ -84,6 +91,7 @@ class Plan:
             in every step.
         outer: what happens at a meeting: "average" (local SGD), "nesterov" (DiLoCo), or OuterSGD(rate=0.7,
             momentum=0.9). `compression` is then that of the differences.
+        expert: data ranks over which the experts of a layer are spread; it divides `data`.
         elastic: ranks may die and come; `data` is their number at the start, and `shard` the least that share
             where it divides no longer. See docs/elastic.md.
         copy_every: steps from one copy of the shards to the next, under elastic and zero=1 to 3. After a loss
@@ -105,27 +113,33 @@ class Plan:
     stages_per_rank: int | None = None
     cuts: tuple[int, ...] | None = None
     precision: Literal["f32", "bf16", "fp16"] = "f32"
+    keep_f32: tuple[str, ...] = ()
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
-    recompute: bool = False
+    recompute: bool | Literal["selective"] = False
     uneven_use: bool = False
+    buffers: Literal["average", "first", "own"] = "average"
+    sync_batch_norm: bool = False
     tf32: bool = False
     swap: str | None = None
     compression: CompressionSettings | None = None
     local_steps: int | None = None
     outer: OuterSGD | str = "nesterov"
+    expert: int = 1
     elastic: bool = False
     copy_every: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("data", "tensor", "pipeline", "micro_batches", "copy_every"):
+        for name in ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce", self.reduce, ("f32", "low"))
+        _one_of("buffers", self.buffers, ("average", "first", "own"))
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
         self._check_sharding()
@@ -133,17 +147,25 @@ class Plan:
         self._check_swap()
         self._check_compression()
         self._check_local_steps()
+        self._check_expert()
         self._check_elastic()
+        self._check_context()
 
     def _check_types(self) -> None:
-        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", "copy_every", *_OPTIONAL):
+        numbers = ("data", "tensor", "pipeline", "context", "zero", "micro_batches", "expert", "copy_every")
+        for name in (*numbers, *_OPTIONAL):
             value = getattr(self, name)
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("recompute", "uneven_use", "tf32", "elastic"):
+        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
+        if not isinstance(self.recompute, bool) and self.recompute != "selective":
+            raise TypeError(f"Plan: recompute is {self.recompute!r}, expected True, False or 'selective'")
+        kept: object = self.keep_f32
+        if not isinstance(kept, tuple) or not all(isinstance(pattern, str) for pattern in kept):
+            raise TypeError(f"Plan: keep_f32 is {kept!r}, expected a tuple of patterns of paths")
         clip: object = self.clip
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
             raise TypeError(f"Plan: clip is {clip!r}, expected float or None")
@@ -230,6 +252,10 @@ class Plan:
             raise ValueError(f"Plan: outer is {outer!r}; it must be one of {allowed}, or an OuterSGD")
         if self.local_steps is None:
             return
+        if self.buffers == "own":
+            raise ValueError(
+                "Plan: local_steps needs buffers='average' or 'first': replicas meet with one model"
+            )
         if self.local_steps < 1:
             raise ValueError(f"Plan: local_steps is {self.local_steps}; it must be at least 1")
         if self.data // self.shards < 2:
@@ -239,6 +265,29 @@ class Plan:
             raise ValueError(f"Plan: local_steps={self.local_steps} needs two replicas at least: {why}")
         if self.swap is not None:
             raise ValueError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
+
+    def _check_expert(self) -> None:
+        if self.expert == 1:
+            return
+        if self.data % self.expert:
+            raise ValueError(f"Plan: expert={self.expert} does not divide data={self.data}")
+        for name, only, why in (
+            ("tensor", 1, "its ranks have the same rows, which would go to the experts twice"),
+            ("pipeline", 1, "stages of a program do not call layers of experts"),
+            ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
+            ("compression", None, "it averages over all data ranks, and experts differ there"),
+            ("local_steps", None, "replicas that train on their own exchange no rows"),
+            ("elastic", False, "a rank that dies takes the only copy of its experts with it"),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: expert={self.expert} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
+        if self.shards % self.expert and self.expert % self.shards:
+            raise ValueError(
+                f"Plan: neither of shard={self.shards} and expert={self.expert} divides the other; the ranks "
+                "of an expert's shards would be parts of several groups"
+            )
 
     def _check_elastic(self) -> None:
         if self.copy_every > 1 and not (self.elastic and self.zero):
@@ -254,16 +303,37 @@ class Plan:
             ("swap", None, "a newcomer gets values from memory"),
             ("compression", None, "what a rank has not sent yet is its own, and dies with it"),
             ("local_steps", None, "replicas that train on their own have no common state between meetings"),
+            ("sync_batch_norm", False, "its sums are over fixed ranks"),
         ):
             if getattr(self, name) != only:
                 raise ValueError(
                     f"Plan: elastic=True needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
+        if self.buffers == "own":
+            raise ValueError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
         if self.zero == 0 and self.precision != "f32":
             raise ValueError(
                 f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "
                 "low precision are bound to their ranks; use zero=1"
             )
+
+    def _check_context(self) -> None:
+        if self.context == 1:
+            return
+        for name, only, why in (
+            ("tensor", 1, "parts of matrices and of sequences are not combined yet"),
+            ("pipeline", 1, "stages and parts of sequences are not combined yet"),
+            ("expert", 1, "experts and parts of sequences are not combined yet"),
+            ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
+            ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),
+            ("compression", None, "what a rank has not sent yet is saved for data ranks only"),
+            ("local_steps", None, "replicas meet over data ranks only"),
+            ("elastic", False, "a rank that dies takes the only copy of its positions with it"),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: context={self.context} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
 
     def resized(self, data: int) -> Plan:
         """The plan with so many data ranks. `shard` grows to the next number that divides them.
@@ -279,6 +349,14 @@ class Plan:
         """The plan of one replica, under `local_steps`: as if there were no other."""
         return replace(self, data=self.shards, shard=None, local_steps=None, compression=None)
 
+    def of_experts(self) -> Plan:
+        """The plan of an expert's parameters: the tensor axis is that of experts.
+
+        Example: Plan(data=8, zero=3, expert=2).of_experts() is Plan(data=4, zero=3, tensor=2, shard=4).
+        """
+        shard = None if self.zero == 0 else max(1, self.shards // self.expert)
+        return replace(self, data=self.data // self.expert, tensor=self.expert, expert=1, shard=shard)
+
     @property
     def outer_sgd(self) -> OuterSGD:
         """`outer`, in numbers."""
@@ -287,12 +365,17 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Ranks the plan runs on."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.context * self.tensor * self.pipeline
 
     @property
     def shards(self) -> int:
         """Data ranks that share: 1 under zero=0."""
         return 1 if self.zero == 0 else self.shard or self.data
+
+    @property
+    def copies(self) -> int:
+        """Ranks of a stage that hold the same part of the matrices: data x context."""
+        return self.data * self.context
 
     @property
     def chunks(self) -> int:

@@ -1,10 +1,53 @@
-"""The scale of the loss under fp16. Whether a step overflowed is decided once, for all ranks; see
-gradients.py.
+"""Low precision: which modules stay in f32, and the scale of the loss under fp16.
+
+Whether a step overflowed is decided once, for all ranks; see gradients.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+BATCH_NORM: Any = nn.BatchNorm1d.__mro__[1]  # the base of all of them
+NORMS = (
+    BATCH_NORM, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LayerNorm, nn.GroupNorm,
+    nn.RMSNorm,
+)  # fmt: skip
+
+
+def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
+    """The modules of a plan in low precision that keep f32 parameters and compute in f32.
+
+    Raises:
+        ValueError: a pattern matches nothing; or ranks may leave such a module unused.
+    """
+    if plan.precision == "f32":
+        return []
+    found: dict[nn.Module, str] = {}
+    for pattern in plan.keep_f32:
+        named = {
+            module: path
+            for path, module in model.named_modules()
+            if path and (fnmatchcase(path, pattern) or (pattern == "norms" and isinstance(module, NORMS)))
+        }
+        if not named:
+            raise ValueError(f'Plan: keep_f32: no module of {type(model).__name__} is called "{pattern}"')
+        found |= named
+    found |= {
+        module: path for path, module in model.named_modules() if isinstance(module, BATCH_NORM) and path
+    }
+    if found and plan.uneven_use:
+        raise ValueError(
+            f'"{next(iter(found.values()))}" keeps f32, and its gradients are reduced by themselves, which '
+            "uneven_use=True does not do. Use precision='f32'"
+        )
+    return list(found)
 
 
 @dataclass

@@ -37,7 +37,7 @@ def _proved(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
 
 def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, list[Any]]:
     """What runs the model forward; the last stage appends its outputs to the list."""
-    micros, weights = cut_batch((inputs, ()), "rows", 0, built.mesh)
+    micros, weights, *_ = cut_batch((inputs, ()), "rows", 0, built.mesh)
     outputs: list[Any] = []
 
     def keep(output: Any, _targets: Any) -> Tensor:
@@ -46,7 +46,7 @@ def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, lis
 
     return (
         proved_schedule(built.mesh.plan, len(micros)),
-        StepInput(micros, weights, keep, train=False),
+        StepInput(micros, weights, keep, train=False, recorded=False),
         outputs,
     )
 

@@ -30,20 +30,27 @@ from .compression.reducer import Compression
 from .gradients import gradient, local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
+    from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
 
 BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be smaller
 
 
 class GradientBucket:
-    """Some parameters of one dtype, and one buffer for all their gradients."""
+    """Some parameters of one dtype, and one buffer for all their gradients.
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]], number: int) -> None:
+    Args:
+        group: of the ranks that hold them.
+    """
+
+    def __init__(
+        self, named: list[tuple[str, nn.Parameter]], number: int, group: dist.ProcessGroup, of: str = ""
+    ) -> None:
+        self.group, self._label = group, f"{of}bucket {number}"
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.number = number
         self.missing = set(self.parameters)  # not reached by backward yet; it may reach one twice
         self.reducing = False
         self.work: Any = None  # of the all-reduce; none under compression
@@ -54,8 +61,8 @@ class GradientBucket:
         *parts, self._used = self._flat.split([*sizes, len(sizes)])
         self._parts = [part.view(one.shape) for part, one in zip(parts, locals_, strict=True)]
 
-    def reduce(self, group: dist.ProcessGroup, compression: Compression | None = None) -> None:
-        """Begin to average over the ranks of `group`. A parameter without a gradient counts as zero."""
+    def reduce(self, compression: Compression | None = None) -> None:
+        """Begin to average over the ranks of the group. A parameter without a gradient counts as zero."""
         self.reducing = True
         pairs = [(part, gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
         with_gradient = [(part, grad) for part, grad in pairs if grad is not None]
@@ -65,17 +72,16 @@ class GradientBucket:
         self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
         if with_gradient:
             copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
-        label = f"bucket {self.number}"
         if compression is not None:
             compression.begin(
                 list(zip(self.parameters, self._parts, strict=True)),
                 self._flat,
-                label=label,
+                label=self._label,
                 exact=[self._used],
             )
             return
-        with record_function(f"up::gradients|{label}"):
-            self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
+        with record_function(f"up::gradients|{self._label}"):
+            self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
 
     def wait(self) -> None:
         """Wait for the averages, if they are being made; be ready for the next ones."""
@@ -125,13 +131,15 @@ class GradientBucket:
 class ReplicatedParameters:
     """The data axis under ZeRO 0, for parameters whose type is that of the computation.
 
+    Args:
+        experts: whose parameters fewer ranks hold; None: there are none.
     Attributes:
         root: the module whose parameters these are.
         compression: how gradients are compressed; None: not.
     """
 
-    def __init__(self, root: nn.Module, mesh: PlanMesh) -> None:
-        self.root = root
+    def __init__(self, root: nn.Module, mesh: PlanMesh, experts: ExpertAxis | None = None) -> None:
+        self.root, self._experts = root, experts
         self.compression: Compression | None = None
         self._uneven_use = mesh.plan.uneven_use
         self._buckets: list[GradientBucket] = []
@@ -142,9 +150,18 @@ class ReplicatedParameters:
     def follow(self, mesh: PlanMesh) -> None:
         """Average over the data ranks of this mesh from now on."""
         self._group, self._plan = mesh.group("replica"), mesh.plan
-        if self._buckets or mesh.plan.data == 1:
+        for bucket in self._buckets:
+            bucket.group = self._group
+        if self._buckets or mesh.plan.copies == 1:
             return
-        self._buckets = list(_buckets(self.root))
+        names = frozenset() if self._experts is None else self._experts.names
+        self._buckets = list(_buckets(self.root, self._group, leave=names))
+        if self._experts is not None and self._experts.mesh.plan.data > 1:
+            held = self._experts.mesh.group("replica")
+            everything = {name for name, _ in self.root.named_parameters()}
+            self._buckets += _buckets(
+                self.root, held, leave=everything - names, first=len(self._buckets), of="experts, "
+            )
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
@@ -179,7 +196,7 @@ class ReplicatedParameters:
         """Reduce what no backward has filled, and wait for all."""
         self._reducing = False
         for bucket in self._buckets[self._next :]:
-            bucket.reduce(self._group, self.compression)
+            bucket.reduce(self.compression)
         self._next = 0
         if self.compression is not None:
             self.compression.finish()
@@ -194,7 +211,7 @@ class ReplicatedParameters:
             return
         self._buckets[number].mark_ready(parameter)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._buckets[self._next].reduce(self._group, self.compression)
+            self._buckets[self._next].reduce(self.compression)
             self._next += 1
 
 
@@ -204,10 +221,19 @@ def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
         alive(*args)
 
 
-def _buckets(root: nn.Module) -> Iterator[GradientBucket]:
-    """Cut what is trained into buckets, in the order in which backward comes to it: the last one first."""
-    number = 0
-    named = [(name, value) for name, value in root.named_parameters() if value.requires_grad]
+def _buckets(
+    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[str], first: int = 0, of: str = ""
+) -> Iterator[GradientBucket]:
+    """Cut what is trained into buckets, in the order in which backward comes to it: the last one first.
+
+    Args:
+        leave: names of parameters that are in no bucket.
+        first: number of the first bucket.
+        of: what its label in a trace begins with.
+    """
+    number = first
+    named = [(name, value) for name, value in root.named_parameters() if name not in leave]
+    named = [(name, value) for name, value in named if value.requires_grad]
     for dtype in dict.fromkeys(value.dtype for _, value in named):
         held: list[tuple[str, nn.Parameter]] = []
         nbytes = 0
@@ -217,10 +243,10 @@ def _buckets(root: nn.Module) -> Iterator[GradientBucket]:
             held.append((name, value))
             nbytes += local(value).nbytes
             if nbytes >= BUCKET_BYTES:
-                yield GradientBucket(held, number)
+                yield GradientBucket(held, number, group, of)
                 held, nbytes, number = [], 0, number + 1
         if held:
-            yield GradientBucket(held, number)
+            yield GradientBucket(held, number, group, of)
             number += 1
 
 

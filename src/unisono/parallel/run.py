@@ -13,15 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from .accumulation import GradientAccumulation
 from .arguments import check_trained, optimizers_of, raise_changed, raise_twice, two
 from .batches import RankBatches
-from .checkpoint import RunState, states
+from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
-from .gradients import add_up, scale_, squared_norm
+from .gradients import add_up, local, scale_, squared_norm
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
 from .model_setup import ModelSetup, Optimizer, Parameters
@@ -34,6 +35,7 @@ from .plan import Plan
 from .precision import LossScaler
 from .prediction import joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
+from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
@@ -52,6 +54,7 @@ class Run:
         epoch: the number of the present one, where `epochs` counts them.
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
+        experts: which layers of experts are spread over ranks; print it. None without that axis.
         cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
         stages: what each stage of a pipeline runs and sends, if it is cut from the model's program; print it.
             None: there is no pipeline, or its stages are pieces.
@@ -80,6 +83,7 @@ class Run:
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
         self._mixed = has_mixed_parameters(self._trained.values())
+        self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
@@ -88,6 +92,8 @@ class Run:
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
         self._statistics = built.statistics(self.mesh)
+        self._accumulated = GradientAccumulation()
+        self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None
         if self.mesh.outer is not None:
             self._outer = OuterOptimizer(self._trained, built.statistics(self.mesh.outer), self.mesh)
@@ -114,51 +120,74 @@ class Run:
     def _groups(self) -> list[Any]:
         meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
         groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
-        return groups + [tie.group for tie in self._built.ties]
+        if self._built.experts is not None:
+            groups += self._built.experts.mesh.axes.get_all_groups()
+        groups += [self.mesh.context] * (self.mesh.context is not None)
+        return groups + [tie.group for tie in self._built.ties] + self._built.others
 
-    def step(self, batch: tuple[Any, Any], *, watch: bool = False) -> float:
+    def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
         """Train on this rank's part of a batch: forward, backward, communication, optimizer.
 
         Args:
             batch: (inputs, targets). Ranks of one pipeline and of one tensor group give the same rows.
+            update: False, on all ranks: only add to the gradients. The next step with an update trains on all
+                these batches as on one, and counts as one step.
             watch: run under PyTorch's profiler, for `explain` and `trace`. Such a step is slower.
         Returns:
             The mean loss over the rows of all ranks, the same on every rank. Under Plan(local_steps=...) over
             the rows of this replica only.
         Raises:
-            ValueError: ranks that should have the same rows have different numbers of them.
+            ValueError: ranks that should have the same rows have different numbers of them. What was
+                accumulated stays.
             RuntimeError: the run cannot be used any more; the text names the rank and its error.
         """
+        if not isinstance(update, bool):
+            raise TypeError(f"step: update is {update!r}, expected bool")
+        self._check_own("step")
         if watch:
-            mean, self._watched = watching(lambda: self._train(batch))
+            mean, self._watched = watching(lambda: self._train(batch, update=update))
             return mean
-        return self._train(batch)
+        return self._train(batch, update=update)
 
-    def _train(self, batch: tuple[Any, Any]) -> float:
+    def _train(self, batch: tuple[Any, Any], *, update: bool) -> float:
         if self.swap is not None:
             self.swap.waited_s = 0.0
-        with self._call(), self._drawing("step"):
-            made, work = self._work(batch, train=True)
+        drawn = f"step, call {self._accumulated.calls}" if self._accumulated.calls else "step"
+        with self._call(), self._drawing(drawn):
+            made, work, total = self._work(batch, self._accumulated, train=True, update=update)
+            kept = False
             try:
                 loss, count, self._spans = self._built.runtime.run(made, work)
-                add_up(self._trained, self._built.ties)
+                if update:
+                    add_up(self._trained, self._built.ties)
+                    if self.experts is not None:
+                        self.experts.average(self._trained)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
-                changes = [any(changed), twice is not None, self._is_asked()]
-                mean, norm, count, moved = self._agree(loss, count, changes=changes)
+                changes = [any(changed), twice is not None, self._is_asked(), update, not update]
+                mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
                 if moved[1]:
                     raise_twice(twice)
+                if moved[3] and moved[4]:
+                    raise ValueError("step: update is True on some ranks and False on others")
                 self._asked = moved[2]
-                ratio = self._ratio(work, count)
-                mean *= ratio
+                count = count if work.counts else total
+                mean *= self._accumulated.ratio(count)
+                ratio = self._accumulated.add(count)
                 if moved[0]:
                     self._statistics.synchronize(changed)
-                self._update(norm, ratio)
-                if self._outer is not None and self._outer.due(self.steps + 1):
-                    self._outer.meet()
+                kept = not update
+                if update:
+                    self._update(norm, ratio)
+                    if self._outer is not None and self._outer.due(self.steps + 1):
+                        self._outer.meet()
+            except BaseException:
+                self._built.runtime.forget()
+                raise
             finally:
-                self._clear()  # after an error, too: the next step must not add to these
-        self.steps += 1
+                if not kept:
+                    self._clear()  # after an error, too: the next step must not add to these
+        self.steps += update
         return mean
 
     def _is_asked(self) -> bool:
@@ -171,7 +200,8 @@ class Run:
         first.
         """
         with self._call(), self._drawing("evaluate"):
-            made, work = self._work(batch, train=False)
+            alone = GradientAccumulation()
+            made, work, total = self._work(batch, alone, train=False)
             loss, count, _ = self._built.runtime.run(made, work)
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
@@ -179,7 +209,7 @@ class Run:
             if moved[0]:
                 self._statistics.synchronize(changed)
                 raise_changed(name)
-            return mean * self._ratio(work, count)
+            return mean * alone.ratio(count if work.counts else total)
 
     def explain(self, link: Link | None = None) -> CommunicationReport:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
@@ -190,7 +220,7 @@ class Run:
         Raises:
             RuntimeError: no step was watched.
         """
-        return CommunicationReport(self._seen().calls(self.mesh, link or Link()))
+        return CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
 
     def trace(self, path: str | Path) -> None:
         """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0
@@ -230,7 +260,7 @@ class Run:
         """
         with self._call(), self._drawing("predict"):
             made, work, outputs = prediction(inputs, self._built)
-            self._confirm(work.micros)
+            self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
             result = joined(outputs, self._built)
             changed = self._statistics.changed()
@@ -248,10 +278,11 @@ class Run:
         shapes are those of the model before `parallelize`.
 
         Raises:
-            ValueError: replicas that train on their own have not just met.
+            ValueError: replicas that train on their own have not just met, or gradients wait for an update.
         """
-        self._check_met("weights")
+        self._check_settled("weights")
         with self._state() as state:
+            reshard(self._built.units.root)
             yield from weights_of(self._built, state.value)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -282,28 +313,70 @@ class Run:
             keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
             also: name -> an object whose `state_dict()` is plain data, equal on all ranks: a learning-rate
-                scheduler, or what `shard` returned.
+                scheduler, or what `shard` returned; or an `EMA`.
         Raises:
             TypeError: the state of such an object is more than numbers, strings, lists and dicts.
             RuntimeError: a rank could not write; it says which, and why.
-            ValueError: replicas that train on their own have not just met.
+            ValueError: replicas that train on their own have not just met, or gradients wait for an update.
         """
-        self._check_met("save")
+        self._check_settled("save")
+        self._check_own("save")
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
-        self._statistics.synchronize(self._statistics.changed())
         kept = {name: states(name, thing) for name, thing in (also or {}).items()}
-        with self._state() as state:
+        with self._statistics.saved(), self._state(also) as state:
             state.about["also"] = kept
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
-    def _check_met(self, what: str) -> None:
-        """Refuse what takes the weights of all replicas for the same, where they are not."""
+    def _check_settled(self, what: str) -> None:
+        """Refuse what needs the weights after an update, the same on all replicas, where there are none."""
+        if self._accumulated.calls:
+            raise ValueError(
+                f"{what}: {self._accumulated.calls} calls of step(batch, update=False) wait for an update, "
+                "and no checkpoint has gradients. Call it after a step with an update"
+            )
         if self._outer is not None and not self._outer.due(self.steps):
             raise ValueError(
                 f"{what}: after {self.steps} steps each replica has weights of its own. Call it after a "
                 f"meeting: the next one ends step {self._outer.next_meeting(self.steps)}"
             )
+
+    def _check_own(self, what: str) -> None:
+        """Refuse what needs the run's own weights while others are in their place."""
+        if self._replaced:
+            raise RuntimeError(f"{what}: averages are in place of the weights. Call it after EMA.applied()")
+
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """This rank's parts of the parameters that are trained, by their names in the model."""
+        return self._trained
+
+    @contextlib.contextmanager
+    def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have other values in place of the weights, for evaluation. All ranks call this.
+
+        Args:
+            values: name -> this rank's part of a parameter, as `trained` has it.
+        Raises:
+            ValueError: gradients wait for an update.
+            RuntimeError: other values are in place already.
+        """
+        self._check_settled("EMA.applied")
+        self._check_own("EMA.applied")
+        kept = {name: local(self._trained[name].detach()).clone() for name in values}
+        self._put(values)
+        self._replaced = True
+        try:
+            yield
+        finally:
+            self._put(kept)
+            self._replaced = False
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        reshard(self._built.units.root)  # what was gathered is older
+        for name, value in values.items():
+            local(self._trained[name]).copy_(value)
 
     def wait(self) -> None:
         """Wait until a save in the background is done; raise its error."""
@@ -319,16 +392,15 @@ class Run:
             FileNotFoundError: there is none.
             ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
-        with self._state() as state:
-            state.load(newest(Path(folder)), alone=self.plan.elastic)
+        self._check_own("load")
+        if self._accumulated.calls:
+            self._clear()
+            self._built.runtime.forget()
+        with self._state(also) as state:
+            state.load(newest(Path(folder)), alone=self.plan.elastic, beside=also or ())
         self._take_numbers(state.about)
-        saved = state.about.get("also", {})
         for name, thing in (also or {}).items():
-            if name not in saved:
-                raise ValueError(
-                    f"the checkpoint has no {name!r}; it has {', '.join(saved) or 'nothing'} beside"
-                )
-            thing.load_state_dict(saved[name])
+            thing.load_state_dict(state.about["also"][name])
 
     def _take_numbers(self, about: Mapping[str, Any]) -> None:
         """Take the run's own numbers from a state."""
@@ -347,7 +419,7 @@ class Run:
             self.swap.close()
 
     @contextlib.contextmanager
-    def _state(self) -> Iterator[RunState]:
+    def _state(self, also: Mapping[str, Any] | None = None) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"epoch": self.epoch, "scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
         kept = (
@@ -361,6 +433,8 @@ class Run:
             replica = 0 if self._outer is None else self.mesh.everyone.place("replica")
             options: dict[str, Any] = {"replica": replica, "outer": self._outer}
             options["fused"] = fused_layers(self.model)
+            beside = {name: thing for name, thing in (also or {}).items() if isinstance(thing, WeightAverage)}
+            options["averages"] = {name: thing.tensors() for name, thing in beside.items()}
             yield RunState(root, self._named, buffers, self._optimizers, about, elsewhere, kept, **options)
 
     # ---- one step ----
@@ -378,11 +452,13 @@ class Run:
                 follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
             )
             yield
-        except Exception as error:
-            left = (
-                self.plan.pipeline > 1 and self._built.runtime.interrupted
-            )  # messages that no stage received
-            self._failures.resolve(error, together=not left)
+        except BaseException as error:
+            interrupted = self._built.runtime.interrupted
+            if interrupted:
+                self._clear()  # the next call drops the gradients
+            if isinstance(error, Exception):
+                left = self.plan.pipeline > 1 and interrupted  # messages that no stage received
+                self._failures.resolve(error, together=not left)
             raise
 
     def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
@@ -394,20 +470,32 @@ class Run:
         seed = seed_of(self._built.seed, what, self.steps, self.mesh.everyone.row, self.mesh.stage)
         return drawing(seed, self.mesh.axes.device_type)
 
-    def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, StepInput]:
+    def _work(
+        self, batch: tuple[Any, Any], into: GradientAccumulation, *, train: bool, update: bool = True
+    ) -> tuple[Schedule, StepInput, float]:
+        """The schedule, its input, and the rows or labels by which its losses are divided."""
         inputs, targets = two(batch, own_loss=self._own_loss)
-        micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
+        several = into.calls > 0 or not update
+        cut = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh, several=several)
+        micros, weights = cut.micros, into.weights(cut)
         self._confirm(micros)
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"
-        work = StepInput(micros, weights, self._loss, self.scaler.scale * self.mesh.plan.data, train, counts)
+        factor = self.scaler.scale * self.mesh.plan.data
+        work = StepInput(micros, weights, self._loss, factor, train, counts, update)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), work.mean, self.mesh)
             self._built.trial = None
-        return proved_schedule(self.plan, len(micros)), work
+        return proved_schedule(self.plan, len(micros)), work, cut.total
 
-    def _confirm(self, micros: Sequence[tuple[Any, Any]]) -> None:
-        """Prove the cuts for the inputs of these micro-batches, where they are new."""
+    def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
+        """Prove the cuts for the inputs of these micro-batches, where they are new.
+
+        Args:
+            loss: the programs end with that of the run.
+        """
+        if self._built.runtime.context is not None:
+            self._built.runtime.context.confirm(micros, self._loss if loss else None)
         if self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
@@ -421,7 +509,7 @@ class Run:
         """
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
-        counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
+        counts = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same loss
         both = torch.tensor([0.0, 0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
         both[2] = count if counts else 0.0
@@ -432,19 +520,11 @@ class Run:
         mean, squared, total, *moved = both.tolist()
         return mean, squared if wanted else None, total, [one > 0 for one in moved]
 
-    @staticmethod
-    def _ratio(work: StepInput, count: float) -> float:
-        """What the loss and the gradients have to be multiplied by: sums so far were divided by the rows."""
-        if not work.counts:
-            return 1.0
-        if count == 0:
-            raise ValueError("no label of this batch counts: the loss returned (sum, 0) for all of it")
-        return 1.0 / (work.weights[0] * count)
-
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
-        return squared_norm(self._trained, self._built.ties, self.mesh)
+        spread = {} if self.experts is None else {"spread": self.experts.spread}
+        return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
 
     def _update(self, squared: float | None, ratio: float = 1.0) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed.
@@ -477,5 +557,6 @@ class Run:
                     optimizer.step()
 
     def _clear(self) -> None:
+        self._accumulated.clear()
         for parameter in self._trained.values():
             parameter.grad = None

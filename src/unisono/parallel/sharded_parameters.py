@@ -14,22 +14,26 @@ in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from unisono.torch_internals import fsdp, training
 
 from .graph.capture import STATE
 from .graph.containers import mapped, tensors_in
+from .recomputation import recompute
 from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from .experts.axis import ExpertAxis
     from .materialize import Initializer
     from .mesh import PlanMesh
     from .plan import Plan
@@ -38,13 +42,22 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard_units(
-    root: nn.Module, units: Sequence[nn.Module], mesh: PlanMesh, *, last: bool, initial: Initializer
+    root: nn.Module,
+    units: Sequence[nn.Module],
+    mesh: PlanMesh,
+    *,
+    last: bool,
+    initial: Initializer,
+    exact: Sequence[nn.Module] = (),
+    experts: ExpertAxis | None = None,
 ) -> DataAxis:
     """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
 
     Args:
         last: `root` returns what the loss takes, so floating outputs are cast to f32.
         initial: gives parameters on the meta device their values, unit by unit.
+        exact: modules that compute in f32.
+        experts: whose parameters fewer ranks hold; None: there are none.
     """
     plan = mesh.plan
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
@@ -52,7 +65,7 @@ def shard_units(
     for module in [*own, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     for unit in own if plan.recompute else ():
-        training.recompute(unit)
+        recompute(unit, selective=plan.recompute == "selective")
     if plan.swap is not None:
         group = mesh.group("replica") if plan.data > 1 else None
         store = store_of(plan.swap)
@@ -60,11 +73,30 @@ def shard_units(
         return ParameterSwap(root, units, store, group=group, uneven_use=plan.uneven_use)
     if replicas:
         initial.fill(root)
-        return ReplicatedParameters(root, mesh)
+        return ReplicatedParameters(root, mesh, experts)
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
-    return ShardedParameters(root, wrapped, mesh, last=last, fill=initial.fill)
+    alone = _apart(root, exact)
+    outer = [unit for unit in wrapped if unit not in set(alone)]
+    return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
+
+
+def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of the modules that are in `root`, the inner ones first.
+
+    Raises:
+        ValueError: one shares a parameter with another module, which would have it in low precision.
+    """
+    order = {module: number for number, module in enumerate(root.modules())}
+    found = sorted((module for module in exact if module in order), key=lambda module: -order[module])
+    for module in found:
+        if _shares(module, root):
+            raise ValueError(
+                f"a {type(module).__name__} that keeps f32 shares a parameter with another module. Leave it "
+                "out of keep_f32"
+            )
+    return found
 
 
 def _check_dimensions(root: nn.Module, plan: Plan) -> None:
@@ -112,14 +144,41 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
     if plan.precision == "f32":
         return MixedPrecisionPolicy()
     reduce = torch.float32 if plan.reduce == "f32" else None
-    return MixedPrecisionPolicy(param_dtype=TYPES[plan.precision], reduce_dtype=reduce, output_dtype=output)
+    casts = plan.context == 1  # a recorded program has its casts
+    return MixedPrecisionPolicy(TYPES[plan.precision], reduce, output, cast_forward_inputs=casts)
 
 
-def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy) -> None:
+def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
     if mesh.plan.zero == 0:
         fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
     else:
-        fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3)
+        fully_shard(
+            module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3, **more
+        )
+
+
+def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
+    """Shard a layer of experts, or one expert. `mesh`: of the experts' parameters."""
+    policy = replace(_policy(mesh.plan), cast_forward_inputs=False)  # weights of rows stay f32
+    if mesh.plan.zero == 0:
+        _wrap(module, mesh, policy)
+        return
+    parts = mesh.plan.shards
+
+    def place(parameter: nn.Parameter) -> Shard:
+        """Stacked experts are cut in another dimension than that of experts, or evenly in this one."""
+        if not isinstance(parameter, DTensor):
+            return Shard(0)
+        sizes = parameter.to_local().shape
+        fits = [dim for dim in (*range(1, len(sizes)), 0) if sizes[dim] % parts == 0]
+        if not fits:
+            raise ValueError(
+                f"zero={mesh.plan.zero}: no dimension of a parameter of experts, {list(sizes)} on each "
+                f"of {parts} ranks, can be cut into {parts} parts. Use another expert=, or shard="
+            )
+        return Shard(fits[0])
+
+    _wrap(module, mesh, policy, shard_placement_fn=place)
 
 
 def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
@@ -132,6 +191,8 @@ def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
 class ShardedParameters:
     """The data axis where `fully_shard` (or `replicate`) reduces the gradients.
 
+    Args:
+        experts: whose parameters fewer ranks hold; None: there are none.
     Attributes:
         root: the module whose parameters these are.
     """
@@ -144,8 +205,11 @@ class ShardedParameters:
         *,
         last: bool,
         fill: Callable[[nn.Module], object],
+        exact: Sequence[Any] = (),
+        experts: ExpertAxis | None = None,
     ) -> None:
         self.root, self._units, self._last = root, units, last
+        self._exact, self._experts = exact, experts
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
             _wrap(tried, mesh, _policy(mesh.plan))
@@ -155,19 +219,36 @@ class ShardedParameters:
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
         """Shard unit by unit; `fill` gives one its values before."""
         self._plan = plan = mesh.plan
+        inside = {module for exact in self._exact for module in exact.modules()}
+        for exact in self._exact:
+            fill(exact)
+            low = None if exact is self.root else TYPES[plan.precision]
+            _wrap(exact, mesh, MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low))
+        left = [] if self._experts is None else self._experts.modules(self.root)
         for unit in self._units:
             fill(unit)
-            _wrap(unit, mesh, _policy(plan))
+            left = self._wrap_experts(unit, left)
+            _wrap(unit, mesh, _policy(plan) if unit not in inside else MixedPrecisionPolicy())
         fill(self.root)
+        self._wrap_experts(self.root, left)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
-        if plan.shards > 1:
+        if mesh.axes.size(2) > 1:
             _gather_ahead(self.root, self._units)
+
+    def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:
+        """Shard those in `unit` over the ranks that hold them; return the others."""
+        inside = set(unit.modules())
+        for module in experts:
+            if module in inside and self._experts is not None:
+                module.register_forward_hook(own_memory)
+                _wrap_expert(module, self._experts.mesh)
+        return [module for module in experts if module not in inside]
 
     def follow(self, mesh: PlanMesh) -> None:
         """Shard over the data ranks of this mesh from now on. Parameters are others and have no values."""
-        for unit in self._units:
+        for unit in (*self._exact, *self._units):
             fsdp.unwrap(unit)
         fsdp.unwrap(self.root)
         self._wrap(mesh, lambda _: None)
@@ -200,6 +281,13 @@ class ShardedParameters:
 
     def finish(self) -> None:
         """The end of the last backward has waited for all."""
+
+
+def reshard(root: nn.Module) -> None:
+    """Restore each parameter to the form that the optimizer has: a forward may have left it gathered."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 # What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from .layouts.cost import Link
 
 if TYPE_CHECKING:
+    from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
 
 Result = TypeVar("Result")
@@ -38,10 +39,15 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::gradients", "replica", "gradients are averaged over replicas"),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::meeting", "replica", "replicas meet with the difference of their weights"),
+    ("up::attention", "context", "attention takes the other parts of the sequence"),
+    ("up::positions", "context", "sums over all positions, or positions that move"),
+    ("up::programs", "context", "ranks compare their programs"),
     ("up::tensor", "tensor", "activations of a cut module"),
+    ("up::experts", "expert", "rows go to their experts and back"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),
-    ("up::buffers", "data", "buffers are averaged"),
+    ("up::buffers", "data", "buffers are made equal"),
+    ("up::norms", "data", "statistics of BatchNorm over all rows, and their gradients"),
     ("up::agree", "world", "loss, norm and overflow verdict of all ranks"),
     ("up::tied", "pipeline", "gradients of a tied parameter"),
 )
@@ -67,12 +73,13 @@ class StepTrace:
         self.events = [event for event in events if event.get("ph") == "X"]
         self.base_ns = base_ns
 
-    def calls(self, mesh: PlanMesh, link: Link) -> list[CollectiveRecord]:
+    def calls(self, mesh: PlanMesh, link: Link, experts: ExpertAxis | None = None) -> list[CollectiveRecord]:
         """Every collective and message, in the order in which they began."""
         ranges = [e for e in self.events if e["name"].startswith(("FSDP::", "up::"))]
         found = [event for event in self.events if COLLECTIVE.match(event["name"])]
         return [
-            _call(event, _around(event, ranges), mesh, link) for event in sorted(found, key=lambda e: e["ts"])
+            _call(event, _around(event, ranges), mesh, link, experts)
+            for event in sorted(found, key=lambda e: e["ts"])
         ]
 
     def share(self) -> float:
@@ -106,10 +113,15 @@ def _around(event: dict[str, Any], ranges: list[dict[str, Any]]) -> list[str]:
     return [r["name"] for r in sorted(inside, key=lambda r: r["dur"])]
 
 
-def _call(event: dict[str, Any], around: list[str], mesh: PlanMesh, link: Link) -> CollectiveRecord:
+def _call(
+    event: dict[str, Any], around: list[str], mesh: PlanMesh, link: Link, experts: ExpertAxis | None
+) -> CollectiveRecord:
     operation = COLLECTIVE.match(event["name"])[1]  # type: ignore[index]
     axis, where, why = _reason(operation, around)
+    if experts is not None and axis != "world" and experts.holds(where):
+        mesh, axis = experts.mesh, "tensor" if axis == "expert" else axis
     ranks = _ranks(axis, operation, mesh)
+    axis = "expert" if experts is not None and axis == "tensor" else axis  # they exclude each other
     nbytes = _nbytes(event)
     if operation in ("send", "recv"):
         received, predicted = float(nbytes), link.latency_s + nbytes * link.byte_s
@@ -125,7 +137,7 @@ def _call(event: dict[str, Any], around: list[str], mesh: PlanMesh, link: Link) 
 
 def _reason(operation: str, around: list[str]) -> tuple[str, str, str]:
     slot = next((name.partition("|")[2] for name in around if name.startswith("up::pipeline")), "")
-    if operation in ("send", "recv"):
+    if operation in ("send", "recv") and not any(name.startswith("up::attention") for name in around):
         return "pipeline", slot or "between stages", "activations or gradients go to the next stage"
     for name in around:
         for start, axis, why in REASONS:
@@ -143,8 +155,8 @@ def _place(name: str) -> str:
 
 
 def _ranks(axis: str, operation: str, mesh: PlanMesh) -> int:
-    if axis == "world":
-        return mesh.plan.ranks
+    if axis in ("world", "context"):
+        return mesh.plan.ranks if axis == "world" else mesh.plan.context
     if operation in ("send", "recv"):
         return 2
     return int((mesh.everyone if axis == "replica" else mesh).part(axis).size())

@@ -135,14 +135,14 @@ class ParameterSwap:
         for number, (_, own) in enumerate(reversed(self._owned())):
             trained = [(self._names[p], p) for p in own if p.requires_grad]
             if trained:
-                self._average(GradientBucket(trained, number), self._group)
+                self._average(GradientBucket(trained, number, self._group))
         self._written()
 
-    def _average(self, bucket: GradientBucket, group: dist.ProcessGroup) -> None:
+    def _average(self, bucket: GradientBucket) -> None:
         for parameter in bucket.parameters:
             if parameter in self._norms:
                 self._fetch_gradient(parameter)
-        bucket.reduce(group)
+        bucket.reduce()
         bucket.wait()
         bucket.finish_step(uneven_use=self._uneven_use)
         for parameter in bucket.parameters:

@@ -37,13 +37,13 @@ def weights_of(
     """
     named, buffers = built.named, built.buffers
     told: list[Any] = [None] * built.mesh.plan.ranks
-    dist.all_gather_object(told, (built.mesh.stage, [*named], [*buffers]), group=built.mesh.world)
-    owner: dict[str, int] = {}
+    dist.all_gather_object(told, (dist.get_rank(), [*named], [*buffers]), group=built.mesh.world)
+    owner: dict[str, int] = {}  # the first rank that has it
     order: dict[str, None] = dict.fromkeys(built.names.values())
-    for stage, parameters, others in told:
+    for rank, parameters, others in told:
         order |= dict.fromkeys(others)
         for name in (*parameters, *others):
-            owner[name] = min(owner.get(name, stage), stage)
+            owner.setdefault(name, rank)
     joiner = _Joiner(fused_layers(built.model))
     for name in order:
         if name in owner:
@@ -53,20 +53,18 @@ def weights_of(
             yield from joiner.take(name, whole)
 
 
-def _at_rank_0(built: ModelSetup, value: Tensor | None, stage: int) -> Tensor | None:
-    """Bring a value of one stage to rank 0, whole."""
+def _at_rank_0(built: ModelSetup, value: Tensor | None, source: int) -> Tensor | None:
+    """Bring a value to rank 0, whole. source: the first rank that has it; the others may have it, too."""
     mesh = built.mesh
     whole: Tensor | None = None
     if mesh.outer is not None and mesh.outer.place("replica"):
         return None  # the first replica has the same values
-    if mesh.stage == stage:
-        assert value is not None
+    if value is not None:
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         whole = whole.detach().contiguous()
-    source = int(mesh.axes.mesh[stage].flatten()[0])
     rank = dist.get_rank()
     if source == 0:
-        return whole.cpu() if rank == 0 and whole is not None else None
+        return whole.to("cpu", copy=True) if rank == 0 and whole is not None else None  # the next step writes
     told: list[Any] = [None if whole is None else (tuple(whole.shape), whole.dtype)]
     if rank == source:
         assert whole is not None

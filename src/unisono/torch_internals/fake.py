@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 
 from .probe import PrivateName, find, need
 
-__all__ = ["NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "memory_of"]
+__all__ = ["NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of"]
 
 NAMES = {
     "mode": PrivateName(
@@ -28,6 +28,19 @@ NAMES = {
         without="the error of such a model does not say so",
     ),
 }
+
+
+NAMES["tensor"] = PrivateName(
+    "torch._subclasses.fake_tensor:FakeTensor",
+    purpose="leave out messages where a model is recorded, not run",
+    without="a model with sync_batch_norm=True cannot be recorded",
+)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no values, because a model is recorded."""
+    kind = find(NAMES["tensor"])
+    return kind is not None and isinstance(tensor, kind)
 
 
 def fake_mode() -> Any:

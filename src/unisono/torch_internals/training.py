@@ -55,6 +55,16 @@ NAMES = {
         purpose="tell what a loss has computed from what the model has",
         without="a loss that takes a parameter which the tensor axis cuts is not refused",
     ),
+    "compiled": PrivateName(
+        "torch.nn:Module._compiled_call_impl",
+        purpose="refuse compiled modules where parameters are swapped",
+        without="a compiled module under swap= raises an error of torch.compile",
+    ),
+    "dimensions": PrivateName(
+        "torch.nn:BatchNorm1d._check_input_dim",
+        purpose="refuse an input that a BatchNorm does not take (sync_batch_norm=True)",
+        without="such an input is normalised by its dimension 1",
+    ),
     "not persistent": PrivateName(
         "torch.nn:Module._non_persistent_buffers_set",
         purpose="leave buffers with persistent=False out of a checkpoint",
@@ -63,9 +73,9 @@ NAMES = {
 }
 
 
-def recompute(module: nn.Module) -> None:
-    """Compute the activations of `module` again in backward."""
-    need(NAMES["recompute"])(module)
+def recompute(module: nn.Module, **options: Any) -> None:
+    """Compute the activations of `module` again in backward. `options`: of torch.utils.checkpoint."""
+    need(NAMES["recompute"])(module, **options)
 
 
 def offsets(parameter: Any) -> Sequence[int]:
@@ -119,6 +129,17 @@ def plainly(function: Any, args: Any, kwargs: Any) -> Any:
 def sequence_of(function: Any) -> int:
     """The number of a function of autograd, which grows from one to the next in a thread."""
     return int(function._sequence_nr()) if find(NAMES["sequence"]) is not None else -1
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module was compiled in place."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def check_dimensions(norm: Any, x: Tensor) -> None:
+    """Raise ValueError for an input that a BatchNorm does not take."""
+    if find(NAMES["dimensions"]) is not None:
+        norm._check_input_dim(x)
 
 
 def persistent(module: nn.Module, name: str) -> bool:

@@ -339,6 +339,13 @@ def check_evaluate_changes_nothing(folder: Path) -> None:
         assert abs(run.step(batch) - first) < 1e-6
         assert run.evaluate(batch) != first
         assert set(before) == set(whole(run))
+    for zero in (0, 1):  # what an evaluation has gathered in bf16 does not stand for the weights
+        run = made("mlp", up.Plan(data=2, zero=zero, precision="bf16"))
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        run.step(batch)
+        wanted = run.state_dict()
+        run.evaluate(batch)
+        assert all(torch.equal(value, wanted[name]) for name, value in run.state_dict().items())
 
 
 def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) -> None:

@@ -93,6 +93,7 @@ def causal(name: str, config: str = "", batch: Any = text, **more: Any) -> Anima
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+WITH_EXPERTS = ("qwen2-moe", "qwen3-moe", "mixtral", "deepseek-v3")
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
 ANIMALS: dict[str, Animal] = {
@@ -115,12 +116,28 @@ ANIMALS: dict[str, Animal] = {
     "llama-tied": causal("Llama", tie_word_embeddings=True, num_key_value_heads=1),
     "qwen2": causal("Qwen2"),
     "qwen3": causal("Qwen3", head_dim=8),
+    "qwen2-moe": causal("Qwen2Moe", shared_expert_intermediate_size=16, **EXPERTS),
     "qwen3-moe": causal("Qwen3Moe", head_dim=8, **EXPERTS),
     "gemma": causal("Gemma", head_dim=8, num_key_value_heads=1),
     "gemma3": causal("Gemma3", "Gemma3Text", head_dim=8),
     "phi3": causal("Phi3", resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0),
     "mistral": causal("Mistral"),
     "mixtral": causal("Mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "deepseek-v3": causal(
+        "DeepseekV3",
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    ),
     "neox": causal("GPTNeoX", hidden_dropout=0.0, attention_dropout=0.0),
     "opt": causal("OPT", ffn_dim=48, dropout=0.0, word_embed_proj_dim=WIDTH),
     "bloom": causal("Bloom", n_layer=2, n_head=HEADS, hidden_dropout=0.0, attention_dropout=0.0),

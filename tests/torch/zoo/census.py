@@ -46,6 +46,9 @@ PLANS: dict[str, up.Plan] = {
     "tensor recompute": up.Plan(tensor=2, recompute=True),
     "tensor bf16": up.Plan(tensor=2, precision="bf16"),
     "pipeline": up.Plan(pipeline=2, micro_batches=2),
+    "expert": up.Plan(data=2, expert=2),
+    "expert zero=3": up.Plan(data=2, expert=2, zero=3, micro_batches=2),
+    "context": up.Plan(context=2),
 }
 
 

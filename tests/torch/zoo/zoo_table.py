@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "torch")]
 
 from suite import Forks  # noqa: E402
-from zoo.animals import ANIMALS  # noqa: E402
+from zoo.animals import ANIMALS, WITH_EXPERTS  # noqa: E402
 from zoo.census import PLANS  # noqa: E402
 
 SHARE = 0.9
@@ -26,11 +26,14 @@ def main() -> int:
     parser.add_argument("animals", nargs="*", help="models; all without this argument")
     parser.add_argument("--plans", help="names of plans, with commas between")
     given = parser.parse_args()
-    plans = given.plans.split(",") if given.plans else list(PLANS)
+    wanted = given.plans.split(",") if given.plans else list(PLANS)
     forks, words, failed = Forks(), Counter[str](), []
-    print(f"{'':14}" + " ".join(f"{plan[:16]:>16}" for plan in plans), flush=True)
+    print(f"{'':14}" + " ".join(f"{plan[:16]:>16}" for plan in wanted), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for animal in given.animals or ANIMALS:
+            plans = [plan for plan in wanted if PLANS[plan].expert == 1 or animal in WITH_EXPERTS]
+            if not plans:
+                continue
             job = {animal: ("zoo.census", 2, [animal, ",".join(plans)])}
             printed = forks.run(Path(folder), job, limit_s=1200)[animal]
             cells = {
@@ -39,7 +42,7 @@ def main() -> int:
             found = [cells.get(plan, [animal, plan, "RAW", "", "the job ended"]) for plan in plans]
             words.update(cell[2] for cell in found)
             failed += [cell for cell in found if cell[2] in ("refused", "WRONG", "RAW")]
-            shares = [cell[4].partition("cut ")[2] for cell in found]
+            shares = [cell[4].partition(", cut ")[2] for cell in found]
             texts = [f"{cell[2]} {share}".strip() for cell, share in zip(found, shares, strict=True)]
             print(f"{animal:14}" + " ".join(f"{text:>16}" for text in texts), flush=True)
     forks.close()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from unisono.engine.store import FileStore
 
 FAILED_LINGER_S = 2.0  # for the other ranks to read the failure
+ERROR_LINGER_S = 0.1  # for ranks that have not read the last keys of the start
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
@@ -67,17 +68,20 @@ class Rendezvous(msgspec.Struct, frozen=True):
     _keys: Store
     _owned: TCPStore | FileStore | None
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Write the close message, and close the store if it was opened here. Bounded in time; never raises.
 
         The rank that serves the store waits up to 5 s for the close messages of the others.
+
+        failed: an exception is under way: the others wait for the end of this process, so it does not wait
+            for theirs.
         """
         with contextlib.suppress(StoreError):  # the store has ended, or is closed
             self._keys.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
         if isinstance(self._owned, TCPStore):
-            self._owned.close(world_size=self.world_size)
+            self._owned.close(ERROR_LINGER_S if failed else None, self.world_size)
         elif self._owned is not None:
-            self._owned.close()
+            self._owned.close(ERROR_LINGER_S if failed else None)
 
 
 def rendezvous(

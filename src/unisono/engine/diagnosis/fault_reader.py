@@ -224,7 +224,8 @@ def _peer(context: FaultContext, fault: FaultRecord) -> FaultReport:
     cause = ""
     if fault.kind == FaultKind.PEER_LEFT:
         cause = _cause(fault.ranks[fault.rank])
-        if cause:  # several processes may end: the launcher shows the first one's error
+        # Several processes may end: the launcher shows the first one's error. An elastic group goes on.
+        if cause and not context.engine.elastic:
             patience = min(LEAVING_PATIENCE_S, context.timeout_s or LEAVING_PATIENCE_S)
             context.engine.await_end(fault.rank, patience)
     return _report(

@@ -991,4 +991,4 @@ def _close(
         planner.leave(close_reason(error))
     finally:  # also after Ctrl-C
         if rendezvous is not None:
-            rendezvous.close()
+            rendezvous.close(failed=error is not None)

@@ -73,13 +73,18 @@ class ElasticRun(TransactionalRun):
         self.enter()
         yield from super().epochs(count)
 
-    def step(self, batch: tuple[Any, Any], *, watch: bool = False) -> float:
+    def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
         """Train on this rank's part of a batch, see `Run.step`. After a loss the living do it again.
 
         Raises:
-            ValueError: `run.shard` did not yield this batch last.
+            ValueError: `run.shard` did not yield this batch last; or `update` is False.
             Evicted: the others go on without this rank.  GroupError: too few ranks are left.
         """
+        if update is not True:
+            raise ValueError(
+                "step: update=False is not for Plan(elastic=True): gradients that wait are lost with a rank. "
+                "Write Plan(micro_batches=...)"
+            )
         source = self._source("step", batch)
         step = super().step
 

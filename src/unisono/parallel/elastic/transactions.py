@@ -396,7 +396,7 @@ class TransactionalRun(Run):
                 for record, mine in zip(part, batches.again([one.drawn for one in part]), strict=True):
                     self._take_settings(record.settings)
                     _set_modes(modules, map(bool, record.modes))
-                    self.kept(partial(self._train, mine), record)
+                    self.kept(partial(self._train, mine, update=True), record)
         finally:
             self._take_settings(settings)
             _set_modes(modules, modes)

@@ -22,10 +22,12 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 
+from .attention_call import ATTENTION, FUNCTION, bound
 from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
@@ -80,12 +82,15 @@ class Recorder:
 
     Args:
         watch: called with each call of a function that takes sizes; returns the arguments to use.
+        attention: a call of scaled_dot_product_attention is one operator, whatever PyTorch makes of it.
     """
 
-    def __init__(self, shapes: Shapes, watch: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, shapes: Shapes, watch: Callable[..., Any] | None = None, *, attention: bool = False
+    ) -> None:
         self.graph = Graph(type(shapes.model).__name__)
         self.paused = 0
-        self._shapes, self._watch = shapes, watch
+        self._shapes, self._watch, self._attention = shapes, watch, attention
         self._known: dict[int, tuple[Tensor, int]] = {}  # the tensor is kept, so that its id stays its own
         self._storages: dict[int, tuple[Any, int]] = {}
         self.frames: list[int] = []
@@ -114,7 +119,7 @@ class Recorder:
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
-            with _quiet(), self._shapes.mode, _Operators(self), _Functions(self):
+            with _quiet(), self._calls_of_attention(), self._shapes.mode, _Operators(self), _Functions(self):
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
@@ -186,6 +191,8 @@ class Recorder:
         if self.paused:
             return function(*args, **named)
         name, ordinal = getattr(function, "__name__", str(function)), -1
+        if self._attention and name == FUNCTION:
+            return self.attention(function, args, named)
         if name in SIZED:
             ordinal = self._ordinals[-1]
             self._ordinals[-1] += 1
@@ -198,6 +205,36 @@ class Recorder:
             return function(*args, **named)
         finally:
             self._call = before
+
+    def attention(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run scaled_dot_product_attention and note it as one operator."""
+        if self.paused:
+            return function(*args, **named)
+        came = mapped(bound(args, named), lambda t: Ref(self.value(t)))
+        self.paused += 1
+        output = function(*args, **named)
+        self.paused -= 1
+        number = len(self.graph.nodes)
+        made = self._new(output, "operator", node=number)
+        node = Node(
+            number, ATTENTION, (), came, (made,), tuple(self.frames), self._call, _line(), 0,
+            torch.is_grad_enabled(),
+        )  # fmt: skip
+        if _is_recomputed():
+            self.graph.recomputed.add(number)
+        self.graph.nodes.append(node)
+        return output
+
+    @contextlib.contextmanager
+    def _calls_of_attention(self) -> Iterator[None]:
+        """See those that PyTorch's own layers make, too: no function mode is told of them."""
+        function: Any = getattr(functional, FUNCTION)
+        if self._attention:
+            setattr(functional, FUNCTION, lambda *args, **named: self.attention(function, args, named))
+        try:
+            yield
+        finally:
+            setattr(functional, FUNCTION, function)
 
     def _new(self, tensor: Tensor, kind: str, *, node: int = -1, name: str = "") -> int:
         number = len(self.graph.values)

@@ -10,7 +10,7 @@ line of the user's program, such as `x.view(b, t, 12, -1)`; operators know their
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
-__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "writes_of"]
+__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
 
 class Ref(NamedTuple):
@@ -237,6 +237,21 @@ def writes_of(node: Node) -> list[tuple[int, int]]:
                 at = min(len(found), len(outputs) - 1)
                 found.append((ref.value, outputs[at] if outputs else ref.value))
     return found
+
+
+def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:
+    """What runs in place of an operator on other tensors: their strides may be others than recorded.
+
+    Args:
+        written: memory that some operator writes in place.
+    """
+    views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
+    if node.name in views and isinstance(node.args[1], (list, tuple)):
+        if graph.values[node.args[0].value].storage not in written:
+            return lambda tensor, size, *_: tensor.reshape(size)
+    elif node.name == "aten.lift_fresh":  # a tensor that is written down is new each time
+        return torch.clone
+    return node.op
 
 
 def refs(arguments: Any) -> Iterator[Ref]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from .containers import strange_in, tensors_in
-from .program import Frame, Graph, Node, Ref, refs, writes_of
+from .program import Frame, Graph, Node, refs, writes_of
 from .rules import DRAWS
 from .stage_choice import LIMIT_VALUES, StageError, StageStart, closed_because, place_of
 
@@ -332,8 +331,3 @@ class StageProgram:
         ]
         told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
-
-
-def result_is_data(graph: Graph) -> bool:
-    """Whether the model returned tensors in containers, and nothing that hides some."""
-    return bool(list(tensors_in(graph.result, Ref))) and not list(strange_in(graph.result, Ref))

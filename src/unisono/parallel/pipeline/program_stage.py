@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
-from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
-from unisono.parallel.graph.program import Ref, refs
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.program import Ref, refs, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
-from unisono.parallel.graph.stage_program import Item, StageProgram, result_is_data
+from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.program_state import ModuleSettings, kinds_of
+from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph, Node
+    from unisono.parallel.graph.program import Graph
     from unisono.parallel.graph.stage_program import Stage
 
 __all__ = ["ProgramStage", "StagePrograms"]
@@ -42,7 +42,10 @@ class StagePrograms:
     """
 
     def __init__(self, model: nn.Module, sample: Any, stages: int, dtype: torch.dtype | None = None) -> None:
-        self._shapes, self._name, self._dtype = Shapes(model), type(model).__name__, dtype
+        self._recorder = ModelRecorder(
+            model, dtype, StageError, where="a pipeline", remedy="Write pieces=[...]"
+        )
+        self._name, self._dtype = self._recorder.name, dtype
         self._settings: ModuleSettings | None = None
         self._known: dict[Any, StageProgram] = {}
         self._current: Any = None
@@ -58,42 +61,17 @@ class StagePrograms:
             if isinstance(told[0], str):
                 raise StageError(told[0])
             self.starts: list[StageStart] = told[0]
-            self.first = StageProgram(graph, self._shapes.model, self.starts)
+            self.first = StageProgram(graph, self._recorder.shapes.model, self.starts)
         self._sample = sample
 
-    def _recorded(self, inputs: Any) -> Any:
-        strange = next(strange_in(inputs), None)
-        if strange is not None:
-            raise StageError(
-                f"a {type(strange).__name__} among the inputs of {self._name}: a pipeline takes tensors, "
-                "numbers and strings, in tuples, lists and dicts"
-            )
-        shapes = Shapes(self._shapes)
+    def _recorded(self, inputs: Any) -> Graph:
         if self._dtype is not None:
-            with shapes.mode:
-                for parameter in shapes.model.parameters():
-                    if parameter.is_floating_point():
-                        parameter.data = parameter.data.to(self._dtype)
             inputs = mapped(inputs, lambda t: t.to(self._dtype) if t.is_floating_point() else t)
-        before = ModuleSettings(shapes.model).now()
-        graph = Recorder(shapes).run(shapes.model, inputs)
-        if not result_is_data(graph):
-            raise CaptureError(
-                f"{self._name} returns no tensors, or objects that hide them: return a tuple or dict"
-            )
-        self._changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
-        if self._changing and _operators(graph) != _operators(Recorder(shapes).run(shapes.model, inputs)):
-            path, leaf = min(self._changing)
-            raise StageError(
-                f'{self._name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
-                "program then, "
-                "which a pipeline does not follow. Write pieces=[...]"
-            )
-        return graph
+        return self._recorder.record(inputs)
 
     def note(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Follow `model`, which is cut now. `group`: the ranks of this pipeline."""
-        self._group, self._settings = group, ModuleSettings(model, leave_out=self._changing)
+        self._group, self._settings = group, ModuleSettings(model, leave_out=self._recorder.changing)
         self._known[kinds_of(self._sample, self._dtype), self._settings.now(), True] = self.first
         del self._sample
 
@@ -109,8 +87,8 @@ class StagePrograms:
             key = kinds_of(inputs, self._dtype), self._current, torch.is_grad_enabled()
             if key in self._known:
                 continue
-            self._settings.give(self._shapes)
-            program = StageProgram(self._recorded(inputs), self._shapes.model, self.starts)
+            self._settings.give(self._recorder.shapes)
+            program = StageProgram(self._recorded(inputs), self._recorder.shapes.model, self.starts)
             self._check(program)
             while len(self._known) >= PROGRAMS:
                 self._known.pop(next(iter(self._known)))
@@ -136,10 +114,6 @@ class StagePrograms:
                 "shapes, or the model is not the same on all of them. run.shard(loader) gives each the same "
                 "rows"
             )
-
-
-def _operators(graph: Graph) -> list[Any]:
-    return [(node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in graph.nodes]
 
 
 class ProgramStage(nn.Module):
@@ -259,15 +233,6 @@ class _Values:
             return getattr(self._stage._where[path], leaf)
         raise AssertionError(f"value {number} is not on this stage")
 
-    def _operator(self, node: Node) -> Any:
-        """What runs in place of an operator: the strides of a value that came may be others than recorded."""
-        views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
-        if node.name in views and self._graph.values[node.args[0].value].storage not in self._written:
-            return lambda tensor, size, *_: tensor.reshape(size)
-        if node.name == "aten.lift_fresh":  # a tensor that is written down is new each time
-            return torch.clone
-        return node.op
-
     def run(self, item: Item) -> None:
         what = item.frame or item.node
         assert what is not None
@@ -275,7 +240,7 @@ class _Values:
         with context:
             if item.node is not None:
                 args, named = mapped((item.node.args, item.node.named), self, Ref)
-                output = self._operator(item.node)(*args, **named)
+                output = replayed(item.node, self._graph, self._written)(*args, **named)
                 flat = output if isinstance(output, (tuple, list)) else (output,)
                 self._values.update(
                     (n, t) for n, t in zip(item.node.outputs, flat, strict=True) if n is not None

@@ -23,6 +23,7 @@ from .timeline import Span
 if TYPE_CHECKING:
     from torch import nn
 
+    from unisono.parallel.context.runtime import ContextModel
     from unisono.parallel.loss_parameters import LossParameters
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.sharded_parameters import DataAxis
@@ -37,6 +38,8 @@ class StepInput:
         weights: the share of each micro-batch's loss in the step's.
         factor: losses are multiplied by it before backward.
         counts: the loss returns (sum, count).
+        update: the gradients are reduced at the end; else they stay, and the next step adds to them.
+        recorded: under a context axis the loss belongs to the program; else it gets whole outputs.
     """
 
     micros: Sequence[tuple[Any, Any]]
@@ -45,10 +48,15 @@ class StepInput:
     factor: float = 1.0
     train: bool = True
     counts: bool = False
+    update: bool = True
+    recorded: bool = True
 
     def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
         """The loss of a micro-batch, and its count."""
-        value = self.loss(output, targets)
+        return self.checked(self.loss(output, targets))
+
+    def checked(self, value: Any) -> tuple[Tensor, float]:
+        """Likewise, of what the loss returned."""
         return pair(value) if self.counts else (mean(value), 0.0)
 
     def mean(self, output: Any, targets: Any) -> Tensor:
@@ -90,6 +98,7 @@ class PipelineRuntime:
     Attributes:
         interrupted: the last run ended with an error.
         loss_parameters: what a loss may not take; None: it may take all.
+        context: runs the model with its loss on a part of each sequence; None: sequences are whole.
     """
 
     def __init__(
@@ -98,19 +107,20 @@ class PipelineRuntime:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
-        self.interrupted = False
+        self.interrupted = self._stale = False
         self.loss_parameters: LossParameters | None = None
+        self.context: ContextModel | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
         """Run this rank's actions; return its part of the loss, its count, and the times of each action."""
-        if self.interrupted:
+        if self.interrupted or self._stale:
             self._units.reset()
-        self.interrupted = True
+        self.interrupted, self._stale = True, False
         step = _StepState(schedule, step_input)
         order = [a for a in schedule.orders[self._mesh.stage] if step_input.train or a.kind == "F"]
-        final = next((action for action in reversed(order) if action.kind != "F"), None)
-        split = any(action.kind == "W" for action in order)
+        split, reduces = any(action.kind == "W" for action in order), step_input.train and step_input.update
+        final = next((action for action in reversed(order) if reduces and action.kind != "F"), None)
         with torch.set_grad_enabled(step_input.train):
             for action in order:
                 self._take(step, action)
@@ -123,13 +133,17 @@ class PipelineRuntime:
                     ](step, action)
                 step.spans.append(Span(self._mesh.stage, action, start, time.perf_counter()))
                 self._give(step, action)
-        if split:
+        if split and reduces:
             self._units.reduce_now()
-        if step_input.train:
+        if reduces:
             self._units.finish()
         self._messages.finish()
         self.interrupted = False
         return step.loss, step.count, step.spans
+
+    def forget(self) -> None:
+        """Drop what earlier runs have left, when the next one begins: gradients, collectives in flight."""
+        self._stale = True
 
     # ---- between stages ----
 
@@ -177,6 +191,9 @@ class PipelineRuntime:
     def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
         inputs, targets = step.step_input.micros[micro]
+        if self.context is not None:
+            self._whole_forward(step, micro, self.context)
+            return
         activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
         output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
         if stage + 1 == step.schedule.stages:
@@ -195,6 +212,21 @@ class PipelineRuntime:
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.step_input.factor),)
         step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
+
+    def _whole_forward(self, step: _StepState, micro: int, context: ContextModel) -> None:
+        """The forward of a model, and of its loss, whose sequence is cut."""
+        given, (inputs, targets) = step.step_input, step.step_input.micros[micro]
+        weight = given.weights[micro]
+        if given.recorded and weight:
+            found = context.loss(self._root, inputs, targets, given.loss)
+            loss, count = given.checked(found)
+        else:
+            output = self._output(context.output(self._root, inputs))
+            loss, count = given.counted(output, targets) if weight else (_nothing(output), 0.0)
+        step.count += count
+        step.loss = step.loss + loss.detach().double() * weight
+        outputs = (loss * (weight * given.factor),)
+        step.forward_records[0, micro] = _ForwardRecord((), outputs)
 
     def _arrived(
         self, step: _StepState, action: Action

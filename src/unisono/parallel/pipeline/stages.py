@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -79,24 +80,36 @@ def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
 
 def measure_costs(pieces: Sequence[nn.Module], inputs: Any, rounds: int = 3) -> list[float]:
     """Run forward and backward of each piece on `inputs` of the first; return seconds for each, the least of
-    `rounds`.
+    `rounds`. Buffers keep their values.
     """
     costs = [float("inf")] * len(pieces)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _buffers_kept(pieces):
         for _ in range(rounds):
             value: Any = inputs if isinstance(inputs, tuple) else (inputs,)
             for index, piece in enumerate(pieces):
                 start = time.perf_counter()
+                wanted = [*_leaves(piece), *(t for t in value if isinstance(t, Tensor) and t.requires_grad)]
                 value = piece(*value)
                 value = value if isinstance(value, tuple) else (value,)
                 outputs = [t for t in value if t.requires_grad]
-                if outputs:
-                    torch.autograd.grad(
-                        outputs, _leaves(piece), [torch.ones_like(t) for t in outputs], allow_unused=True
-                    )
+                if outputs and wanted:
+                    given = [torch.ones_like(t) for t in outputs]
+                    torch.autograd.grad(outputs, wanted, given, allow_unused=True)
                 costs[index] = min(costs[index], time.perf_counter() - start)
                 value = tuple(t.detach().requires_grad_(t.requires_grad) for t in value)
     return costs
+
+
+@contextlib.contextmanager
+def _buffers_kept(pieces: Sequence[nn.Module]) -> Iterator[None]:
+    places = [
+        (module._buffers, leaf) for piece in pieces for module in piece.modules() for leaf in module._buffers
+    ]
+    kept = [(held, leaf, value, value.clone()) for held, leaf in places if (value := held[leaf]) is not None]
+    yield
+    with torch.no_grad():
+        for held, leaf, value, was in kept:
+            held[leaf] = value.copy_(was)
 
 
 def _leaves(piece: nn.Module) -> list[Tensor]:

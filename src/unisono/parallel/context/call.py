@@ -1,0 +1,102 @@
+"""The call of an operator, as a rule sees it: its arguments, and where the sequence lies in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.parallel.graph.program import Graph, Node, Ref
+from unisono.parallel.layouts.cost import Link
+
+from .exchange import ContextGroup
+from .layout import LayoutError, SequenceDim, local_shape
+
+__all__ = ["RuleCall", "label_of"]
+
+Run = Callable[..., Any]
+
+
+@dataclass
+class RuleCall:
+    """One operator, on one rank.
+
+    Args:
+        places: of the values that are cut.
+        written: memory that some operator writes in place.
+        link: the prices of the context group's network.
+    Attributes:
+        wants: values -> the place that this operator needs; a whole value is taken in part.
+        run: what runs in place of the operator, on the arguments that are there.
+    """
+
+    graph: Graph
+    node: Node
+    places: dict[int, SequenceDim]
+    ranks: ContextGroup
+    link: Link
+    written: set[int]
+    wants: dict[int, SequenceDim] = field(default_factory=dict)
+    run: Run | None = None
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """As they were recorded, with a Ref in place of each tensor."""
+        return self.node.args
+
+    def label(self, what: str = "positions") -> str:
+        """Of what it exchanges, in a trace."""
+        return label_of(what, self.graph, self.node)
+
+    def given(self, at: int, name: str, default: Any = None) -> Any:
+        """An argument by place or name."""
+        return self.args[at] if len(self.args) > at else self.node.named.get(name, default)
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        """The whole shape of an input."""
+        return self.graph.values[ref.value].shape
+
+    def out(self, at: int = 0) -> tuple[int, ...]:
+        """The whole shape of an output."""
+        number = self.node.outputs[at]
+        assert number is not None
+        return self.graph.values[number].shape
+
+    def place(self, ref: Any) -> SequenceDim | None:
+        """Where the sequence lies in an input; None: it is whole, or no tensor."""
+        return self.places.get(ref.value) if isinstance(ref, Ref) else None
+
+    def cut(self, ref: Ref) -> SequenceDim:
+        """Likewise, of one that has to be cut."""
+        found = self.place(ref)
+        if found is None:
+            raise LayoutError("it takes a value that is cut beside one that has to be, and is not")
+        return found
+
+    def stays_whole(self, *given: Any) -> None:
+        """Refuse inputs that are cut."""
+        if any(self.place(ref) is not None for ref in given):
+            raise LayoutError("it takes a value that is cut along the sequence where it needs all of it")
+
+    def want(self, ref: Ref, place: SequenceDim) -> None:
+        """Have an input at a place."""
+        size, unit = self.shape(ref)[place.dim], place.outer * place.span.size
+        if size % unit:
+            raise LayoutError(f"a dimension of {size} meets a sequence of {place.span.size} positions")
+        known = self.place(ref)
+        if known is not None and (known.dim, known.outer, known.span.size) != (
+            place.dim, place.outer, place.span.size,
+        ):  # fmt: skip
+            raise LayoutError("it takes two values that are cut in different dimensions")
+        if known != place:
+            self.wants[ref.value] = place
+
+    def size_run(self, place: SequenceDim, at: int = 1) -> None:
+        """Run the operator with the sizes of this rank's output in place of argument `at`."""
+        sizes, op = local_shape(self.out(), place, self.ranks.rank), self.node.op
+        self.run = lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named)
+
+
+def label_of(what: str, graph: Graph, node: Node) -> str:
+    """The label of what an operator exchanges, in a trace."""
+    return f"up::{what}|{graph.module_of(node) or graph.model}"

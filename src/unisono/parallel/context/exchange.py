@@ -1,0 +1,159 @@
+"""What the ranks of a context group exchange beside attention. Each has its exact transpose in backward.
+
+All ranks compute the same loss, each with 1/n of its gradient, so the gradient of a value that every rank has
+is the sum over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.profiler import record_function
+
+from .layout import PositionSpan, SequenceDim
+
+__all__ = ["ContextGroup", "move", "take", "total", "whole"]
+
+
+@dataclass(frozen=True)
+class ContextGroup:
+    """The ranks that share a sequence. `rank`: this one's index."""
+
+    group: Any
+    rank: int
+    ranks: int
+
+
+def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
+    """The sum of a value over the ranks."""
+    found: Tensor = _Total.apply(value, ranks, label)
+    return found
+
+
+def take(value: Tensor, place: SequenceDim, rank: int) -> Tensor:
+    """This rank's positions of a value that every rank has."""
+    outer, size = place.outer, place.span.size
+    apart = value.unflatten(place.dim, (outer, size, value.shape[place.dim] // (outer * size)))
+    parts = [apart.narrow(place.dim + 1, begin, end - begin) for begin, end in place.span.runs(rank)]
+    mine = torch.cat(parts, place.dim + 1) if parts else apart.narrow(place.dim + 1, 0, 0)
+    return mine.flatten(place.dim, place.dim + 2)
+
+
+def move(
+    value: Tensor,
+    shape: Sequence[int],
+    place: SequenceDim,
+    span: PositionSpan,
+    ranks: ContextGroup,
+    label: str,
+) -> Tensor:
+    """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions.
+
+    Args:
+        shape: of the whole value.
+    """
+    moved: Tensor = _Moved.apply(_rows_first(value, shape, place), place.span, span, ranks, label)
+    return moved.movedim(0, place.dim + 1).flatten(place.dim, place.dim + 2)
+
+
+@torch.no_grad()
+def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str) -> Tensor:
+    """All positions of a value, on every rank. It has no gradient.
+
+    Args:
+        shape: of the whole value.
+    """
+    span, mine = place.span, _rows_first(value, shape, place)
+    most = max(span.count(rank) for rank in range(ranks.ranks))
+    padded = mine.new_zeros(most, *mine.shape[1:])
+    padded[: len(mine)] = mine
+    every = [torch.empty_like(padded) for _ in range(ranks.ranks)]
+    with record_function(label):
+        dist.all_gather(every, padded, group=ranks.group)
+    made = mine.new_empty(span.size, *mine.shape[1:])
+    for rank, part in enumerate(every):
+        made[span.positions(rank)] = part[: span.count(rank)]
+    return made.movedim(0, place.dim + 1).flatten(place.dim, place.dim + 2)
+
+
+def _rows_first(value: Tensor, shape: Sequence[int], place: SequenceDim) -> Tensor:
+    inner = shape[place.dim] // (place.outer * place.span.size)
+    apart = value.unflatten(place.dim, (place.outer, value.shape[place.dim] // (place.outer * inner), inner))
+    first: Tensor = apart.movedim(place.dim + 1, 0)
+    return first
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
+        ctx.how = ranks, label
+        return _sum(value, ranks, label)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _sum(grad, *ctx.how), None, None
+
+
+def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
+    made = value.clone(memory_format=torch.contiguous_format)
+    with record_function(label):
+        dist.all_reduce(made, group=ranks.group)
+    return made
+
+
+class _Moved(torch.autograd.Function):
+    """Rows in dim 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str
+    ) -> Tensor:
+        ctx.how = came, goes, ranks, label
+        return _rows(value, came, goes, ranks, label)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        came, goes, ranks, label = ctx.how
+        return _rows(grad, goes, came, ranks, label), None, None, None, None
+
+
+def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
+    give, given, get, got = _routes(came, goes, ranks.rank)
+    row = math.prod(value.shape[1:])
+    sent = value[give].contiguous()
+    received = value.new_empty(len(get), *value.shape[1:])
+    with record_function(label):
+        dist.all_to_all_single(
+            received.view(-1),
+            sent.view(-1),
+            [count * row for count in got],
+            [count * row for count in given],
+            group=ranks.group,
+        )
+    made = torch.empty_like(received)
+    made[get] = received
+    return made
+
+
+@lru_cache(maxsize=256)
+def _routes(came: PositionSpan, goes: PositionSpan, rank: int) -> tuple[Tensor, list[int], Tensor, list[int]]:
+    """The rows that a rank gives, in the order of the ranks that get them, with counts; and those it gets."""
+    give = [_both(came, rank, goes, other) for other in range(came.ranks)]
+    get = [_both(goes, rank, came, other) for other in range(came.ranks)]
+    rows = [torch.tensor([at for each in route for at in each], dtype=torch.long) for route in (give, get)]
+    return rows[0], [*map(len, give)], rows[1], [*map(len, get)]
+
+
+def _both(mine: PositionSpan, rank: int, theirs: PositionSpan, other: int) -> list[int]:
+    there = set(theirs.positions(other))
+    return [at for at, position in enumerate(mine.positions(rank)) if position in there]

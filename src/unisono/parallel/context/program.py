@@ -1,0 +1,290 @@
+"""A recorded program on the ranks of a context group: what is cut, proved operator by operator, and its run.
+
+Every rank gets whole inputs. A value without the sequence, such as a mask or positions, is computed whole on
+each rank. The cut begins where a value with the sequence of an input meets a parameter: each rank takes its
+positions there. From then on each operator runs on these, as its rule says (rules.py). What has no rule is
+refused. The operators that were proved are those that run, so there is no other program to be wrong.
+
+    ids [2, 64] -> embedding: cut, [2, 16, 8] on each of 4 ranks -> ... -> nll_loss: a sum over the ranks
+    arange -> embedding: whole, [64, 8] -> added to the former: its 16 positions are taken
+
+Modules whose parameters are gathered, or that are recomputed (units), are called with a ForwardCall in front
+of the values that they take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.program import Ref, refs, writes_of
+from unisono.parallel.graph.rules import DRAWS
+
+from .call import RuleCall
+from .layout import LayoutError, PositionSpan, SequenceDim
+from .replay import ProgramStep, Replay, ReplayValues, UnitItem
+from .rules import ATTENTION, run_rule
+
+if TYPE_CHECKING:
+    from unisono.parallel.graph.program import Frame, Graph, Node
+    from unisono.parallel.layouts.cost import Link
+
+    from .exchange import ContextGroup
+
+__all__ = ["ContextError", "ContextProgram"]
+
+STATE = ("parameter", "buffer")
+HOOKS = ("register_hook", "register_multi_grad_hook")
+OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
+WRITTEN_OUT = (
+    "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
+    'attn_implementation="sdpa"), or leave out context='
+)
+ELSE = "What is no attention has to work position by position: change that line, or leave out context="
+
+
+class ContextError(ValueError):
+    """A program that cannot be cut along the sequence; the text names the operator and the line."""
+
+
+class ContextProgram:
+    """One recorded program, proved for the ranks of a context group.
+
+    Args:
+        graph: of inputs whose first tensors are those of the model: `sequences` of them have, if they have
+            two dims, the sequence in dim 1.
+        units: modules (paths) that are called.
+    Attributes:
+        places: where the values that are cut have the sequence.
+    Raises:
+        ContextError: it cannot be cut.
+    """
+
+    def __init__(
+        self, graph: Graph, sequences: int, units: frozenset[str], ranks: ContextGroup, link: Link
+    ) -> None:
+        self.graph, self._ranks, self._link = graph, ranks, link
+        self.places: dict[int, SequenceDim] = {}
+        self._whole: dict[
+            int, SequenceDim
+        ] = {}  # values that every rank has, and that have an input's sequence
+        self._trained: set[int] = set()  # those that depend on parameters
+        self._written = {
+            graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
+        }
+        self._check()
+        self._begin(sequences)
+        steps = [self._step(node) for node in graph.nodes]
+        if not self.places:
+            raise ContextError(
+                f"nothing in the program of {graph.model} can be cut along a sequence: no input of two "
+                "dimensions, [rows, positions], meets a parameter. Leave out context="
+            )
+        self._inputs = [value.number for value in graph.values if value.kind == "input"]
+        self._leave_out(steps)
+        self._parts = self._take_once(steps)
+        last = {number: step.node.number for step in steps if not step.idle for number in step.used}
+        last |= dict.fromkeys(graph.outputs, len(steps))
+        self.items = self._items(steps, 0, len(steps), frozenset(), units, last)
+
+    # ---- proof ----
+
+    def _refuse(self, node: Node, why: str) -> ContextError:
+        module = self.graph.module_of(node)
+        where = f' in "{module}"' if module else ""
+        return ContextError(
+            f"context={self._ranks.ranks} cannot cut {node.name}{where} along the sequence: {why}, at "
+            f"{node.line}. {WRITTEN_OUT if node.name in OF_ATTENTION else ELSE}"
+        )
+
+    def _check(self) -> None:
+        """Refuse what a replay of the operators would lose."""
+        graph = self.graph
+        for number in [*graph.own_backward, *graph.taken_by_functions][:1]:
+            node = graph.nodes[max(graph.values[number].node, 0)]
+            raise self._refuse(node, "a torch.autograd.Function has a backward that is not recorded")
+        for number in sorted(graph.recomputed)[:1]:
+            raise self._refuse(
+                graph.nodes[number], "torch.utils.checkpoint runs it; write Plan(recompute=True) in its place"
+            )
+        for number, attribute in graph.kept.items():
+            node = graph.nodes[graph.values[number].node]
+            raise self._refuse(node, f'the program keeps it in the attribute "{attribute}"')
+        if any(call.function in HOOKS for call in graph.calls):
+            raise ContextError(
+                f"{graph.model} registers a hook on a tensor while it runs, which context="
+                f"{self._ranks.ranks} would lose: its program runs operator by operator. Leave out context="
+            )
+        for name, number in graph.rebound.items():
+            raise self._refuse(graph.nodes[graph.values[number].node], f'it replaces the buffer "{name}"')
+        for node in graph.nodes:
+            for ref in refs((node.args, node.named)):
+                if graph.values[ref.value].kind == "constant" and graph.constants[ref.value] is None:
+                    raise self._refuse(node, "it takes a tensor that was made outside of the program")
+            for before, _ in writes_of(node):
+                if graph.values[graph.values[before].storage].kind in (*STATE, "constant"):
+                    raise self._refuse(node, "it writes into a buffer, or into a tensor that is not its own")
+
+    def _begin(self, sequences: int) -> None:
+        ranks = self._ranks.ranks
+        inputs = [value for value in self.graph.values if value.kind == "input"][:sequences]
+        for value in inputs:
+            if len(value.shape) > 1 and value.shape[1] > 1:
+                self._whole[value.number] = SequenceDim(
+                    1, 1, PositionSpan(value.shape[1], 0, value.shape[1], ranks)
+                )
+        self._trained = {value.number for value in self.graph.values if value.kind == "parameter"}
+
+    def _step(self, node: Node) -> ProgramStep:
+        given = {ref.value for ref in refs((node.args, node.named))}
+        cut = {number: self.places[number] for number in given if number in self.places}
+        marked = {number: self._whole[number] for number in given if number in self._whole}
+        trained = bool(given & self._trained)
+        begins = not cut and bool(marked) and trained
+        made = [number for number in node.outputs if number is not None]
+        if not cut and not begins:
+            if trained:
+                self._trained.update(made)
+            if marked:
+                self._follow(node, marked)
+            return ProgramStep(node, draws=_draws(node))
+        if begins:
+            self._check_length(node, marked)
+        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
+        try:
+            found = run_rule(call)
+        except LayoutError as error:
+            raise self._refuse(node, str(error)) from None
+        wants = (marked if begins else {}) | call.wants
+        for number, place in zip(node.outputs, found, strict=True):
+            if number is not None and place is not None:
+                self.places[number] = place
+            elif number is not None:
+                self._trained.add(number)
+        for before, _ in writes_of(node):
+            if before in wants:
+                raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
+        draws = _draws(node) and not any(number in self.places for number in made)
+        return ProgramStep(node, wants, call.run, draws=draws)
+
+    def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
+        """Follow an input's sequence through values that are not cut yet, as far as rules do."""
+        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written)
+        with contextlib.suppress(LayoutError, StopIteration):
+            found = run_rule(call)
+            for number, place in zip(node.outputs, found, strict=True):
+                if number is not None and place is not None:
+                    self._whole[number] = place
+
+    def _check_length(self, node: Node, marked: dict[int, SequenceDim]) -> None:
+        for place in marked.values():
+            if place.span.length < 2 * self._ranks.ranks:
+                raise self._refuse(
+                    node,
+                    f"its sequence has {place.span.length} positions, and {self._ranks.ranks} ranks take "
+                    f"{2 * self._ranks.ranks} parts",
+                )
+
+    # ---- items ----
+
+    def _leave_out(self, steps: Sequence[ProgramStep]) -> None:
+        """Find what nothing takes, such as a causal mask beside is_causal=True."""
+        needed = set(self.graph.outputs)
+        for step in reversed(steps):
+            node = step.node
+            step.idle = not (_draws(node) or writes_of(node) or needed.intersection(node.outputs))
+            if not step.idle:
+                needed |= step.used
+
+    def _take_once(self, steps: Sequence[ProgramStep]) -> list[tuple[int, int, SequenceDim]]:
+        """Have a part of a whole value taken where the value is made; return the parts of inputs.
+
+        Memory that is written in place is taken where it is needed, as are parameters.
+        """
+        parts: dict[tuple[int, SequenceDim], int] = {}
+        inputs: list[tuple[int, int, SequenceDim]] = []
+        for step in [one for one in steps if not one.idle]:
+            for number, place in step.wants.items():
+                value = self.graph.values[number]
+                late = value.storage in self._written or value.kind not in ("operator", "input")
+                if number in self.places or late:
+                    continue
+                if (number, place) not in parts:
+                    part = parts[number, place] = len(self.graph.values) + len(parts)
+                    there = inputs if value.kind == "input" else steps[value.node].parts
+                    there.append((number, part, place))
+                step.taken[number] = parts[number, place]
+        return inputs
+
+    def _items(
+        self, steps: Sequence[ProgramStep], first: int, stop: int, inside: frozenset[int],
+        units: frozenset[str], last: dict[int, int],
+    ) -> list[Any]:  # fmt: skip
+        """The items of operators [first, stop), each with the values that it is the last to take."""
+        graph, found, at = self.graph, list[Any](), first
+        while at < stop:
+            unit = next(
+                (n for n in graph.nodes[at].frames if n not in inside and graph.frames[n].path in units), None
+            )
+            if unit is None:
+                end = at + 1
+                if steps[at].idle:
+                    at = end
+                    continue
+                found.append(steps[at])
+            else:
+                frame = graph.frames[unit]
+                end = frame.last
+                within = self._items(steps, at, end, inside | {unit}, units, last)
+                found.append(self._unit(frame, within, steps[at:end], last))
+            touched = {number for step in steps[at:end] for number in (*step.used, *step.made)}
+            found[-1].drops = [number for number in touched if last.get(number, -1) < end]
+            at = end
+        return found
+
+    def _unit(
+        self, frame: Frame, items: list[Any], steps: Sequence[ProgramStep], last: dict[int, int]
+    ) -> UnitItem:
+        steps = [step for step in steps if not step.idle]
+        made = [number for step in steps for number in step.made]
+        used = {number for step in steps for number in step.used} - {*made}
+        values = self.graph.values
+        reads = [n for n in sorted(used) if n >= len(values) or values[n].kind in ("operator", "input")]
+        return UnitItem(frame, items, reads, [n for n in made if last.get(n, -1) >= frame.last])
+
+    # ---- run ----
+
+    def run(self, where: dict[str, nn.Module], shared: int, device: str, *inputs: Tensor) -> Any:
+        """What the recorded program returned, with this rank's part of what is cut.
+
+        Args:
+            where: the modules of the model that runs, by path.
+            shared: a seed, the same on the ranks of the group.
+            inputs: whole.
+        """
+        written, places = self._written, self.places
+        values = ReplayValues(Replay(self.graph, places, written, self._ranks, where, shared, device))
+        values.update(zip(self._inputs, inputs, strict=True))
+        values.take(self._parts)
+        values.run(self.items)
+        return mapped(self.graph.result, values.get_ref, Ref)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What all ranks must have alike, as a short text."""
+        graph = self.graph
+        flat = [
+            (node.name, [(graph.values[n].shape, self.places.get(n)) for n in node.outputs if n is not None])
+            for node in graph.nodes
+        ]
+        return hashlib.blake2b(repr(flat).encode(), digest_size=16).hexdigest()
+
+
+def _draws(node: Node) -> bool:
+    return node.name in DRAWS or (node.name == ATTENTION and node.named["dropout_p"] > 0)

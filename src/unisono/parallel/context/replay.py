@@ -1,0 +1,186 @@
+"""Runs the operators of a proved program in order: on whole values, or on this rank's part of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.generators import drawing, seed_of
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.program import Ref, refs, replayed
+
+from .call import label_of
+from .exchange import move, take
+from .layout import SequenceDim
+
+if TYPE_CHECKING:
+    from unisono.parallel.graph.program import Frame, Graph, Node
+
+    from .exchange import ContextGroup
+
+__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayValues", "UnitItem"]
+
+
+@dataclass
+class ProgramStep:
+    """One operator.
+
+    Attributes:
+        wants: value -> where this operator needs it.
+        run: what runs in place of the operator.
+        draws: random numbers for a value that all ranks have.
+        idle: nothing takes what it makes; it does not run.
+        taken: value -> the number of the part of it that is taken once for all operators.
+        parts: (value, the number of its part, where), taken when this operator has made the value.
+        drops: values that nothing takes afterwards.
+    """
+
+    node: Node
+    wants: dict[int, SequenceDim] = field(default_factory=dict)
+    run: Any = None
+    draws: bool = False
+    idle: bool = False
+    taken: dict[int, int] = field(default_factory=dict)
+    parts: list[tuple[int, int, SequenceDim]] = field(default_factory=list)
+    drops: list[int] = field(default_factory=list)
+
+    @property
+    def used(self) -> set[int]:
+        """The values that it takes."""
+        return {self.taken.get(ref.value, ref.value) for ref in refs((self.node.args, self.node.named))} | {
+            value for value, _, _ in self.parts
+        }
+
+    @property
+    def made(self) -> list[int]:
+        """The values that are there afterwards."""
+        return [n for n in self.node.outputs if n is not None] + [part for _, part, _ in self.parts]
+
+
+@dataclass
+class UnitItem:
+    """One call of a unit."""
+
+    frame: Frame
+    items: list[Any]
+    reads: list[int]
+    makes: list[int]
+    drops: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a run of a program needs.
+
+    Args:
+        places: where the values that are cut have the sequence.
+        written: memory that some operator writes in place.
+        where: the modules of the model that runs, by path.
+        shared: a seed, the same on the ranks of the group.
+        device: its type.
+    """
+
+    graph: Graph
+    places: dict[int, SequenceDim]
+    written: set[int]
+    ranks: ContextGroup
+    where: dict[str, nn.Module]
+    shared: int
+    device: str
+
+
+class ForwardCall:
+    """Stands in front of the values that a module is called with: its forward is `run` of them.
+
+    No dataclass and no tuple: what `fully_shard` looks through for tensors.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+
+class ReplayValues(dict[int, Tensor]):
+    """The tensors of one run by their numbers in the graph: whole, or this rank's part."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__()
+        self._replay = replay
+
+    def unit(self, item: UnitItem, *came: Tensor) -> tuple[Tensor, ...]:
+        """Run a unit on the values that it takes; return those that are there afterwards."""
+        inner = ReplayValues(self._replay)
+        inner.update(zip(item.reads, came, strict=True))
+        inner.run(item.items)
+        return tuple(inner[number] for number in item.makes)
+
+    def get_ref(self, ref: Ref) -> Any:
+        """A value; parameters, buffers and constants are where the model has them now."""
+        found = self.get(ref.value)
+        if found is not None:
+            return found
+        graph, where = self._replay.graph, self._replay.where
+        value = graph.values[ref.value]
+        if value.kind == "constant":
+            constant = graph.constants[ref.value]
+            if isinstance(constant, tuple):
+                return getattr(where[constant[0]], constant[1])
+            assert constant is not None, "a constant has no values"
+            return constant
+        path, _, leaf = value.name.rpartition(".")
+        return getattr(where[path], leaf)
+
+    def run(self, items: Sequence[Any]) -> None:
+        """Run operators and units in order."""
+        for item in items:
+            what = item.node if isinstance(item, ProgramStep) else item.frame
+            with contextlib.nullcontext() if what.grad else torch.no_grad():
+                if isinstance(item, ProgramStep):
+                    self._operator(item)
+                else:
+                    unit = self._replay.where[item.frame.path]
+                    made = unit(
+                        ForwardCall(functools.partial(self.unit, item)),
+                        *(self[number] for number in item.reads),
+                    )
+                    self.update(zip(item.makes, made, strict=True))
+            for number in item.drops:
+                self.pop(number, None)
+
+    def _operator(self, step: ProgramStep) -> None:
+        node = step.node
+
+        def given(ref: Ref) -> Any:
+            part, place = step.taken.get(ref.value), step.wants.get(ref.value)
+            if part is not None:
+                return self[part]
+            found = self.get_ref(ref)
+            return found if place is None else self._placed(ref.value, found, place, node)
+
+        args, named = mapped((node.args, node.named), given, Ref)
+        seed = seed_of(self._replay.shared, node.number)
+        with drawing(seed, self._replay.device) if step.draws else contextlib.nullcontext():
+            run = step.run or replayed(node, self._replay.graph, self._replay.written)
+            output = run(*args, **named)
+        flat = output if isinstance(output, (tuple, list)) else (output,)
+        self.update((n, t) for n, t in zip(node.outputs, flat, strict=True) if n is not None)
+        self.take(step.parts)
+
+    def take(self, parts: Sequence[tuple[int, int, SequenceDim]]) -> None:
+        """Take this rank's parts of whole values."""
+        for number, part, place in parts:
+            self[part] = take(self[number], place, self._replay.ranks.rank)
+
+    def _placed(self, number: int, value: Tensor, place: SequenceDim, node: Node) -> Tensor:
+        replay = self._replay
+        known = replay.places.get(number)
+        if known is None:
+            return take(value, place, replay.ranks.rank)
+        shape = replay.graph.values[number].shape
+        label = label_of("positions", replay.graph, node)
+        return move(value, shape, known, place.span, replay.ranks, label)

@@ -1,0 +1,485 @@
+"""What each operator does where its inputs are cut along the sequence, and how this rank runs its part.
+
+A rule gets the call of an operator and the places of the sequence in its inputs. It returns the places in the
+outputs, says which whole inputs are taken in part, and may replace what runs. An operator without a rule, or
+one that needs more than the positions of a rank, raises LayoutError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from unisono.parallel.graph.program import Ref, refs, writes_of
+from unisono.parallel.graph.rules import LIKE, slice_of
+
+from .attention import attend, heads_are_cheaper
+from .call import RuleCall
+from .exchange import total
+from .layout import LayoutError, SequenceDim, local_shape, viewed
+from .ring import Attention
+
+__all__ = ["ATTENTION", "run_rule"]
+
+ATTENTION = "unisono.attention"
+
+Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
+
+
+def run_rule(call: RuleCall) -> list[SequenceDim | None]:
+    """The places of the outputs. All inputs that are not in `call.places` are whole.
+
+    Raises:
+        LayoutError: the operator cannot run on the positions of one rank.
+    """
+    node = call.node
+    rule = RULES.get(node.name)
+    if rule is None and (node.name in LIKE or torch.Tag.pointwise in node.op.tags):
+        rule = _pointwise
+    if rule is None:
+        raise LayoutError("no rule says what it does with each position")
+    found = rule(call)
+    for before, after in writes_of(node):
+        place = call.places.get(before)
+        target = found[node.outputs.index(after)] if after in node.outputs else place
+        if place is None or before in call.wants or target != place:
+            raise LayoutError("it writes a part of the sequence into a value that every rank has")
+    return found
+
+
+# ---- by position ----
+
+
+def _pointwise(call: RuleCall) -> list[SequenceDim | None]:
+    shapes = [call.graph.values[n].shape for n in call.node.outputs if n is not None]
+    place = _broadcast(call, list(refs((call.args, call.node.named))), shapes[0])
+    return [place if shape == shapes[0] else None for shape in shapes]
+
+
+def _broadcast(call: RuleCall, given: Sequence[Ref], shape: Sequence[int]) -> SequenceDim:
+    """The place in what all inputs are broadcast to."""
+    first = next(ref for ref in given if call.place(ref) is not None)
+    for ref in given:  # a value with writes cannot move: the others come to it
+        if any(ref.value == before for before, _ in writes_of(call.node)) and call.place(ref) is not None:
+            first = ref
+    known = call.cut(first)
+    place = known.at(known.dim + len(shape) - len(call.shape(first)))
+    for ref in given:
+        here = call.shape(ref)
+        dim = place.dim - len(shape) + len(here)
+        if dim >= 0 and here[dim] == shape[place.dim]:
+            call.want(ref, place.at(dim))
+        elif dim >= 0 and here[dim] != 1:
+            raise LayoutError(f"a dimension of {here[dim]} meets the sequence")
+        elif call.place(ref) is not None:
+            raise LayoutError("it compares each position with every other one")
+    return place
+
+
+def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
+    return [None]
+
+
+def _embedding(call: RuleCall) -> list[SequenceDim | None]:
+    call.stays_whole(call.args[0])
+    return [call.cut(call.args[1])]
+
+
+def _index(call: RuleCall) -> list[SequenceDim | None]:
+    table, given = call.args[0], call.args[1]
+    indices = [ref for ref in given if ref is not None]
+    if len(indices) != 1 or call.graph.values[indices[0].value].dtype == torch.bool:
+        raise LayoutError("it picks by several indices, or by a mask")
+    call.stays_whole(table)
+    return [call.cut(indices[0]).at(call.cut(indices[0]).dim + given.index(indices[0]))]
+
+
+def _gather(call: RuleCall) -> list[SequenceDim | None]:
+    came, places = call.args[0], call.args[2]
+    place, at = call.cut(came), call.args[1] % len(call.shape(came))
+    if place.dim == at or call.shape(places)[place.dim] != call.shape(came)[place.dim]:
+        raise LayoutError("it picks positions of the sequence")
+    call.want(places, place)
+    return [place]
+
+
+# ---- shapes ----
+
+
+def _view(call: RuleCall) -> list[SequenceDim | None]:
+    came = call.args[0]
+    if call.node.name == "aten.view" and not isinstance(call.args[1], (list, tuple)):
+        raise LayoutError("it reads the bytes as another type")
+    place = viewed(call.shape(came), call.cut(came), call.out())
+    sizes = local_shape(call.out(), place, call.ranks.rank)
+    written = call.graph.values[came.value].storage in call.written
+    call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
+    return [place]
+
+
+def _expand(call: RuleCall) -> list[SequenceDim | None]:
+    place = call.cut(call.args[0])
+    place = place.at(place.dim + len(call.out()) - len(call.shape(call.args[0])))
+    call.size_run(place)
+    return [place]
+
+
+def _permute(call: RuleCall) -> list[SequenceDim | None]:
+    place, dims = call.cut(call.args[0]), len(call.shape(call.args[0]))
+    order = list(range(dims))
+    if call.node.name == "aten.permute":
+        order = [at % dims for at in call.args[1]]
+    elif dims > 1:
+        first, second = call.args[1:3] if call.node.name.startswith("aten.transpose") else (0, 1)
+        order[first], order[second] = order[second], order[first]
+    return [place.at(order.index(place.dim))]
+
+
+def _dim(call: RuleCall, at: int, name: str = "dim", default: int = 0, more: int = 0) -> int:
+    return int(call.given(at, name, default) % (len(call.shape(call.args[0])) + more))
+
+
+def _without(place: SequenceDim, dim: int) -> SequenceDim:
+    return place.at(place.dim - (dim < place.dim))
+
+
+def _select(call: RuleCall) -> list[SequenceDim | None]:
+    came = call.args[0]
+    place, dim = call.cut(came), _dim(call, 1)
+    if dim != place.dim:
+        return [_without(place, dim)]
+    position = call.given(2, "index", 0)
+    _only_sequence(call, came, place)
+    position += place.span.size * (position < 0)
+    owner = place.span.owner(position)
+    at = place.span.positions(owner).index(position)
+    ranks, label = call.ranks, call.label()
+
+    def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
+        mine = tensor.select(dim, at) if ranks.rank == owner else tensor.narrow(dim, 0, 0).sum(dim)
+        return total(mine.to(tensor.dtype), ranks, label)
+
+    call.run = run
+    return [None]
+
+
+def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
+    if place.outer != 1 or call.shape(ref)[place.dim] != place.span.size:
+        raise LayoutError("it takes positions of a dimension that is the sequence and another one")
+
+
+def _unbind(call: RuleCall) -> list[SequenceDim | None]:
+    place, dim = call.cut(call.args[0]), _dim(call, 1)
+    if dim == place.dim:
+        raise LayoutError("it takes the positions one by one")
+    return [_without(place, dim) for _ in call.node.outputs]
+
+
+def _slice(call: RuleCall) -> list[SequenceDim | None]:
+    came, dim, start, stop, step = slice_of(call.node)
+    place, shape = call.cut(came), call.shape(came)
+    dim = (dim or 0) % len(shape)
+    if dim != place.dim:
+        return [place]
+    begin, end, stride = slice(start, stop, step or 1).indices(shape[dim])
+    if (begin, end, stride) == (0, shape[dim], 1):
+        call.run = lambda tensor, *_args, **_named: tensor.narrow(dim, 0, tensor.shape[dim])
+        return [place]
+    _only_sequence(call, came, place)
+    if stride != 1 or end <= begin:
+        raise LayoutError("it takes every other position, or none")
+    held = place.span.positions(call.ranks.rank)
+    first, last = (sum(position < bound for position in held) for bound in (begin, end))
+    call.run = lambda tensor, *_args, **_named: tensor.narrow(dim, first, last - first)
+    return [SequenceDim(dim, 1, place.span.part(begin, end))]
+
+
+def _split(call: RuleCall) -> list[SequenceDim | None]:
+    place = call.cut(call.args[0])
+    if _dim(call, 2) == place.dim:
+        raise LayoutError("it splits the sequence")
+    return [place for _ in call.node.outputs]
+
+
+def _cat(call: RuleCall) -> list[SequenceDim | None]:
+    given = [ref for ref in call.args[0] if call.shape(ref) != (0,)]
+    stacks = call.node.name == "aten.stack"
+    place = call.cut(next(ref for ref in given if call.place(ref) is not None))
+    dim = int(call.given(1, "dim", 0) % len(call.out()))
+    if not stacks and dim == place.dim:
+        raise LayoutError("it joins other positions to the sequence")
+    for ref in given:
+        call.want(ref, place)
+    return [place.at(place.dim + (stacks and dim <= place.dim))]
+
+
+def _repeat(call: RuleCall) -> list[SequenceDim | None]:
+    place, times = call.cut(call.args[0]), call.args[1]
+    place = place.at(place.dim + len(times) - len(call.shape(call.args[0])))
+    if times[place.dim] != 1:
+        raise LayoutError("it repeats the sequence")
+    return [place]
+
+
+def _padded(call: RuleCall) -> list[SequenceDim | None]:
+    came, pads = call.args[0], list(call.args[1])
+    place, dims = call.cut(came), len(call.shape(came))
+    at = 2 * (dims - 1 - place.dim)
+    front, back = [*pads[at : at + 2], 0, 0][:2]
+    if not front and not back:
+        return [place]
+    _only_sequence(call, came, place)
+    if front < 0 or back < 0:
+        raise LayoutError("it takes positions off the sequence")
+    span = place.span.part(-front, place.span.size + back)
+    held = span.positions(call.ranks.rank)
+    pads[at] = sum(position < front for position in held)
+    pads[at + 1] = sum(position >= front + place.span.size for position in held)
+    op = call.node.op
+    call.run = lambda tensor, _pads, *args, **named: op(tensor, pads, *args, **named)
+    return [SequenceDim(place.dim, 1, span)]
+
+
+# ---- sums ----
+
+
+def _product(call: RuleCall) -> list[SequenceDim | None]:
+    """mm, bmm, and both with a term that is added."""
+    one, other = call.args[-2:]
+    dims = len(call.out())
+    first, second = call.place(one), call.place(other)
+    if (first and first.dim == dims - 1) or (second and second.dim == dims - 2):
+        raise LayoutError("it sums over the sequence, as attention that is written out does")
+    if first is not None and second is not None and (first.dim, second.dim) == (dims - 2, dims - 1):
+        raise LayoutError("it compares each position with every other one")
+    place = first or second
+    if place is None:  # only the term is cut
+        place = call.cut(call.args[0])
+        raise LayoutError("it adds a value that is cut to one that is not")
+    if dims == 3 and place.dim == 0:
+        call.want(one, place)
+        call.want(other, place)
+    elif first is not None and second is not None:
+        raise LayoutError("it takes two values that are cut in different dimensions")
+    if len(call.args) > 2:
+        _term(call, call.args[0], place)
+    return [place]
+
+
+def _term(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
+    shape = call.shape(ref)
+    dim = place.dim - len(call.out()) + len(shape)
+    if dim >= 0 and shape[dim] == call.out()[place.dim]:
+        call.want(ref, place.at(dim))
+    else:
+        call.stays_whole(ref)
+
+
+def _norm(call: RuleCall) -> list[SequenceDim | None]:
+    """Norms over the last dims; further tensors are their weight and bias."""
+    place = call.cut(call.args[0])
+    if place.dim >= len(call.shape(call.args[0])) - len(call.args[1]):
+        raise LayoutError("it takes a mean over the sequence")
+    call.stays_whole(*call.args[2:])
+    return [place for _ in call.node.outputs]
+
+
+def _along(at: int, default: int | None = None) -> Rule:
+    """Functions along dims, but for the sequence: softmax, sort, cumsum, reductions."""
+
+    def rule(call: RuleCall) -> list[SequenceDim | None]:
+        came = call.args[0]
+        place, over = call.cut(came), _over(call, at, default)
+        if over is None:
+            return _pointwise(call)
+        if place.dim in over:
+            raise LayoutError("it needs all positions of the sequence")
+        return [_left(place, over, len(shape), len(call.shape(came))) for shape in _outs(call)]
+
+    return rule
+
+
+def _over(call: RuleCall, at: int, default: int | None = None) -> list[int] | None:
+    """The dims that a reduction is over; None: it is the function of two tensors."""
+    given = call.given(at, "dim", default)
+    if isinstance(given, Ref):
+        return None
+    dims = len(call.shape(call.args[0]))
+    if given is None or isinstance(given, bool) or (isinstance(given, (list, tuple)) and not given):
+        return list(range(dims))
+    return [dim % dims for dim in (given if isinstance(given, (list, tuple)) else [given])]
+
+
+def _outs(call: RuleCall) -> list[tuple[int, ...]]:
+    return [call.graph.values[number].shape for number in call.node.outputs if number is not None]
+
+
+def _left(place: SequenceDim, over: Sequence[int], left: int, dims: int) -> SequenceDim:
+    return place if left == dims else place.at(place.dim - sum(dim < place.dim for dim in over))
+
+
+def _sum(call: RuleCall) -> list[SequenceDim | None]:
+    """sum and mean: over the sequence the ranks add up."""
+    came = call.args[0]
+    place, over = call.cut(came), _over(call, 1)
+    assert over is not None
+    (shape,), whole = _outs(call), call.shape(came)
+    if place.dim not in over:
+        return [_left(place, over, len(shape), len(whole))]
+    count = math.prod(whole[dim] for dim in over) if call.node.name == "aten.mean" else 1
+    kind, keeps = call.graph.values[call.node.outputs[0] or 0].dtype, len(shape) == len(whole)
+    ranks, label = call.ranks, call.label()
+
+    def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
+        summed = tensor.sum(over, keepdim=keeps, dtype=kind)
+        return total(summed if count == 1 else summed / count, ranks, label)
+
+    call.run = run
+    return [None]
+
+
+# ---- losses ----
+
+
+def _nll(call: RuleCall) -> list[SequenceDim | None]:
+    """nll_loss, of rows or of images."""
+    came, targets, weight = call.args[:3]
+    place, dims = call.cut(came), len(call.shape(came))
+    if place.dim == 1 and dims > 1:
+        raise LayoutError("the sequence is in place of the classes")
+    call.want(targets, place.at(place.dim - (place.dim > 1)))
+    call.stays_whole(weight)
+    reduction, ignored = call.given(3, "reduction", 1), call.given(4, "ignore_index", -100)
+    ranks, label = call.ranks, call.label()
+
+    def run(tensor: Tensor, targets: Tensor, weight: Tensor | None, *_: Any, **_named: Any) -> Any:
+        each = functional.nll_loss(tensor, targets, weight, ignore_index=ignored, reduction="none")
+        counts = targets != ignored
+        if weight is None:
+            count = counts.sum().to(tensor.dtype)
+        else:
+            count = (weight[targets.masked_fill(~counts, 0)] * counts).sum()
+        count = total(count.detach(), ranks, label)
+        if not reduction:
+            return each, count
+        summed = total(each.sum(), ranks, label)
+        return (summed / count if reduction == 1 else summed), count
+
+    call.run = run
+    return [place.at(place.dim - (place.dim > 1)) if not reduction else None, None]
+
+
+def _distance(at: int) -> Rule:
+    """Losses of two values that are alike: their mean or sum is over all elements."""
+
+    def rule(call: RuleCall) -> list[SequenceDim | None]:
+        given = [ref for ref in call.args[:2] if isinstance(ref, Ref)]
+        shape = torch.broadcast_shapes(*(call.shape(ref) for ref in given))
+        place = _broadcast(call, list(refs(call.args)), shape)
+        reduction = call.given(at, "reduction", 1)
+        if not reduction:
+            return [place]
+        count, op = math.prod(shape) if reduction == 1 else 1, call.node.op
+        ranks, label = call.ranks, call.label()
+
+        def run(*args: Any, **named: Any) -> Tensor:
+            each = op(*args[:at], 0, *args[at + 1 :], **{k: v for k, v in named.items() if k != "reduction"})
+            return total(each.sum() / count, ranks, label)
+
+        call.run = run
+        return [None]
+
+    return rule
+
+
+# ---- attention ----
+
+
+def _attention(call: RuleCall) -> list[SequenceDim | None]:
+    named = call.node.named
+    q, k, v, mask = (named[name] for name in ("query", "key", "value", "attn_mask"))
+    shapes = [call.shape(ref) for ref in (q, k, v)]
+    dims = len(shapes[0])
+    place, keys, values = call.place(q), call.place(k), call.place(v)
+    call.stays_whole(mask)
+    if place is None:
+        raise LayoutError("its keys are cut along the sequence, and its queries are not")
+    if keys != values:
+        raise LayoutError("its keys and values are cut differently")
+    if mask is not None and len(call.shape(mask)) > dims:
+        raise LayoutError("its mask has more dimensions than its queries")
+    if call.out()[:-1] != shapes[0][:-1] or {shape[: dims - 3] for shape in shapes} != {
+        shapes[0][: dims - 3]
+    }:
+        raise LayoutError("its queries, keys and values have different rows")
+    if {one.dim for one in (place, keys) if one is not None} != {dims - 2} or any(
+        one.outer != 1 or one.span.size != shape[-2]
+        for one, shape in ((place, shapes[0]), (keys, shapes[1]))
+        if one is not None
+    ):
+        raise LayoutError("the sequence is not its last dimension but one")
+    scale = named["scale"] if named["scale"] is not None else shapes[0][-1] ** -0.5
+    kind = call.graph.values[q.value].dtype
+    heads = keys is not None and heads_are_cheaper(shapes, kind.itemsize, call.ranks.ranks, call.link)
+    how = Attention(
+        place.span,
+        None if keys is None else keys.span,
+        named["is_causal"],
+        named["dropout_p"],
+        scale,
+        heads,
+        call.label("attention"),
+    )
+    ranks = call.ranks
+
+    def run(*, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **_: Any) -> Tensor:
+        return attend(query, key, value, attn_mask, how, ranks)
+
+    call.run = run
+    return [place]
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_empty_strided"),
+        _like_new,
+    ),
+    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
+    **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
+    "aten.expand": _expand,
+    **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t"), _permute),
+    "aten.select": _select,
+    "aten.unbind": _unbind,
+    "aten.slice": _slice,
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes"), _split),
+    **dict.fromkeys(("aten.cat", "aten.stack"), _cat),
+    "aten.repeat": _repeat,
+    "aten.constant_pad_nd": _padded,
+    **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _product),
+    "aten.embedding": _embedding,
+    "aten.index": _index,
+    "aten.gather": _gather,
+    **dict.fromkeys(("aten.native_layer_norm", "aten._fused_rms_norm"), _norm),
+    **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1)),
+    **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1)),
+    "aten.sort": _along(1, -1),
+    "aten.topk": _along(2, -1),
+    **dict.fromkeys(
+        (
+            "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.any", "aten.all", "aten.prod", "aten.var",
+            "aten.std", "aten.argmax", "aten.argmin", "aten.logsumexp", "aten.var_mean",
+        ),
+        _along(1),
+    ),
+    "aten.linalg_vector_norm": _along(2),
+    **dict.fromkeys(("aten.sum", "aten.mean"), _sum),
+    **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), _nll),
+    **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),
+    "aten.binary_cross_entropy": _distance(3),
+    ATTENTION: _attention,
+}  # fmt: skip

@@ -1,0 +1,213 @@
+"""A model under a context axis: its programs by shape, proved where they first come, and their runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+
+from unisono.parallel.generators import drawing, seed_of
+from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.program import Ref
+from unisono.parallel.layouts.cost import Link
+from unisono.parallel.program_state import ModuleSettings, kinds_of
+from unisono.parallel.recording import ModelRecorder
+from unisono.parallel.sharded_parameters import TYPES
+
+from .exchange import ContextGroup, whole
+from .program import ContextError, ContextProgram
+from .replay import ForwardCall
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unisono.parallel.mesh import PlanMesh
+
+__all__ = ["ContextModel"]
+
+PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
+
+
+class ContextModel:
+    """One model whose sequence is cut.
+
+    Args:
+        model: the user's, before it is wrapped.
+        dtype: in which it computes; None: in that of its parameters.
+        output: what the loss gets of what the model returns.
+    Raises:
+        ValueError: the model has hooks, which a run of operators does not call.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype | None,
+        output: Callable[[Any], Any],
+        mesh: PlanMesh,
+    ) -> None:
+        _check_hooks(model)
+        self._model, self._output, self._dtype = model, output, dtype
+        self._recorder = ModelRecorder(
+            model, dtype, ContextError, where="a context axis", remedy="Leave out context=", attention=True
+        )
+        self._name = self._recorder.name
+        self._group, self._device = mesh.context, mesh.axes.device_type
+        self._ranks = ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
+        self._settings: ModuleSettings | None = None
+        self._known: dict[Any, ContextProgram] = {}
+        self._units: frozenset[str] = frozenset()
+        self._where: dict[str, nn.Module] = {}
+
+    @classmethod
+    def of(cls, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh) -> ContextModel | None:
+        """The model under a plan; None: the plan has no context axis."""
+        if mesh.plan.context == 1:
+            return None
+        precision = mesh.plan.precision
+        return cls(model, None if precision == "f32" else TYPES[precision], output, mesh)
+
+    def follow(self, units: Iterable[nn.Module], sample: Any) -> None:
+        """Run by `units` from now on, which are wrapped. Prove the program of `sample`, if there is one."""
+        self._where = dict(self._model.named_modules())
+        paths = {module: path for path, module in self._where.items()}
+        called = {module for module in units if module in paths and module is not self._model}
+        self._units = frozenset(paths[module] for module in called)
+        for module in (*called, self._model):
+            _run_calls(module)
+        self._settings = ModuleSettings(self._model, counters=True)
+        if sample is not None:
+            self.confirm([(sample, ())], None)
+
+    # ---- programs ----
+
+    def confirm(self, micros: Iterable[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
+        """Prove the programs of these micro-batches, where they are new. All ranks of a group call this.
+
+        Args:
+            loss: of an output and targets; None: the program ends with the output.
+        Raises:
+            ContextError, CaptureError: a program cannot be cut, or recorded.
+        """
+        assert self._settings is not None
+        for inputs, targets in micros:
+            key = self._key(inputs, targets, loss)
+            if key in self._known:
+                continue
+            self._settings.give(self._recorder.shapes)
+            program = self._proved(inputs, targets, loss)
+            while len(self._known) >= PROGRAMS:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = program
+
+    def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
+        assert self._settings is not None
+        asked = None if loss is None else (kinds_of(targets), loss)
+        return kinds_of(inputs), asked, self._settings.now(), torch.is_grad_enabled()
+
+    def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
+        """Record and prove; all ranks of the group end alike."""
+        told: Any
+        program: ContextProgram | None = None
+        try:
+            program = self._program(inputs, targets, loss)
+            told = program.digest
+        except ValueError as error:
+            told = error
+        every: list[Any] = [None] * self._ranks.ranks
+        with record_function(f"up::programs|{self._name}"):
+            dist.all_gather_object(every, told, group=self._group)
+        for found in every:
+            if isinstance(found, Exception):
+                raise found
+        if program is None or any(digest != every[0] for digest in every):
+            raise ContextError(
+                f"ranks of one context group run different programs of {self._name}: their inputs have "
+                "different shapes, or the model is not the same on all of them. run.shard(loader) gives each "
+                "the same rows"
+            )
+        return program
+
+    def _program(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
+        def forward(model: nn.Module, given: Any) -> Any:
+            came, wanted = given
+            if self._dtype is not None:
+                came = mapped(came, lambda t: t.to(self._dtype) if t.is_floating_point() else t)
+            output = call(model, came)
+            if loss is None:
+                return output
+            output = self._output(output)
+            if self._dtype is not None:
+                output = mapped(output, lambda t: t.float() if t.is_floating_point() else t)
+            return loss(output, wanted)
+
+        graph = self._recorder.record((inputs, () if loss is None else targets), forward)
+        sequences = len(list(tensors_in(inputs)))
+        program = ContextProgram(graph, sequences, self._units, self._ranks, Link())
+        if loss is not None:
+            for ref in tensors_in(graph.result, Ref):
+                if ref.value in program.places:
+                    raise ContextError(
+                        "the loss returns a value for each position; it must return its mean over them, or "
+                        "(sum, count)"
+                    )
+        return program
+
+    # ---- runs ----
+
+    def loss(self, root: Any, inputs: Any, targets: Any, loss: Any) -> Any:
+        """What `loss` returns for a micro-batch that `confirm` has seen."""
+        program = self._known[self._key(inputs, targets, loss)]
+        return self._run(root, program, (inputs, targets))
+
+    def output(self, root: Any, inputs: Any) -> Any:
+        """What the model returns: whole on every rank, or this rank's part where gradients are on."""
+        self.confirm([(inputs, ())], None)
+        program = self._known[self._key(inputs, (), None)]
+        found = self._run(root, program, (inputs,))
+        places = iter([program.places.get(ref.value) for ref in tensors_in(program.graph.result, Ref)])
+        shapes = iter([program.graph.values[n].shape for n in program.graph.outputs])
+
+        def joined(value: Tensor) -> Tensor:
+            place, shape = next(places), next(shapes)
+            if place is None:
+                return value
+            return whole(value, shape, place, self._ranks, "up::positions|output")
+
+        return found if torch.is_grad_enabled() else mapped(found, joined)
+
+    def _run(self, root: Any, program: ContextProgram, given: Sequence[Any]) -> Any:
+        shared = int(torch.randint(2**62, (), device="cpu"))
+        inputs = [*tensors_in(given)]
+        with drawing(seed_of(shared, self._ranks.rank), self._device):
+            run = functools.partial(program.run, self._where, shared, self._device)
+            return root(ForwardCall(run), *inputs)
+
+
+def _run_calls(module: Any) -> None:
+    """Let the forward of a module run what it is given by a program."""
+    own = module.forward
+
+    @functools.wraps(own)
+    def forward(*args: Any, **named: Any) -> Any:
+        if args and isinstance(args[0], ForwardCall):
+            return args[0].run(*args[1:])
+        return own(*args, **named)
+
+    module.forward = forward
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Refuse hooks of the user's."""
+    for path, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise ContextError(
+                f'"{path or type(model).__name__}" has a forward hook, which a context axis does not call: '
+                "its program runs operator by operator. Remove the hook, or leave out context="
+            )

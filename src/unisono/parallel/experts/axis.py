@@ -1,0 +1,83 @@
+"""The experts of a model on the expert axis: whose parameters they are, and over which ranks.
+
+The expert axis lies inside the data axis: its ranks are next to each other, and have different rows. To an
+expert's parameter, Plan(data=8, expert=2) is Plan(data=4, tensor=2): four ranks hold the same values.
+
+A rank's experts get rows from all ranks of the axis, and so do their gradients. What averages over the ranks
+with the same values leaves out the factor 1 / expert; `average` multiplies by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unisono.parallel.gradients import scale_
+
+from .layers import ExpertLayer, around, parameters_of
+from .listed import cut_listed
+from .stacked import cut_stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from unisono.parallel.mesh import PlanMesh
+
+
+class ExpertAxis:
+    """The layers of experts of one model; printed, it says where they are.
+
+    Args:
+        mesh: of the run.
+    Attributes:
+        mesh: of the experts' parameters. Its tensor axis is the expert axis.
+        layers: what is spread.
+        names: of the experts' parameters, in the model before it was cut.
+    """
+
+    def __init__(self, model: nn.Module, layers: list[ExpertLayer], mesh: PlanMesh) -> None:
+        self.mesh, self.layers, self.ranks = mesh.of_experts(), layers, mesh.plan.expert
+        self.names = frozenset(parameters_of(model, layers))
+        listed = [layer for layer in layers if layer.kind == "list"]
+        self._listed = frozenset(parameters_of(model, listed))
+
+    def cut(self, model: nn.Module) -> None:
+        """Leave this rank its experts, in place."""
+        axis = self.mesh.part("tensor")
+        for layer in self.layers:
+            module = model.get_submodule(layer.path)
+            if layer.kind == "stacked":
+                cut_stacked(layer.path, module, axis)
+            else:
+                cut_listed(layer.path, module, around(model, layer.path), axis)
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        """The modules of this rank whose parameters are gathered and reduced together."""
+        found: list[nn.Module] = []
+        for layer in self.layers:
+            module = model.get_submodule(layer.path)
+            here = [module] if layer.kind == "stacked" else [*module.children()]
+            found += [one for one in here if any(True for _ in one.parameters())]
+        return found
+
+    def average(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Make means over all rows of sums over this axis's ranks, in the gradients."""
+        scale_([parameter for name, parameter in named.items() if name in self.names], 1.0 / self.ranks)
+
+    def holds(self, where: str) -> bool:
+        """Whether a label of a trace is of the experts: a path, or a bucket of their gradients."""
+        paths = [layer.path for layer in self.layers]
+        return where.startswith("experts, ") or any(f"{where}.".startswith(f"{path}.") for path in paths)
+
+    def spread(self, name: str) -> int:
+        """Over how many ranks different values of one name are spread that is whole on each.
+
+        Example: 2 for a name of an expert in a list under expert=2: half of the data ranks have it.
+        """
+        return self.ranks if name in self._listed else 1
+
+    def __str__(self) -> str:
+        lines = [f"experts on {self.ranks} ranks each:"]
+        lines += [f'  "{layer.path}": {layer.experts}, {layer.kind}' for layer in self.layers]
+        return "\n".join(lines)

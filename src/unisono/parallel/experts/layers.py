@@ -1,0 +1,196 @@
+"""Which modules of a model are layers of experts, and how each one's experts are kept.
+
+| kind | what it is |
+|---|---|
+| `stacked` | a module called with (rows, indices, weights); its parameters begin with the dim of experts |
+| `list` | an `nn.ModuleList` or `nn.ModuleDict` of experts |
+| `whole` | experts that stay on every rank |
+
+Recognised without being named are modules that take three arguments, with stacked parameters only, and their
+number in an attribute, such as `num_experts`; and lists of alike modules whose name has "experts".
+
+Nothing proves that a program uses them so: the first step compares (check.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import nn
+
+from .stacked import numbers_of_experts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+KINDS = ("stacked", "list", "whole")
+
+
+class ExpertLayer(NamedTuple):
+    """A layer of experts.
+
+    Args:
+        path: of the module whose parameters, or whose modules, are the experts.
+    """
+
+    path: str
+    kind: str
+    experts: int
+
+
+def check_experts(experts: object, parts: int) -> None:
+    """Raise TypeError or ValueError for an argument `experts` of `parallelize` that is no such thing."""
+    if experts is None:
+        return
+    if not isinstance(experts, dict) or not all(isinstance(pattern, str) for pattern in experts):
+        raise TypeError(
+            f"parallelize: experts is {experts!r:.60}, expected a dict, pattern of paths -> kind, such as "
+            '{"layers.*.experts": "list"}'
+        )
+    for pattern, kind in experts.items():
+        if kind not in KINDS:
+            raise ValueError(f'experts: "{pattern}" is {kind!r}; known are {", ".join(KINDS)}')
+    if parts == 1:
+        raise ValueError(
+            "parallelize: experts= is for a plan that spreads them: write Plan(data=n, expert=n)"
+        )
+
+
+def expert_layers(model: nn.Module, given: Mapping[str, str] | None, parts: int) -> list[ExpertLayer]:
+    """Find the layers of experts of `model`, in the order of its modules.
+
+    Args:
+        given: pattern of paths -> kind, in place of what is recognised.
+        parts: ranks over which the experts of a layer are spread.
+    Raises:
+        ValueError: there is none, or one cannot be spread; the text names it, and says what to write.
+    """
+    kinds = {path: kind for path, module in model.named_modules() if path and (kind := _kind(path, module))}
+    for pattern, kind in (given or {}).items():
+        paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
+        if not paths:
+            raise ValueError(f'experts: no module of {type(model).__name__} is called "{pattern}"')
+        kinds |= dict.fromkeys(paths, kind)
+    layers = [
+        _layer(model, path, kinds[path], parts)
+        for path, _ in model.named_modules()
+        if kinds.get(path, "whole") != "whole"
+    ]
+    if not layers:
+        raise ValueError(
+            f"expert={parts}: no module of {type(model).__name__} is known as a layer of experts. Known are "
+            "modules that are called with (rows, indices, weights) and whose parameters have the dimension "
+            'of experts first, and lists of alike modules whose name has "experts". Write parallelize(..., '
+            'experts={"path.of.*.module": "stacked"}) or {"path.of.*.list": "list"}, or leave out '
+            f"expert={parts}"
+        )
+    _check_apart(model, layers)
+    return layers
+
+
+def parameters_of(model: nn.Module, layers: list[ExpertLayer]) -> list[str]:
+    """The names of the experts' parameters."""
+    return [
+        f"{layer.path}.{name}"
+        for layer in layers
+        for name, _ in model.get_submodule(layer.path).named_parameters()
+    ]
+
+
+def around(model: nn.Module, path: str) -> nn.Module:
+    """The module that calls the experts of a list: the list itself, if it can be called, or what it is in."""
+    experts = model.get_submodule(path)
+    base = nn.ModuleList if isinstance(experts, nn.ModuleList) else nn.ModuleDict
+    own = type(experts).forward is not base.forward
+    return experts if own else model.get_submodule(path.rpartition(".")[0])
+
+
+def _kind(path: str, module: nn.Module) -> str:
+    """What a module is recognised as; empty: nothing."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        alike = len({tuple(_shapes(child)) for child in module.children()}) == 1
+        named = "experts" in path.rpartition(".")[2] or type(module).__name__.endswith("Experts")
+        return (
+            "list" if named and alike and len(module) > 1 and any(True for _ in module.parameters()) else ""
+        )
+    own = [*module.parameters(recurse=False)]
+    if not own or own[0].dim() < 2 or len(own) != len([*module.parameters()]):
+        return ""
+    experts = own[0].shape[0]
+    stacked = experts > 1 and all(parameter.shape[0] == experts for parameter in own)
+    written = stacked and bool(numbers_of_experts(module, experts))
+    return "stacked" if written and len(_arguments(module)) == 3 else ""
+
+
+def _arguments(module: nn.Module) -> list[inspect.Parameter]:
+    try:
+        return [*inspect.signature(module.forward).parameters.values()]
+    except ValueError:  # a forward that is not Python
+        return []
+
+
+def _shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "", ()
+    for name, parameter in module.named_parameters():
+        yield name, tuple(parameter.shape)
+
+
+def _layer(model: nn.Module, path: str, kind: str, parts: int) -> ExpertLayer:
+    """Refuse what cannot be spread."""
+    module = model.get_submodule(path)
+    what = f'"{path}" ({type(module).__name__})'
+    if kind == "stacked":
+        own = [*module.parameters(recurse=False)]
+        sizes = {parameter.shape[0] if parameter.dim() else 0 for parameter in own}
+        if len(sizes) != 1 or len(own) != len([*module.parameters()]) or len(_arguments(module)) != 3:
+            raise ValueError(
+                f"experts: {what} is not stacked: it needs parameters of its own only, with the dimension "
+                "of experts first, and a forward of (rows, indices, weights). Give the path of the list as "
+                '"list", or write "whole"'
+            )
+        experts = sizes.pop()
+    else:
+        if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or not len(module):
+            raise ValueError(f"experts: {what} is no nn.ModuleList or nn.ModuleDict of experts")
+        if len({tuple(_shapes(child)) for child in module.children()}) > 1:
+            raise ValueError(f'experts: the modules of {what} are not alike; write "whole"')
+        experts = len(module)
+    if experts % parts:
+        raise ValueError(
+            f'{what} has {experts} experts, which expert={parts} does not divide. Write experts={{"{path}": '
+            '"whole"}, or another number'
+        )
+    if any(True for _ in module.buffers()):
+        raise ValueError(
+            f"{what} has buffers, and experts whose buffers differ between ranks are not kept. Write "
+            f'experts={{"{path}": "whole"}}'
+        )
+    if kind == "list" and any(parameter.is_meta for parameter in module.parameters()):
+        raise ValueError(
+            f"{what} is a list of experts on the meta device. Build the model with its values, or write "
+            f'experts={{"{path}": "whole"}}'
+        )
+    return ExpertLayer(path, kind, experts)
+
+
+def _check_apart(model: nn.Module, layers: list[ExpertLayer]) -> None:
+    """Each parameter of an expert has one place, and no layer of experts is within another."""
+    places: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(parameter, []).append(name)
+    tied = {name: names for names in places.values() for name in names if len(names) > 1}
+    for name in parameters_of(model, layers):
+        if name in tied:
+            one, other = tied[name][:2]
+            raise ValueError(
+                f'"{one}" and "{other}" are one parameter, and one of them is that of an expert, which is on '
+                'some ranks only. Write experts= with "whole" for its layer'
+            )
+    for inner, outer in itertools.permutations([layer.path for layer in layers], 2):
+        if inner.startswith(f"{outer}."):
+            raise ValueError(
+                f'experts: "{inner}" is within the experts of "{outer}". Write experts={{"{inner}": "whole"}}'
+            )

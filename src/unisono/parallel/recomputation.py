@@ -1,0 +1,74 @@
+"""Activation checkpointing of one unit: what backward finds, and what it computes again.
+
+`recompute=True` keeps a unit's inputs. `recompute="selective"` also keeps the results of matrix products,
+convolutions and attention: they take most of the time and a part of the memory. Source: Korthikanti et al.,
+Reducing Activation Recomputation in Large Transformer Models, MLSys 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from unisono.torch_internals import training
+from unisono.torch_internals.fake import OperatorMode, arguments_of
+
+__all__ = ["recompute"]
+
+DEAR = {
+    "mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmv", "convolution", "_convolution", "linear",
+    "mkldnn_linear", "_scaled_mm", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+}  # fmt: skip
+
+
+def recompute(unit: nn.Module, *, selective: bool) -> None:
+    """Compute the activations of `unit` again in backward; `selective`: but for what is dear."""
+    if selective:
+        training.recompute(unit, context_fn=_contexts)
+    else:
+        training.recompute(unit)
+
+
+def _contexts() -> tuple[_Dear, _Dear]:
+    """Of the forward, and of what backward computes again."""
+    forward, again = create_selective_checkpoint_contexts(_kept)
+    return _Dear(forward), _Dear(again)
+
+
+def _kept(*_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+class _Dear(OperatorMode):
+    """Shows dear operators only to PyTorch's mode of selective checkpointing.
+
+    That one counts all operators, and fails where `fully_shard` gathers and casts in one of both passes only.
+    """
+
+    def __init__(self, selecting: Any) -> None:
+        super().__init__()
+        self._selecting = selecting
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        named = named or {}
+        if _is_dear(operator) and not _draws(operator, args, named):
+            return self._selecting.__torch_dispatch__(operator, types, args, named)
+        return operator(*args, **named)
+
+
+def _is_dear(operator: Any) -> bool:
+    space, _, name = operator.name().partition("::")
+    return space == "aten" and name.partition(".")[0] in DEAR
+
+
+def _draws(operator: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether it draws a dropout mask: left out in backward, all that draws after it would draw others."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    given = dict(zip((argument.name for argument in arguments_of(operator)), args, strict=False)) | named
+    return bool(given.get("dropout_p", 0.0))

@@ -1,0 +1,89 @@
+"""Records what a model does on inputs of a run, in the type in which it computes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .graph.capture import CaptureError, Recorder, Shapes
+from .graph.containers import mapped, strange_in, tensors_in
+from .graph.program import Graph, Ref
+from .program_state import ModuleSettings
+
+__all__ = ["ModelRecorder"]
+
+
+class ModelRecorder:
+    """Records the programs of one model.
+
+    Args:
+        model: the user's, before it is cut or wrapped.
+        dtype: in which it computes; None: in that of its parameters.
+        refuses: the error of what cannot be recorded here.
+        where: what needs the program, such as "a pipeline".
+        remedy: what to write in place of it.
+        attention: each call of scaled_dot_product_attention is one operator.
+    Attributes:
+        shapes: the model's copy, whose settings may be changed.
+        changing: attributes (path, name) that the model changes while it runs.
+    Raises:
+        CaptureError: the model cannot be copied.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype | None,
+        refuses: Callable[[str], Exception],
+        *,
+        where: str,
+        remedy: str,
+        attention: bool = False,
+    ) -> None:
+        self.shapes, self.name, self._dtype = Shapes(model), type(model).__name__, dtype
+        self._refuses, self._where, self._remedy, self._attention = refuses, where, remedy, attention
+        self.changing: set[Any] = set()
+
+    def record(self, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None = None) -> Graph:
+        """Record the model on inputs, or `forward(model, inputs)`.
+
+        Raises:
+            CaptureError: the program cannot be recorded.
+        """
+        strange = next(strange_in(inputs), None)
+        if strange is not None:
+            raise self._refuses(
+                f"a {type(strange).__name__} among the inputs of {self.name}: {self._where} takes tensors, "
+                "numbers and strings, in tuples, lists and dicts"
+            )
+        shapes = Shapes(self.shapes)
+        if self._dtype is not None:
+            with shapes.mode:
+                for parameter in shapes.model.parameters():
+                    if parameter.is_floating_point():
+                        parameter.data = parameter.data.to(self._dtype)
+        before = ModuleSettings(shapes.model).now()
+        graph = self._run(shapes, inputs, forward)
+        if not list(tensors_in(graph.result, Ref)) or list(strange_in(graph.result, Ref)):
+            raise CaptureError(
+                f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
+            )
+        self.changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
+        if self.changing and _operators(graph) != _operators(self._run(shapes, inputs, forward)):
+            path, leaf = min(self.changing)
+            raise self._refuses(
+                f'{self.name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
+                f"program then, which {self._where} does not follow. {self._remedy}"
+            )
+        return graph
+
+    def _run(self, shapes: Shapes, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None) -> Graph:
+        run = None if forward is None else lambda given: forward(shapes.model, given)
+        return Recorder(shapes, attention=self._attention).run(shapes.model, inputs, run)
+
+
+def _operators(graph: Graph) -> list[Any]:
+    return [(node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in graph.nodes]

@@ -1,0 +1,192 @@
+"""BatchNorm over the rows of all data ranks: the losses, gradients and statistics of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel import models
+from parallel.accumulations import shared
+from parallel.kept_buffers import spread_of
+from parallel.plain_training import adamw, apart, same, seeded
+from parallel.run_features import in_group
+
+SYNC: dict[str, Any] = {"sync_batch_norm": True}
+PLANS = (
+    up.Plan(data=2, **SYNC), up.Plan(data=2, zero=1, **SYNC), up.Plan(data=2, zero=3, **SYNC),
+    up.Plan(data=2, swap="memory", **SYNC), up.Plan(tensor=2, **SYNC), up.Plan(pipeline=2, **SYNC),
+)  # fmt: skip
+ON_FOUR = (
+    up.Plan(data=2, tensor=2, zero=1, **SYNC), up.Plan(data=2, pipeline=2, **SYNC),
+    up.Plan(data=4, zero=2, shard=2, **SYNC), up.Plan(data=2, pipeline=2, schedule="zbv", **SYNC),
+)  # fmt: skip
+
+
+def flat() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16),
+        nn.BatchNorm1d(16, affine=False), nn.ReLU(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """A block of a ResNet. A bias before BatchNorm would have a gradient of rounding errors only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.bn1, self.bn2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(x + self.bn2(self.conv2(y)))
+
+
+def resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.SyncBatchNorm(8), nn.ReLU(), Residual(), Residual(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4),
+    )  # fmt: skip
+
+
+class Skipping(nn.Module):
+    """No nn.Sequential: its stages and its cut come from its program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.blocks = nn.ModuleList([Residual(), Residual()])
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = functional.relu(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = block(x) + first
+        return self.head(x.mean((2, 3)))
+
+
+def on_cpu(make: Any) -> Any:
+    """The model for one process: PyTorch's SyncBatchNorm does not run there."""
+
+    def made() -> nn.Module:
+        model = make()
+        for index, child in enumerate(model.children()):
+            if isinstance(child, nn.SyncBatchNorm):
+                model[index] = nn.BatchNorm2d(child.num_features)
+        return model
+
+    return made
+
+
+def check_losses_are_those_of_one_process(folder: Path) -> None:
+    plans = PLANS if dist.get_world_size() == 2 else ON_FOUR
+    for plan in plans:
+        run = same(plan, flat, models.vector_batches(6, 9), functional.cross_entropy)
+        alone = seeded(flat)
+        if plan.pipeline == 1 and plan.tensor == 1:
+            assert apart(run) == 0
+            alone(models.vector_batches(6, 9)[0][0])
+            first = up.parallelize(seeded(flat), plan, optimizer=adamw, loss=functional.cross_entropy)
+            for batch in first.shard(models.vector_batches(1, 9)):
+                first.step(batch)
+            for name, value in first.model.named_buffers():
+                wanted = alone.get_buffer(name)
+                torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6, msg=f"{plan} {name}")
+            first.close()
+
+
+def check_a_cumulative_average(folder: Path) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 4))
+
+    run = same(PLANS[0], net, models.vector_batches(3, 8), functional.cross_entropy)
+    assert int(run.model[1].num_batches_tracked) == 3
+
+
+def check_networks_of_images(folder: Path) -> None:
+    x = models.image_batches(1, 9)[0][0]
+    plans = PLANS[::4] + PLANS[5:] if dist.get_world_size() == 2 else ON_FOUR
+    for plan in plans:
+        for make in (on_cpu(resnet), Skipping):
+            same(plan, make, models.image_batches(4, 9), functional.cross_entropy, sample=x)
+
+
+def check_pytorchs_own_class(folder: Path) -> None:
+    """A model with nn.SyncBatchNorm runs on CPUs, too."""
+    wanted = up.parallelize(
+        seeded(on_cpu(resnet)), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
+    )
+    run = up.parallelize(
+        seeded(resnet), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
+    )
+    for batch in run.shard(models.image_batches(2, 8)):
+        assert run.step(batch) == wanted.step(batch)
+    run.model.eval()
+    run.evaluate(batch)
+
+
+class Own(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def check_wrong_use_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r'"1" is a Own with a forward of its own'):
+        up.parallelize(
+            nn.Sequential(nn.Linear(16, 16), Own(16), nn.Linear(16, 4)),
+            up.Plan(data=2, **SYNC),
+            optimizer=adamw,
+            loss=functional.cross_entropy,
+        )
+    with pytest.raises(ValueError, match="sync_batch_norm"):
+        up.Plan(data=2, elastic=True, **SYNC)
+    with pytest.raises(ValueError, match="buffers is 'mine'; it must be one of average, first, own"):
+        up.Plan(data=2, buffers="mine")
+    with pytest.raises(ValueError, match="a newcomer has none"):
+        up.Plan(data=2, buffers="own", elastic=True)
+    run = up.parallelize(
+        seeded(flat), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
+    )
+    with pytest.raises(ValueError, match=r"expected 2D or 3D input \(got 4D input\)"):
+        run.step((torch.ones(4, 1, 1, 16), torch.zeros(4, dtype=torch.int64)))
+    capture = up.capture(run.model, torch.ones(4, 16))  # it sends nothing
+    assert any("batch_norm" in node.name for node in capture.nodes)
+
+
+def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
+    batches = models.vector_batches(3, 8)
+    for kind in ("first", "own"):
+        for zero in (0, 2):
+            run = up.parallelize(
+                seeded(flat), up.Plan(data=2, zero=zero, buffers=kind), optimizer=adamw,
+                loss=functional.cross_entropy,
+            )  # fmt: skip
+            mine = seeded(flat)
+            (batch,) = run.shard(batches[:1])
+            run.step(batch)
+            told: list[Any] = [batch]
+            if kind == "first":
+                dist.broadcast_object_list(told)
+            mine(told[0][0])
+            wanted = mine[1].running_mean
+            torch.testing.assert_close(run.model[1].running_mean, wanted, rtol=1e-5, atol=1e-6)
+            assert (spread_of(run) == 0) == (kind == "first")
+            kept = run.model[1].running_mean.clone()
+            where = shared(folder) / f"{kind} {zero}"
+            run.save(where)
+            assert torch.equal(kept, run.model[1].running_mean)
+            dist.broadcast(kept, 0)
+            again = up.parallelize(
+                seeded(flat), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy
+            )
+            again.load(where)
+            assert torch.equal(again.model[1].running_mean, kept), kind
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])

@@ -1,0 +1,109 @@
+"""Modules that keep f32 in low precision: BatchNorm always, others by `keep_f32`, as one process has it."""
+
+import copy
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel import models
+from parallel.accumulations import shared
+from parallel.batch_norms import Residual
+from parallel.plain_training import adamw, seeded
+from parallel.run_features import in_group
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm)
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def images() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), Residual(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 4),
+    )  # fmt: skip
+
+
+class OneProcess:
+    """Masters in f32, a copy in low precision with some modules in f32, f32 sums of the parts' gradients."""
+
+    def __init__(self, kind: torch.dtype, *kept: str) -> None:
+        self.master, self.kind = seeded(images), kind
+        self.low = copy.deepcopy(self.master).to(kind)
+        for path, module in self.low.named_modules():
+            always = isinstance(module, NORMS[:1])
+            named = any(fnmatchcase(path, pattern) for pattern in kept)
+            if always or named or ("norms" in kept and isinstance(module, NORMS)):
+                module.float()
+                module.register_forward_pre_hook(lambda _, args: tuple(one.float() for one in args))
+                module.register_forward_hook(lambda _, args, output: output.to(kind))
+        self.optimizer = adamw(self.master.parameters())
+
+    def step(self, batch: tuple[Tensor, Tensor], parts: int) -> float:
+        with torch.no_grad():
+            for low, master in zip(self.low.parameters(), self.master.parameters(), strict=True):
+                low.copy_(master)
+        total = 0.0
+        self.optimizer.zero_grad()
+        for x, y in zip(batch[0].chunk(parts), batch[1].chunk(parts), strict=True):
+            self.low.zero_grad()
+            loss = functional.cross_entropy(self.low(x.to(self.kind)).float(), y)
+            (loss * 2.0**10).backward()  # a power of two: fp16 would lose small gradients
+            total += loss.item() / parts
+            for low, master in zip(self.low.parameters(), self.master.parameters(), strict=True):
+                grad = low.grad.float() / 2.0**10 / parts
+                master.grad = grad if master.grad is None else master.grad + grad
+        self.optimizer.step()
+        return total
+
+
+def check_losses_are_those_of_one_process(folder: Path) -> None:
+    given = models.image_batches(4, 8)
+    for precision in ("bf16", "fp16"):
+        for kept in ((), ("norms",), ("3.conv*", "6")):
+            alone = {parts: OneProcess(TYPES[precision], *kept) for parts in (1, 2)}
+            wanted = {parts: [one.step(batch, parts) for batch in given] for parts, one in alone.items()}
+            for plan in ({"data": 2}, {"data": 2, "zero": 1 if kept else 3}, {"pipeline": 2}):
+                whole = up.Plan(**plan, precision=precision, keep_f32=kept)
+                run = up.parallelize(seeded(images), whole, optimizer=adamw, loss=functional.cross_entropy)
+                run.scaler.scale = min(run.scaler.scale, 2.0**10)  # the first step overflows otherwise
+                found = [run.step(batch) for batch in run.shard(given)]
+                worst = max(abs(a - b) for a, b in zip(found, wanted[whole.data], strict=True))
+                assert worst < 1e-5, (whole, found, wanted[whole.data])
+                floats = [one for one in run.model.buffers() if one.is_floating_point()]
+                assert all(one.dtype == torch.float32 for one in floats)
+
+
+def check_kept_modules_are_in_a_checkpoint(folder: Path) -> None:
+    plan = up.Plan(data=2, zero=3, precision="bf16", keep_f32=("norms",))
+    run = up.parallelize(seeded(images), plan, optimizer=adamw, loss=functional.cross_entropy)
+    first, second = run.shard(models.image_batches(2, 8))
+    run.step(first)
+    run.save(shared(folder))
+    wanted = run.step(second)
+    again = up.parallelize(images(), plan, optimizer=adamw, loss=functional.cross_entropy)
+    again.load(shared(folder))
+    assert again.step(second) == wanted
+
+
+def check_wrong_use_is_named(folder: Path) -> None:
+    def made(make: Any = images, **plan: Any) -> up.Run:
+        return up.parallelize(make(), up.Plan(data=2, **plan), optimizer=adamw, loss=functional.cross_entropy)
+
+    with pytest.raises(ValueError, match='keep_f32: no module of Sequential is called "head"'):
+        made(precision="bf16", keep_f32=("head",))
+    with pytest.raises(TypeError, match=r"keep_f32 is \['norms'\], expected a tuple of patterns"):
+        made(precision="bf16", keep_f32=["norms"])
+    with pytest.raises(ValueError, match='"1" keeps f32, and its gradients .* uneven_use=True does not'):
+        made(precision="bf16", uneven_use=True)
+    with pytest.raises(ValueError, match="Linear that keeps f32 shares a parameter with another module"):
+        made(lambda: models.gpt(tied=True), precision="bf16", keep_f32=("5.1",))
+    made(keep_f32=("norms",))  # f32 anyway
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])

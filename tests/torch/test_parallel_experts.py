@@ -1,0 +1,63 @@
+"""Layers of experts that are spread over ranks. Checks of parallel/expert_axis.py."""
+
+from pathlib import Path
+
+import pytest
+
+import suite
+from loops import each
+from test_parallel_features import checks_of, run_check
+from unisono.parallel import Plan
+
+LONG = (
+    "check_an_error_on_one_rank_ends_the_run_on_all",
+    "check_frozen_parameters",
+    "check_hugging_faces_models_train_as_in_one_process",
+    "check_low_precision_is_that_of_data_parallelism",
+    "check_own_models_train_as_in_one_process",
+    "check_the_models_own_balance_loss_is_that_of_the_parts",
+)
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), [pair for pair in checks_of("expert_axis") if pair[1] not in LONG])
+def test_experts(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("check", LONG)
+def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ranks: int) -> None:
+    run_check(forks, tmp_path, "expert_axis", check, ranks=ranks)
+
+
+@each(
+    ("plan", "says"),
+    [
+        ({"expert": 0}, "expert is 0; it must be at least 1"),
+        ({"expert": 2.0}, "expert is 2.0, expected int"),
+        ({"data": 3, "expert": 2}, "expert=2 does not divide data=3"),
+        ({"expert": 2}, "expert=2 does not divide data=1"),
+        (
+            {"data": 2, "expert": 2, "tensor": 2},
+            "expert=2 needs tensor=1, not 2: its ranks have the same rows",
+        ),
+        ({"data": 2, "expert": 2, "pipeline": 2}, "expert=2 needs pipeline=1, not 2"),
+        ({"data": 2, "expert": 2, "swap": "disk"}, "expert=2 needs swap=None, not 'disk'"),
+        ({"data": 4, "expert": 2, "local_steps": 2}, "expert=2 needs local_steps=None, not 2"),
+        (
+            {"data": 2, "expert": 2, "elastic": True},
+            "expert=2 needs elastic=False, not True: a rank that dies",
+        ),
+        (
+            {"data": 6, "expert": 3, "zero": 1, "shard": 2},
+            "neither of shard=2 and expert=3 divides the other",
+        ),
+    ],
+)
+def test_illegal_plans_say_why(plan: dict, says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        Plan(**plan)
