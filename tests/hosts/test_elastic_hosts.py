@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hosts
+from node_launchers import NodeLauncher, elastic_flags
 
 pytestmark = pytest.mark.hosts
 
@@ -26,62 +23,16 @@ def net() -> Iterator[hosts.Network]:
         yield network
 
 
-class Node:
-    """A launcher on one host, and what it has printed."""
-
-    def __init__(self, host: hosts.Node, token: Path, steps: int, *flags: str) -> None:
-        launcher = [
-            "env",
-            "--default-signal=INT,TERM,HUP",
-            "PAUSE_S=0.02",
-            f"STOP={token}-stop",
-            sys.executable,
-            "-m",
-            "unisono",
-            "run",
-        ]
-        argv = [
-            *launcher,
-            "-n",
-            "2",
-            "--token-file",
-            str(token),
-            *flags,
-            PROGRAM,
-            str(steps),
-            "nothing",
-            "9",
-            "0",
-        ]
-        self.process = host.start(argv, stderr=subprocess.STDOUT)
-        self.output = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-
-    def await_line(self, text: str) -> str:
-        hosts.wait_until(lambda: re.search(text, self.output) or self.process.poll() is not None, 60)
-        found = re.search(text, self.output)
-        assert found, self.output
-        return found[found.lastindex or 0]
-
-    def end(self, timeout: float = 60) -> int:
-        code = self.process.wait(timeout)
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+def started(host: hosts.Node, token: Path, steps: int, *flags: str) -> NodeLauncher:
+    environ = {"PAUSE_S": "0.02", "STOP": f"{token}-stop"}
+    return NodeLauncher(host, token, [PROGRAM, str(steps), "nothing", "9", "0"], *flags, **environ)
 
 
-def both(net: hosts.Network, token: Path, steps: int, *flags: str) -> list[Node]:
-    where = ["--nnodes", "2", "--master-addr", net[0].address, "--elastic", "1:6"]
-    made = [Node(net[0], token, steps, *where, "--node-rank", "0", *flags)]
+def both(net: hosts.Network, token: Path, steps: int, *flags: str) -> list[NodeLauncher]:
+    where = elastic_flags(net, 6)
+    made = [started(net[0], token, steps, *where, "--node-rank", "0", *flags)]
     hosts.wait_until(token.exists)
-    return [*made, Node(net[1], token, steps, *where, "--node-rank", "1", *flags)]
+    return [*made, started(net[1], token, steps, *where, "--node-rank", "1", *flags)]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -104,7 +55,7 @@ def test_the_host_of_the_store_leaves_and_another_launcher_joins(net: hosts.Netw
     assert nodes[0].end() == 130, nodes[0].output
     nodes[1].await_line("generation [1-9] size 2")
     address = nodes[1].await_line(rf"--join (?:[^ ]*,)?({net[1].address}:\d+)")
-    newcomers = Node(net[0], token, ENDLESS, "--join", address)
+    newcomers = started(net[0], token, ENDLESS, "--join", address)
     newcomers.await_line("size 4")
     (tmp_path / "token-stop").touch()
     assert newcomers.end() == 0, newcomers.output

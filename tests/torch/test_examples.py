@@ -10,7 +10,11 @@ from ports import reserved
 EXAMPLES = suite.HERE.parents[1] / "examples"
 LINES = 80
 SHARED = {"timeline.py", "transformer.py"}
-ELSEWHERE = {"elastic_training.py"}  # it needs the launcher: test_parallel_elastic.py
+ELSEWHERE = {  # they need the launcher
+    "elastic_training.py": "test_parallel_elastic.py",
+    "ddp_survives.py": "test_replicas_survive.py",
+    "fsdp2_survives.py": "test_replicas_survive.py",
+}
 # program, ranks, arguments; and a text that rank 0 or the last rank prints
 RUNS = [
     ("ddp.py", 2, ["--epochs", "1"], "epoch 0: loss"),
@@ -55,6 +59,6 @@ def test_example(forks: suite.Forks, tmp_path: Path, run: tuple[str, int, list[s
 
 def test_every_example_is_run_and_short():
     programs = {path.name for path in EXAMPLES.glob("*.py")} - SHARED
-    assert programs == {run[0] for run in RUNS} | ELSEWHERE
+    assert programs == {run[0] for run in RUNS} | ELSEWHERE.keys()
     for program in programs:
         assert len((EXAMPLES / program).read_text().splitlines()) < LINES, program

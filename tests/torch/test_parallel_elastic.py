@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,104 +11,22 @@ import pytest
 
 import suite
 import unisono.parallel as up
-from launching import Launcher, launching
-from parallel.elastic_training import BATCH, PER_EPOCH, SAMPLES, logs
+from elastic_jobs import check_truth, elastic_launching, run_job, steps
+from launching import Launcher
 
-JOB = suite.HERE / "programs" / "elastic_job.py"
 pytestmark = pytest.mark.timeout(320)
 
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        paths = [str(suite.HERE), made.environ["PYTHONPATH"]]
-        made.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    with elastic_launching(tmp_path) as made:
         yield made
-
-
-class Job:
-    """What the processes of a job have written."""
-
-    def __init__(self, folder: Path, output: str) -> None:
-        self.folder, self.output = folder, output
-        self.logs = logs(folder)
-
-    def kept(self, key: str) -> list[dict[str, Any]]:
-        return [line for log in self.logs for line in log if key in line]
-
-    def changes(self) -> list[dict[str, Any]]:
-        """Each change once; those who saw it have seen the same."""
-        found = max(([line for line in log if "change" in line] for log in self.logs), key=len)
-        assert all(line in found for line in self.kept("change"))
-        return found
-
-    def losses(self) -> dict[int, tuple[float, str]]:
-        """The loss of each step, and the state after it: the same on all ranks."""
-        found: dict[int, tuple[float, str]] = {}
-        for line in self.kept("loss"):
-            one = line["loss"], line["digest"]
-            assert found.setdefault(line["step"], one) == one, (line, found[line["step"]])
-        return found
-
-    def check_samples(self, *, undone: bool = False) -> None:
-        """Each sample of an epoch is in one step that was completed, once.
-
-        Args:
-            undone: an update counts only if no later one of the same step has taken its place.
-        """
-        steps = len(self.losses())
-        epoch: Counter[int] = Counter()
-        for step in range(1, steps + 1):
-            attempts = {line["generation"] for line in self.kept("update") if line["update"] == step}
-            assert undone or len(attempts) == 1, f"step {step} was updated in generations {attempts}"
-            generation = max(attempts)
-            samples = Counter(
-                sample
-                for line in self.kept("attempt")
-                if (line["attempt"], line["generation"]) == (step, generation)
-                for sample in line["samples"]
-            )
-            assert samples.total() == BATCH, (step, samples)
-            epoch += samples
-            if step % PER_EPOCH == 0:
-                assert epoch == Counter(range(SAMPLES))
-                epoch.clear()
-
-
-def run(launcher: Launcher, *args: str, flags: tuple[str, ...] = ()) -> Job:
-    folder = launcher.folder / "job"
-    folder.mkdir()
-    ranks = args[0]
-    found = launcher.run(JOB, "--elastic", f"1:{ranks}", *flags, args=(str(folder), *args))
-    assert found.returncode == 0, found.stdout + found.stderr
-    return Job(folder, found.stdout + found.stderr)
-
-
-def check_truth(forks: suite.Forks, job: Job, **plan: Any) -> None:
-    """After each change losses and states equal, bit for bit, those of a run begun with its ranks."""
-    losses, changes = job.losses(), job.changes()
-    last = len(losses)
-    for number, change in enumerate(changes):
-        until = changes[number + 1]["steps"] if number + 1 < len(changes) else last
-        if until == change["steps"]:
-            continue
-        name = f"from-{number}"
-        arguments = [str(job.folder), str(change["steps"]), str(until), json.dumps(plan)]
-        what = {name: ("parallel.elastic_training", change["size"], arguments)}
-        printed = forks.run(job.folder.parent, what, limit_s=200)[name]
-        again = logs(job.folder.parent / name)
-        assert len(again) == change["size"], "\n".join(printed)
-        for lines in again:
-            wanted = [(one["step"], one["loss"], one["digest"]) for one in lines]
-            assert wanted == [(step, *losses[step]) for step in range(change["steps"] + 1, until + 1)], (
-                printed
-            )
 
 
 def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
-    job = run(launcher, "4", "18", "3:forward:3", "0:exchange:6", "1:optimizer:11")
+    job = run_job(launcher, "4", "18", "3:forward:3", "0:exchange:6", "1:optimizer:11")
     assert [(one["before"], one["size"]) for one in job.changes()] == [(4, 3), (3, 2), (2, 1)], job.output
     assert "is out: ended by SIGKILL" in job.output
     assert len(job.losses()) == 18
@@ -122,7 +38,7 @@ def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
 def test_ranks_die_between_steps_in_a_save_and_where_an_epoch_begins(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
-    job = run(launcher, "4", "18", "2:between:3", "0:save:6", "1:draw:9")
+    job = run_job(launcher, "4", "18", "2:between:3", "0:save:6", "1:draw:9")
     assert [(one["before"], one["size"]) for one in job.changes()] == [(4, 3), (3, 2), (2, 1)], job.output
     job.check_samples()
     check_truth(forks, job)
@@ -130,7 +46,7 @@ def test_ranks_die_between_steps_in_a_save_and_where_an_epoch_begins(
 
 @pytest.mark.sweep
 def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.Forks) -> None:
-    job = run(launcher, "3", "10", "1:raise:4")
+    job = run_job(launcher, "3", "10", "1:raise:4")
     assert "left because of ArithmeticError: a bad sample" in job.output
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
     job.check_samples()
@@ -140,7 +56,7 @@ def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.F
 def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
-    job = run(launcher, "3", "10", "0:behind:4", "1:behind:6", "2:forward:6", "0:exchange:9")
+    job = run_job(launcher, "3", "10", "0:behind:4", "1:behind:6", "2:forward:6", "0:exchange:9")
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 1)], job.output
     job.check_samples()
     check_truth(forks, job)
@@ -148,7 +64,7 @@ def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
 
 @pytest.mark.sweep
 def test_a_rank_that_stops_is_out(launcher: Launcher, forks: suite.Forks) -> None:
-    job = run(launcher, "3", "10", "1:stop:4", flags=("--grace", "0.1"))
+    job = run_job(launcher, "3", "10", "1:stop:4", flags=("--grace", "0.1"))
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
     job.check_samples()
     check_truth(forks, job)
@@ -157,7 +73,7 @@ def test_a_rank_that_stops_is_out(launcher: Launcher, forks: suite.Forks) -> Non
 def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
-    job = run(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
+    job = run_job(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
     job.check_samples()
     check_truth(forks, job)
@@ -167,7 +83,7 @@ def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
 def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
-    job = run(launcher, "2", "0", "1:exchange:3", "new:take:0", flags=("--respawn", "3"))
+    job = run_job(launcher, "2", "0", "1:exchange:3", "new:take:0", flags=("--respawn", "3"))
     sizes = [one["size"] for one in job.changes()]
     assert sizes[0] == 1
     assert sizes[-1] == 2
@@ -199,7 +115,7 @@ def test_shards_of_a_dead_rank_come_from_copies(
     launcher: Launcher, forks: suite.Forks, plan: dict[str, Any], faults: tuple[str, ...], sizes: list[Any]
 ) -> None:
     launcher.environ["PLAN"] = json.dumps(plan)
-    job = run(launcher, "4", "14", *faults)
+    job = run_job(launcher, "4", "14", *faults)
     assert [(one["before"], one["size"]) for one in job.changes()] == sizes, job.output
     first = "from the replica on rank" if "shard" in plan else "from the copy on rank"
     assert first in job.changes()[0]["change"]
@@ -208,19 +124,9 @@ def test_shards_of_a_dead_rank_come_from_copies(
 
 
 @pytest.mark.sweep
-def test_shards_that_died_with_their_copies_end_the_run(launcher: Launcher) -> None:
-    launcher.environ["PLAN"] = json.dumps({"zero": 3})
-    folder = launcher.folder / "job"
-    folder.mkdir()
-    found = launcher.run(JOB, "--elastic", "1:4", args=(str(folder), "4", "10", "1:forward:3", "2:forward:3"))
-    assert found.returncode != 0
-    assert "a shard of the state was lost with all its copies" in found.stderr
-
-
-@pytest.mark.sweep
 def test_a_newcomer_gets_shards(launcher: Launcher, forks: suite.Forks) -> None:
     launcher.environ["PLAN"] = json.dumps({"zero": 3})
-    job = run(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
+    job = run_job(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
     job.check_samples()
     check_truth(forks, job, zero=3)
@@ -235,14 +141,19 @@ def test_a_newcomer_gets_shards(launcher: Launcher, forks: suite.Forks) -> None:
         {"swap": "memory"},
         {"compression": up.PowerSGD(rank=4)},
         {"data": 2, "local_steps": 3},
+        {"copy_every": 2},
     ],
     ids=str,
 )
 def test_plans_that_cannot_be_elastic_are_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"Plan: elastic=True .*needs .*: \w+"):
+    with pytest.raises(ValueError, match=r"Plan: .*needs .*[:.] \w+"):
         up.Plan(elastic=True, **other)
     with pytest.raises(TypeError, match="elastic is 1, expected bool"):
         up.Plan(elastic=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="copy_every is 0; it must be at least 1"):
+        up.Plan(elastic=True, zero=1, copy_every=0)
+    with pytest.raises(ValueError, match="copy_every=2 is for shards that survive"):
+        up.Plan(zero=1, copy_every=2)
 
 
 @pytest.mark.parametrize("name", ["check_a_process_group_of_the_program", "check_calls"])
@@ -251,23 +162,15 @@ def test_calls_that_are_refused(forks: suite.Forks, tmp_path: Path, name: str) -
     assert printed == ["rank 0:\n"], "".join(printed)
 
 
-CASES = suite.HERE / "programs" / "elastic_cases.py"
-
-
-def steps(launcher: Launcher, name: str, ranks: int, *more: str, flags: tuple[str, ...] = ()) -> list[Any]:
-    """What all ranks have printed after each step, which is the same on all of them; then the other lines."""
-    found = launcher.run(CASES, "--elastic", f"1:{ranks}", *flags, args=(name, str(ranks), *more))
-    output = found.stdout + found.stderr
-    assert found.returncode == 0, output
-    lines = [line.partition("] ")[2] for line in output.splitlines() if '"step"' in line]
-    told: dict[int, Any] = {}
-    for one in map(json.loads, lines):
-        assert told.setdefault(one["step"], one) == one, output
-    assert [*sorted(told)] == [*range(1, len(told) + 1)]
-    return [[told[step] for step in sorted(told)], output]
-
-
-@pytest.mark.parametrize("plan", [{}, pytest.param({"zero": 2}, marks=pytest.mark.sweep)], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        pytest.param({"zero": 2}, marks=pytest.mark.sweep),
+        pytest.param({"zero": 2, "copy_every": 2}, marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
 def test_a_rank_that_was_behind_does_as_if_it_had_completed_the_step(
     launcher: Launcher, plan: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,12 +175,21 @@ class RankBatches(Iterable[Any]):
         """This rank's rows of each batch of this epoch, from number `first` on."""
         if not self._indexed:
             return self._cut(itertools.islice(self._loader, first, None))
+        loaded = self._loaded(self._order[first:])
+        return iter(loaded) if self._by_rows else self._cut(loaded)
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether a sampler draws the rows of each batch; otherwise a batch is loaded whole."""
+        return self._indexed and self._loader.batch_sampler is not None  # type: ignore[attr-defined]
+
+    def _loaded(self, drawn: Sequence[Any]) -> DataLoader[Any]:
+        """This rank's rows of the batches that a sampler drew; the batches where it draws whole ones."""
         loader: Any = self._loader
-        order: dict[str, Any] = {"sampler": self._order[first:], "batch_size": None}
-        batched = loader.batch_sampler is not None  # else an item of the dataset is a whole batch
-        if batched:
-            order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] for batch in self._order[first:]]}
-        loaded: DataLoader[Any] = DataLoader(
+        order: dict[str, Any] = {"sampler": drawn, "batch_size": None}
+        if self._by_rows:
+            order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] for batch in drawn]}
+        return DataLoader(
             loader.dataset,
             **order,
             num_workers=loader.num_workers,
@@ -189,7 +198,6 @@ class RankBatches(Iterable[Any]):
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
         )
-        return iter(loaded) if batched else self._cut(loaded)
 
     def _cut(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -16,7 +16,7 @@ from .checkpoint import RunState, cause
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["CheckpointWriter", "newest"]
+__all__ = ["CheckpointWriter", "newest", "path_of"]
 
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
@@ -37,7 +37,7 @@ class CheckpointWriter:
         self.wait()
         if self._group is None:
             self._group = dist.new_group()
-        final = folder / f"step-{step:08}"
+        final = path_of(folder, step)
         partial = final.with_suffix(".partial")
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -88,6 +88,11 @@ class CheckpointWriter:
         _delete(aside)
         for old in _steps(final.parent)[:-keep] if keep else []:
             _delete(old)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint after so many steps is."""
+    return folder / f"step-{step:08}"
 
 
 def newest(folder: Path) -> Path:

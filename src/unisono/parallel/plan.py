@@ -95,6 +95,8 @@ class Plan:
         expert: data ranks over which the experts of a layer are spread; it divides `data`.
         elastic: ranks may die and come; `data` is their number at the start, and `shard` the least that share
             where it divides no longer. See docs/elastic.md.
+        copy_every: steps from one copy of the shards to the next, under elastic and zero=1 to 3. After a loss
+            the run makes at most so many steps again.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -126,12 +128,13 @@ class Plan:
     outer: OuterSGD | str = "nesterov"
     expert: int = 1
     elastic: bool = False
+    copy_every: int = 1
     context: int = 1
     sequence: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("data", "tensor", "pipeline", "context", "micro_batches", "expert"):
+        for name in ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
@@ -155,7 +158,8 @@ class Plan:
         self._check_context()
 
     def _check_types(self) -> None:
-        for name in ("data", "tensor", "pipeline", "context", "zero", "micro_batches", "expert", *_OPTIONAL):
+        numbers = ("data", "tensor", "pipeline", "context", "zero", "micro_batches", "expert", "copy_every")
+        for name in (*numbers, *_OPTIONAL):
             value = getattr(self, name)
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
@@ -292,6 +296,11 @@ class Plan:
             )
 
     def _check_elastic(self) -> None:
+        if self.copy_every > 1 and not (self.elastic and self.zero):
+            raise ValueError(
+                f"Plan: copy_every={self.copy_every} is for shards that survive their rank: it needs "
+                "elastic=True, and zero=1 to 3. With zero=0 every rank has the whole state"
+            )
         if not self.elastic:
             return
         for name, only, why in (

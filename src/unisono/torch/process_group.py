@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import unisono.engine.group
 from unisono.engine.environment import env
+from unisono.engine.group.notices import announce
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.errors import UnisonoError, message
 from unisono.torch_internals import c10d
@@ -132,9 +133,12 @@ class ProcessGroupUnisono(  # type: ignore[misc]
                 timeout_s=timeout_s,
                 members=tuple(self._global_ranks) if len(self._global_ranks) == size else None,
                 parent=parent,
+                engine_settings=parent_ranks.engine_settings,
             )
         if parent_ranks is NO_PARENT:
             warn_if_crowded(group._hosts, rank)
+            if size > 1:  # a process alone may join others later
+                announce(group)  # then a lost rank does not end an elastic job
         self._take(group, keys)
 
     def _take(self, group: NativeGroup, keys: c10d.Store) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from unisono.engine.bootstrap.engine import EngineSettings
     from unisono.engine.group.native import NativeGroup
 
 
@@ -33,6 +34,11 @@ class ParentRanks(NamedTuple):
             if self.group is None
             else ParentGroup(self.group._group._planner, operation, self.ranks, size)
         )
+
+    @property
+    def engine_settings(self) -> EngineSettings | None:
+        """By which the parent's ranks reach each other."""
+        return None if self.group is None else self.group._group._engine_settings
 
 
 NO_PARENT = ParentRanks(None, ())

@@ -106,6 +106,29 @@ def behind() -> None:
                 tell(run, loss, drawn=float(torch.rand(())))
 
 
+def evaluating() -> None:
+    """After step 5 of whole batches rank 1 fails in an evaluation; the learning rate changes."""
+    torch.manual_seed(1)
+    data = [batch for _ in range(3) for batch in loader()]
+    with made() as run:
+        lost = ["calm" not in sys.argv]
+
+        def evaluated(*_: Any) -> None:
+            if not run.model.training and at(run, 6) and lost[0]:
+                lost[0] = False
+                lose(run)
+
+        run.model.register_forward_pre_hook(evaluated)
+        for batch, other in zip(run.shard(data), run.shard(iter(data)), strict=True):
+            loss = run.step(batch)
+            for group in run.optimizer.param_groups:
+                group["lr"] *= 0.8
+            run.model.eval()
+            found = run.evaluate(other)
+            run.model.train()
+            tell(run, loss, evaluated=found, rate=run.optimizer.param_groups[0]["lr"])
+
+
 def draw() -> None:
     """In the draw of the second epoch rank 2 dies, and rank 1 is behind; `on_change` sets the batch."""
     with made(on_change=lambda _: batches.set_batch_size(4)) as run:

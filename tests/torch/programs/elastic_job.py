@@ -1,14 +1,15 @@
 """One rank of an elastic training that loses ranks: elastic_job.py FOLDER RANKS STEPS [RANK:WHERE:STEP ...].
 
 WHERE a rank kills itself: forward, exchange, optimizer, between, draw, save. raise: it raises an error. stop:
-it stops itself in forward. behind: it loses its groups when the others have completed the step; copied: so it
-does under ZeRO, after the step before.
+it stops itself in forward. lose: it deletes the checkpoints. behind: it loses its groups when the others have
+completed the step; copied: so it does under ZeRO, after the step before.
 STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed since. With new:take:0 the first
 newcomer dies while it takes the state.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from parallel.elastic_training import Log, digest, loader, made
 from unisono.errors import Aborted
 
 FOLDER, RANKS, STEPS, *FAULTS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "1"))
 NEW = "UNISONO_JOIN" in os.environ
 
 
@@ -39,6 +41,9 @@ class Fault:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if where == "raise":
                 raise ArithmeticError("a bad sample")
+            if where == "lose":  # the checkpoints
+                shutil.rmtree(FOLDER / "saved", ignore_errors=True)
+                return
             if where in ("behind", "copied"):
                 del self._at[where]
                 for group in self._run._groups():
@@ -64,6 +69,7 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
     def forward(*_: Any) -> None:
         if model.training:
             log.write(attempt=run.steps + 1, generation=run.generation, samples=model.seen)
+            fault.reach("lose")
             fault.reach("forward")
             fault.reach("raise")
             fault.reach("stop")
@@ -86,8 +92,8 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
     run.optimizer.register_step_pre_hook(update)
     keep = run.keep_copy
 
-    def keep_copy() -> None:
-        keep()
+    def keep_copy(**when: bool) -> None:
+        keep(**when)
         fault.reach("copied")
 
     run.keep_copy = keep_copy
@@ -104,7 +110,8 @@ def main() -> None:
     log = Log(FOLDER)
 
     def told(change: up.Change) -> None:
-        log.write(change=str(change), before=change.before, size=change.size, steps=change.steps)
+        state = change.steps - change.redone
+        log.write(change=str(change), before=change.before, size=change.size, steps=change.steps, state=state)
 
     plan = up.Plan(elastic=True, **json.loads(os.environ.get("PLAN", "{}")) | {"data": RANKS})
     with made(plan, int(os.environ["RANK"]), on_change=told) as run:
@@ -123,7 +130,8 @@ def main() -> None:
                 torch.save(torch.get_rng_state(), written)
                 written.rename(FOLDER / f"generator-{run.steps}")  # the same on all ranks
                 fault.reach("save")
-                run.save(FOLDER / "saved", also={"batches": batches})
+                if run.steps % SAVE_EVERY == 0:
+                    run.save(FOLDER / "saved", also={"batches": batches})
                 if is_over(run):
                     break
                 time.sleep(0.02 * (STEPS == 0))

@@ -246,6 +246,11 @@ class NativeGroup(MembershipGroup):
         work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
         return begin(self._planner, work)
 
+    @property
+    def _engine_settings(self) -> EngineSettings | None:
+        """By which its ranks reach each other; the environment of a newcomer may name no such host."""
+        return None if self._identity is None else self._identity.settings
+
     def _agree(self, chosen: tuple[int, ...]) -> None:
         self._execute(self._planner.agree("subgroup", chosen), False, None)
 
@@ -266,6 +271,7 @@ class NativeGroup(MembershipGroup):
                 reproducible=self.reproducible,
                 parent=ParentGroup(self._planner, f"subgroup({list(chosen)})", chosen),
                 settings=self._settings,
+                engine_settings=self._engine_settings,
             )
         except RendezvousError as error:
             where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
@@ -300,6 +306,7 @@ def connect(
     reproducible: bool = False,
     parent: ParentGroup | None = None,
     settings: env.Settings | None = None,
+    engine_settings: EngineSettings | None = None,
 ) -> NativeGroup:
     """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
 
@@ -308,11 +315,12 @@ def connect(
     Args:
         parent: the group that contains all these ranks. If it ends, the waiting ends.
         settings: None: the environment's.
+        engine_settings: those of the group that contains all these ranks; None: from `settings`.
     """
     settings = settings or env.read(strict=False)
     except_hook.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
-    engine_settings = EngineSettings.of(settings)
+    engine_settings = engine_settings or EngineSettings.of(settings)
     keys = PrefixStore(name, store)
     with making(size), watching(parent, keys) as rendezvous:
         opened = open_engine(rendezvous, rank, size, timeout_s=timeout_s, settings=engine_settings)

@@ -141,9 +141,20 @@ class ElasticBatches(RankBatches):
         return rows_of(self._pass.whole)
 
     @property
-    def _by_rows(self) -> bool:
-        """Whether a sampler draws the rows of each batch."""
-        return self._indexed and self._loader.batch_sampler is not None  # type: ignore[attr-defined]
+    def drawn(self) -> Any:
+        """The newest batch, for `again`: what the sampler drew; without a sampler the batch itself."""
+        return self._order[self._at] if self._indexed else self._pass.whole
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether `drawn` is what a sampler drew, and not a batch with its data."""
+        return self._indexed
+
+    def again(self, drawn: Sequence[Any]) -> Iterator[Any]:
+        """This rank's rows of earlier batches, as they are cut for the ranks that there are now."""
+        self._part, self._parts = self._run.mesh.row, self._run.mesh.plan.data
+        for one in self._loaded(drawn) if self._indexed else drawn:
+            yield one if self._by_rows else cut_rows(one, *self._own(rows_of(one)))
 
     # ---- one epoch ----
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from unisono.parallel.plan import Plan
 
-__all__ = ["CallReport", "Handover", "fingerprint"]
+__all__ = ["CallReport", "Handover", "SavedState", "fingerprint"]
 
 NOTHING = -1
 """The calls of a newcomer, which has no state."""
@@ -33,6 +33,7 @@ class CallReport:
         calls: how many calls it has completed; NOTHING: it is a newcomer.
         program: the fingerprint of its plan and its model.
         steps: how many it had made after its newest call.
+        reach_back: the earliest state from which it can make all steps again.
         copies: of shards, that it holds.
         caches: (name, dtype, shape) of each buffer that is not persistent.
     """
@@ -40,8 +41,17 @@ class CallReport:
     calls: int
     program: str
     steps: int
+    reach_back: int
     copies: list[HeldCopy]
     caches: list[tuple[str, str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A checkpoint of this run: its folder, and the steps before it."""
+
+    folder: str
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Handover:
         places: the epochs that have begun and not ended, in the order in which they have begun.
         drawn: the newest order, for ranks of the former group.
         generator: the state of PyTorch's default generator.
+        saved: the newest checkpoint.
     """
 
     calls: int
@@ -73,6 +84,7 @@ class Handover:
     places: list[DrawnOrder]
     drawn: DrawnOrder | None
     generator: np.ndarray
+    saved: SavedState | None
 
 
 def fingerprint(plan: Plan, model: nn.Module) -> str:

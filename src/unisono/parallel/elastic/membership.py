@@ -109,18 +109,24 @@ class RunMembership:
         group = self.members
         return (self._maximum is None or group.size < self._maximum) and group.newcomers_here() > 0
 
+    def has_room(self, most: int | None) -> bool:
+        """Whether another rank may come. most: ranks for which each batch has a row."""
+        limit = self._limit(most)
+        return limit is None or limit > self.members.size
+
+    def _limit(self, most: int | None) -> int | None:
+        limits = [limit for limit in (self._maximum, most) if limit is not None]
+        return min(limits, default=None)
+
     def grow(self, most: int | None) -> bool:
         """Take in those that wait. All ranks call this. Returns whether the group is another one now.
 
         Args:
-            most: ranks for which each batch has a row.
+            most: see `has_room`, which holds.
         """
         before = self.members
-        limits = [limit for limit in (self._maximum, most) if limit is not None]
-        if limits and min(limits) <= before.size:
-            return False
         try:
-            self.group = cast("NativeGroup", before.admit(maximum=min(limits, default=None)))
+            self.group = cast("NativeGroup", before.admit(maximum=self._limit(most)))
         except RendezvousError:  # such as a newcomer that has ended: the members go on without it
             return False
         return self.group is not before

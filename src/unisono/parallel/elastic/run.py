@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from unisono.parallel.checkpoint import states
+from unisono.parallel.checkpoint_folder import newest, path_of
 
 from .batches import ElasticBatches
 from .transactions import TransactionalRun
@@ -88,10 +89,7 @@ class ElasticRun(TransactionalRun):
         step = super().step
 
         def kept_step() -> float:
-            self.keep_copy()  # of the state before it, if there is none
-            loss = step(source.current, watch=watch)
-            self.keep_copy()
-            return loss
+            return self.kept(lambda: step(source.current, watch=watch), self.record(source))
 
         return float(self._made(kept_step, source, grows=True))
 
@@ -116,20 +114,31 @@ class ElasticRun(TransactionalRun):
         background: bool = False,
         also: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint, see `Run.save`; attached objects are in it."""
+        """Write a checkpoint, see `Run.save`; attached objects are in it.
+
+        Under ZeRO the run goes back to the newest one by itself where no rank has a shard any more.
+        """
         if background:
             raise ValueError(
                 "save: under Plan(elastic=True) a save in the background would outlive its ranks"
             )
         save, everything = super().save, {**self._attached, **(also or {})}
-        self._made(lambda: save(folder, keep=keep, also=everything))
+
+        def noted_save() -> None:
+            save(folder, keep=keep, also=everything)
+            self.note_saved(path_of(Path(folder), self.steps))
+
+        self._made(noted_save)
 
     def load(self, folder: str | Path, *, also: Mapping[str, Any] | None = None) -> None:
         """Continue from a checkpoint, see `Run.load`. A newcomer has its state from the others."""
         if not self.is_newcomer:
-            super().load(folder, also={**self._attached, **(also or {})})
+            found = newest(Path(folder))
+            super().load(found, also={**self._attached, **(also or {})})
             self._copies.clear()
+            self._records.clear()
             self._completed_steps = self.steps
+            self.note_saved(found)
 
     def close(self) -> None:
         """End the run, when all ranks have come here: none leaves while another may need its state.

@@ -1,4 +1,4 @@
-"""Shards that survive their rank: a copy of each rank's own, and of those of a neighbour, after every step.
+"""Shards that survive their rank: now and then a copy of each rank's own, and of those of a neighbour.
 
     rank     0     1     2     3          under ZeRO over all data ranks; neighbours of the ring are on
     own      s0    s1    s2    s3         different hosts where there are several
@@ -6,7 +6,7 @@
 
 Under hybrid sharding a replica has the same shards, and each rank keeps a copy of its own only. After a
 change each rank gets its new shards from those that hold the old ones. All of them take the state after one
-step: some may have gone further than others.
+step, the newest that is whole: some may have gone further than others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from unisono.errors import GroupError
 from unisono.parallel.gradients import local
 
 if TYPE_CHECKING:
@@ -121,15 +120,15 @@ class Sources(NamedTuple):
     rebuilt: tuple[str, ...]
 
 
-def sources_of(reports: Sequence[Sequence[HeldCopy]], steps: int, lost: Mapping[int, str]) -> Sources:
-    """Choose who sends each shard of the state after `steps`. reports: the copies of each rank.
+def sources_of(reports: Sequence[Sequence[HeldCopy]], steps: int, lost: Mapping[int, str]) -> Sources | None:
+    """Choose who sends each shard of the newest state that is whole. None: each one has lost a shard.
 
     Args:
+        reports: the copies of each rank.
+        steps: those of the newest completed one; no later state is taken.
         lost: ranks of the former group that are out, for the text.
-    Raises:
-        GroupError: a shard was lost with all its copies.
     """
-    labels = sorted({one.label for held in reports for one in held if one.steps == steps}, reverse=True)
+    labels = sorted({one.label for held in reports for one in held if one.steps <= steps}, reverse=True)
     for label in labels:
         having = {rank: one for rank, held in enumerate(reports) for one in held if one.label == label}
         shards = next(iter(having.values())).shards
@@ -145,10 +144,7 @@ def sources_of(reports: Sequence[Sequence[HeldCopy]], steps: int, lost: Mapping[
                 rebuilt.append(f"shard {shard} from the replica on rank {found[0]}")
         if len(ranks) == shards:
             return Sources(label, ranks, tuple(rebuilt))
-    raise GroupError(
-        "a shard of the state was lost with all its copies: neighbours died together, or before the first "
-        "step. Start the job again, and load the last checkpoint"
-    )
+    return None
 
 
 def send_shards(

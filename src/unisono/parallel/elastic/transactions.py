@@ -8,11 +8,13 @@ call that nobody has completed is made again, on the same batch, which the livin
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,15 +23,16 @@ import torch.distributed as dist
 from unisono.engine.group.departure import Departure
 from unisono.errors import GroupError
 from unisono.parallel.checkpoint import states
-from unisono.parallel.checkpoint_folder import CheckpointWriter
+from unisono.parallel.checkpoint_folder import CheckpointWriter, newest
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.run import Run
 
 from .batches import DrawnOrder, ElasticBatches
 from .change import Change
 from .failures import ElasticFailures
-from .handover import NOTHING, CallReport, Handover, fingerprint
+from .handover import NOTHING, CallReport, Handover, SavedState, fingerprint
 from .membership import RunMembership
+from .records import StepRecord, StepRecords
 from .shards import ShardCopy, send_shards, sources_of
 from .transfer import spread
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TransactionalRun"]
 
+LOST = "a shard of the state was lost with all its copies: neighbours died together"
 ASK_S = 0.05
 """How often a rank looks whether newcomers wait at it."""
 
@@ -68,10 +72,13 @@ class TransactionalRun(Run):
         on_change: Callable[[Change], object] | None,
     ) -> None:
         self._membership, self._on_change = membership, on_change
+        self._has_groups = True  # between two memberships there are none
         self._asked_plan, self._program = plan, fingerprint(plan, built.model)
         super().__init__(built, plan.resized(membership.size), optimizer, loss, weigh)
         self._copies: list[ShardCopy] = []  # the newest one is the last
         self._completed_steps = 0  # after the newest call
+        self._records = StepRecords()  # under ZeRO: to make steps again from an earlier state
+        self._saved: SavedState | None = None
         self._rebuilt: tuple[str, ...] = ()
         self.changes: list[Change] = []
         self._calls = NOTHING if membership.group is None else 0
@@ -125,7 +132,7 @@ class TransactionalRun(Run):
                 "run.changes has what changed"
             )
         self._has_entered = True
-        self._newest = source or self._newest
+        self._newest = self._newest if source is None else source
         self._in_call = True
         try:
             return self._repeated(work, grows=grows)
@@ -219,7 +226,11 @@ class TransactionalRun(Run):
         """Take in the newcomers that wait."""
         self._asked = False
         rows = [one.smallest() for one in self._batches if one.active or one is self._newest]
-        if self._membership.grow(min((one for one in rows if one is not None), default=None)):
+        most = min((one for one in rows if one is not None), default=None)
+        if not self._membership.has_room(most):
+            return
+        self.keep_copy(now=True)  # a newcomer cannot make earlier steps again
+        if self._membership.grow(most):
             self._stop()
             self._change(None)
 
@@ -232,25 +243,36 @@ class TransactionalRun(Run):
         with contextlib.suppress(RuntimeError):  # it waits for collectives, which have failed
             self._built.units.reset()
         self._clear()
+        self._has_groups = False
         for group in groups:
             dist.destroy_process_group(group)
+
+    def _groups(self) -> list[Any]:
+        return super()._groups() if self._has_groups else []
 
     def _change(self, make: Callable[[], None] | None) -> None:
         """Make the next group, and go on in it. If another rank is lost meanwhile, make one without it."""
         while True:
             if make is not None:
                 make()
-            try:
-                self._settle()
-                break
-            except Exception as error:
-                if not self._is_loss(error):
-                    raise
-                self._stop()
-                make = partial(self._membership.shrink, error)
-        if self._has_entered:  # a newcomer is told when it has a place in the data
-            self._is_told = False
-            self.tell()
+            make = self._try(self._settle)
+            if make is None and self._has_entered:  # a newcomer is told when it has a place in the data
+                self._is_told = False
+                self.tell()
+                make = self._try(self._redo)
+            if make is None:
+                return
+
+    def _try(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        """Do this. If a rank is lost meanwhile, return what makes the next group."""
+        try:
+            work()
+        except Exception as error:
+            if not self._is_loss(error):
+                raise
+            self._stop()
+            return partial(self._membership.shrink, error)
+        return None
 
     def _settle(self) -> None:
         """Bring all ranks of the new group to one state."""
@@ -262,7 +284,8 @@ class TransactionalRun(Run):
         calls = self._calls if self._is_whole else NOTHING
         held = [one.held for one in self._copies]
         caches = [slot.kind for slot in self._statistics.caches.values()]
-        mine = CallReport(calls, self._program, self._completed_steps, held, caches)
+        steps = self._completed_steps
+        mine = CallReport(calls, self._program, steps, self._records.reach_back(steps), held, caches)
         reports = group.all_gather_object(mine)
         newest = max(one.calls for one in reports)
         sources = [rank for rank, one in enumerate(reports) if one.calls == newest]
@@ -298,6 +321,7 @@ class TransactionalRun(Run):
         self._asked = False  # some ranks may not have seen the end of the step that asked
         self.plan, former = self._asked_plan.resized(self._membership.size), self._named
         self.mesh = PlanMesh.of(self.plan, self.mesh.axes.device_type)
+        self._has_groups = True
         self._built.follow(self.mesh)
         self._exchange_parameters(former)
         self._statistics = self._built.statistics(self.mesh)
@@ -316,11 +340,31 @@ class TransactionalRun(Run):
             for group in optimizer.param_groups:
                 group["params"] = [self._named[names[one]] for one in group["params"]]
 
-    def keep_copy(self) -> None:
-        """Under ZeRO: copy this state, which all ranks are in, unless there is a copy."""
+    def record(self, batches: ElasticBatches) -> StepRecord:
+        """What a step on the newest of these batches begins with."""
+        modes = bytes(module.training for module in self.model.modules())
+        return StepRecord(batches, batches.drawn, self._settings(), modes)
+
+    def kept(self, step: Callable[[], float], record: StepRecord) -> float:
+        """Make a step. Under ZeRO: remember how it began, and copy the state before and after it if due."""
+        if self.plan.zero == 0:
+            return step()
+        self.keep_copy()
+        self._records.add(self.steps + 1, record)
+        loss = step()
+        self.keep_copy()
+        return loss
+
+    def keep_copy(self, *, now: bool = False) -> None:
+        """Under ZeRO: copy this state, which all ranks are in, if there is no copy of the last steps.
+
+        Args:
+            now: also if there is one, but of an earlier state.
+        """
         group = self._membership.members
-        label = self.steps, group.generation
-        if self.plan.zero == 0 or (self._copies and self._copies[-1].held.label == label):
+        last, allowed = self._copies[-1].held if self._copies else None, 1 if now else self.plan.copy_every
+        same = last is not None and last.generation == group.generation
+        if self.plan.zero == 0 or (same and last and self.steps - last.steps < allowed):
             return
         reused = self._copies.pop(0) if len(self._copies) > 1 else None
         with self._state() as state:
@@ -330,6 +374,34 @@ class TransactionalRun(Run):
             made = ShardCopy(state.values(), *about, self.plan, self.steps, group, reused)
         self._copies.append(made)
         group.barrier()  # whoever goes on knows that all have theirs
+        self._forget_records()
+
+    def note_saved(self, folder: Path) -> None:
+        """There is a checkpoint of this state."""
+        self._saved = SavedState(str(folder.absolute()), self.steps)
+        self._forget_records()
+
+    def _forget_records(self) -> None:
+        copied = min((one.held.steps for one in self._copies), default=self.steps)
+        self._records.forget(copied, None if self._saved is None else self._saved.steps)
+
+    def _redo(self) -> None:
+        """Make the steps again that the state lacks. The program does not see it."""
+        records = self._records.between(self.steps, self._completed_steps)
+        settings, norm, modules = self._settings(), self.grad_norm, [*self.model.modules()]
+        modes, generator = [module.training for module in modules], torch.default_generator.get_state()
+        try:
+            for batches, group in itertools.groupby(records, key=lambda one: one.batches):
+                part = [*group]
+                for record, mine in zip(part, batches.again([one.drawn for one in part]), strict=True):
+                    self._take_settings(record.settings)
+                    _set_modes(modules, map(bool, record.modes))
+                    self.kept(partial(self._train, mine, update=True), record)
+        finally:
+            self._take_settings(settings)
+            _set_modes(modules, modes)
+            self.grad_norm = norm
+            torch.default_generator.set_state(generator)
 
     def _reshard(
         self, group: NativeGroup, reports: list[CallReport], newest: list[int], alike: list[BufferKind]
@@ -338,6 +410,10 @@ class TransactionalRun(Run):
         copies = [one.copies for one in reports]
         lost = {one.rank: one.why for one in self._left}
         sources = sources_of(copies, reports[newest[0]].steps, lost)
+        if sources is None:
+            self._reload(group, reports, newest[0])
+            return
+        self._check_reach(reports, sources.label[0])
         self._rebuilt += tuple(one for one in sources.rebuilt if one not in self._rebuilt)
         copy = next((one for one in self._copies if one.held.label == sources.label), None)
         if copy is not None:
@@ -351,8 +427,8 @@ class TransactionalRun(Run):
             kinds = [kind for kind in given.kinds if kind[0] in given.sharded]
             send_shards(group, self.plan, copy, kinds, sources, filled)
             plain = [name for name, _, _ in given.kinds if name not in given.sharded]
+            self._copies = [] if copy is None else [copy]
             if copy is not None:
-                self._copies = [copy]
                 for name in plain:
                     filled[name].copy_(copy.own[name])
                 for slot in self._statistics.caches.values():
@@ -363,6 +439,38 @@ class TransactionalRun(Run):
             if lacking:
                 spread(group, having, lacking, [filled[name] for name in plain] + self._caches(alike))
             self._take(state, filled, given)
+
+    def _reload(self, group: NativeGroup, reports: list[CallReport], first: int) -> None:
+        """Give all ranks the state of the newest checkpoint. first: a rank that is not behind."""
+        with self._state() as state:
+            given: Handover = group.broadcast_object(self._given(state, None), first)
+            if given.saved is None:
+                raise GroupError(
+                    f"{LOST}, and this run has saved and loaded no checkpoint to go back to. Start it again"
+                )
+            self._check_reach(reports, given.saved.steps)
+            settings = self._settings()  # the program's own, such as its learning rate now
+            try:
+                state.load(newest(Path(given.saved.folder)), alone=True)
+            except (OSError, ValueError) as error:
+                raise GroupError(
+                    f"{LOST}, and the newest checkpoint cannot be loaded: {error}. Start the job again"
+                ) from error
+            self._take_settings(settings)
+            self._take_numbers(state.about | {"epoch": self.epoch})
+        self._copies.clear()
+        self._rebuilt = (f"the state after step {given.saved.steps} from {given.saved.folder}",)
+        self._take_place(given)
+
+    def _check_reach(self, reports: list[CallReport], state: int) -> None:
+        """Refuse to go on with a state from which this rank cannot make the steps that follow."""
+        mine = reports[self._membership.members.rank]
+        reach = max(one.steps for one in reports) if mine.calls == NOTHING else mine.reach_back
+        if reach > state:
+            raise GroupError(
+                f"the run goes back to the state after step {state}, and this rank does not have the batches "
+                f"of steps {state + 1} to {reach}: it came later, or its loader has no sampler that drew them"
+            )
 
     def _prepare_groups(self) -> None:
         self._checkpoints = CheckpointWriter(self.mesh.world)
@@ -404,17 +512,24 @@ class TransactionalRun(Run):
             [one.order() for one in active],
             None if self._drawn is None else self._drawn.order(drawn=True),
             torch.default_generator.get_state().numpy(),
+            self._saved,
         )
 
     def _take(self, state: RunState, filled: dict[str, Tensor], given: Handover) -> None:
         """Be in the state of another rank. One of the former group keeps what its program sets in between."""
-        new, behind, epoch = self._calls == NOTHING, self._calls < given.calls, self.epoch
+        new, epoch = self._calls == NOTHING, self.epoch
         state.take_from(filled, given.written, options=new)
         self._take_numbers(state.about)
-        self._calls, self._result, self.grad_norm = given.calls, given.result, given.grad_norm
-        self._is_whole, self._completed_steps = True, self.steps
         if not new:
             self.epoch = epoch
+        self._take_place(given)
+
+    def _take_place(self, given: Handover) -> None:
+        """Have completed the calls of another rank."""
+        new, behind = self._calls == NOTHING, self._calls < given.calls
+        self._calls, self._result, self.grad_norm = given.calls, given.result, given.grad_norm
+        self._is_whole, self._completed_steps, self._saved = True, given.change.steps, given.saved
+        if not new:
             if behind:
                 self._settled = [
                     {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
@@ -439,6 +554,11 @@ class TransactionalRun(Run):
         torch.default_generator.set_state(torch.from_numpy(given.generator))
 
     def _present_change(self) -> Change:
-        return Change(
-            self._told_size, self.plan.data, tuple(self._left), self._joined, self.steps, self._rebuilt
-        )
+        before, after, steps = self._told_size, self.plan.data, self._completed_steps
+        redone = max(0, steps - self.steps)
+        return Change(before, after, tuple(self._left), self._joined, steps, self._rebuilt, redone)
+
+
+def _set_modes(modules: Iterable[nn.Module], training: Iterable[bool]) -> None:
+    for module, mode in zip(modules, training, strict=True):
+        module.training = mode
