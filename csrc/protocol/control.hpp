@@ -24,8 +24,8 @@ class ControlPlane {
 
   // Asks all remote ranks for their status; the answers go into their cells.
   void ask();
-  // The same, and waits for the answers, at most for `limit`; not for one of a rank that the fault shows to be
-  // silent.
+  // The same, and waits for the answers, at most for `limit`; not for one of a rank that the fault shows to
+  // be silent.
   void refresh(Nanoseconds limit);
   // Sends this rank's status to all remote ranks.
   void announce();
