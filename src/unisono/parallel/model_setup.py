@@ -27,6 +27,7 @@ from .graph.fused import split_
 from .loss_parameters import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
+from .model_agreement import agree, same_everywhere
 from .model_buffers import ModelBuffers
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
@@ -128,12 +129,12 @@ def set_up(
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
     initial, drawn = Initializer(model, seed=seed, init=init), 0
     if dist.is_initialized():  # otherwise the mesh says so
-        initial.seed, drawn = _agree(model, plan, initial.seed)
+        initial.seed, drawn = agree(model, plan, initial.seed)
     mesh = PlanMesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
     if own_loss:
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
-    _same_everywhere(model)
+    same_everywhere(model)
     if plan.recompute or plan.context > 1:
         _forget_caches(model)
     context = ContextModel.of(model, family.output, mesh)
@@ -148,16 +149,12 @@ def set_up(
         _check_cut(model, decision, plan)
         if should_check(model, family, decision.cut, check):
             trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
-        for path, sizes in decision.cut.fused.items():
-            split_(model, path, sizes)
-    names, kept = _names(model), kept_in_f32(model, plan)
-    norms = sync_batch_norms(model, mesh)
+        _split(model, decision.cut)
+    names, kept, norms = _names(model), kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     if plan.expert > 1:
         axis, trial = spread(model, mesh, experts, check, fill, family.output)
     if decision is not None:
-        region = _cut(model, decision, mesh)
-        if not decision.cut.proved:
-            family.localize(plan.tensor)
+        region = _cut(model, family, decision, mesh)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=kept, experts=axis)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
@@ -178,10 +175,19 @@ def set_up(
     return built
 
 
-def _cut(model: nn.Module, decision: Decision, mesh: PlanMesh) -> RngRegion:
+def _split(model: nn.Module, cut: Cut) -> None:
+    """Make several layers of each fused one that is cut."""
+    for path, sizes in cut.fused.items():
+        split_(model, path, sizes)
+
+
+def _cut(model: nn.Module, family: ModelFamily, decision: Decision, mesh: PlanMesh) -> RngRegion:
     """Cut `model` in place. With recompute=True nothing of a unit is kept, so nothing is gathered again."""
     regathers = mesh.plan.sequence and not mesh.plan.recompute
-    return cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
+    region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
+    if not decision.cut.proved:
+        family.localize(mesh.plan.tensor)
+    return region
 
 
 def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
@@ -212,48 +218,12 @@ def nothing(_model: nn.Module) -> None:
     """Do nothing: the model has its values."""
 
 
-def _agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
-    """Refuse ranks with different plans or models, which would wait for each other in different calls; return
-    rank 0's seed, and that of its generator.
-    """
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (str(plan), describe(model), (seed, torch.initial_seed())))
-    for rank, (other, tensors, _) in enumerate(told):
-        if other != told[0][0]:
-            raise ValueError(
-                f"ranks have different plans: rank 0 {told[0][0]}, rank {rank} {other}; give all the same"
-            )
-        for name in {**told[0][1], **tensors}:
-            if tensors.get(name) != told[0][1].get(name):
-                raise ValueError(
-                    f"ranks have different models: {name!r} is {told[0][1].get(name, 'missing')} on rank 0, "
-                    f"{tensors.get(name, 'missing')} on rank {rank}"
-                )
-    return int(told[0][2][0]), int(told[0][2][1])
-
-
 def _forget_caches(model: nn.Module) -> None:
     """Switch off Hugging Face's key-value caches: a layer that runs again would add to its cache again."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
-
-
-def describe(model: nn.Module) -> dict[str, str]:
-    """What every rank must have alike, by name."""
-    found: dict[str, str] = {}
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        frozen = isinstance(value, nn.Parameter) and not value.requires_grad
-        found[name] = f"{list(value.shape)}, {value.dtype}" + ", frozen" * frozen + ", meta" * value.is_meta
-    return found
-
-
-def _same_everywhere(model: nn.Module) -> None:
-    """Broadcast rank 0's parameters and buffers, but for those on the meta device."""
-    with torch.no_grad():
-        for value in [v for v in [*model.parameters(), *model.buffers()] if not v.is_meta]:
-            dist.broadcast(value.data, src=0)
 
 
 def _names(model: nn.Module) -> dict[str, str]:

@@ -42,8 +42,7 @@ def parallelize(
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
-        optimizer: makes the optimizer, or a list of several, from this rank's parameters, a list with the
-            attribute `named`.
+        optimizer: makes one or several from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
             dict with "labels".

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.parallel.model_setup import describe
+from unisono.parallel.model_agreement import describe
 
 from .batches import DrawnOrder
 from .change import Change

@@ -47,8 +47,7 @@ __all__ = [
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 CHECKPOINT = torch.utils.checkpoint.__file__
 MODULE = nn.modules.module.__file__
-# What nn.Module itself keeps among a module's attributes
-STATE = frozenset(vars(nn.Module()))
+STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SKIPPED = ("prim.device", "aten.detach_", "aten.sym_size", "aten.sym_numel", "aten.is_pinned")
 
 # Functions whose arguments may be sizes that the program has written down
