@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from . import tensor_moves
 from .generators import RngRegion
 from .graph.containers import tensors_in
-from .graph.cut import Cut, Move
+from .graph.cut import Cut, ModuleMove
 from .graph.fused import like, split_
 from .graph.layers import layer_of
 from .graph.local_model import moved
@@ -55,7 +55,7 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
                     )
             cut.modules[path] = kind
             if kind.startswith("column"):
-                cut.moves[path] = {(False, 0): Move("enter", 0)}
+                cut.moves[path] = {(False, 0): ModuleMove("enter", 0)}
     _check_ties(model, cut)
     total = {name: parameter.numel() for name, parameter in model.named_parameters()}
     cut.parameters = sum(size for name, size in total.items() if name in cut.dims), sum(total.values())
@@ -194,9 +194,9 @@ class _Local(Forward):
         if self._kind == "column":
             self._region.begin()
         elif self._kind == "column, gathered":
-            output = self._move(output, Move("gather", -1))
+            output = self._move(output, ModuleMove("gather", -1))
         elif self._kind in ("row", "vocabulary") and not self._scatters:
-            output = self._move(output, Move("sum", 0))
+            output = self._move(output, ModuleMove("sum", 0))
         return moved(output, True, self._moves, self._move)
 
     def _forward(self, args: Any, named: Any) -> Any:
@@ -206,7 +206,7 @@ class _Local(Forward):
         with self._parts_of(), nullcontext() if given is None else saved_as_slices(given):
             return self._run(*args, **named)
 
-    def _move(self, value: Tensor, move: Move) -> Tensor:
+    def _move(self, value: Tensor, move: ModuleMove) -> Tensor:
         return tensor_moves.move(value, move.kind, move.dim, self._axis, self._label)
 
     @contextmanager

@@ -56,7 +56,7 @@ NAMES = {
         without="a loss that takes a parameter which the tensor axis cuts is not refused",
     ),
     "compiled": PrivateName(
-        "torch.nn:Module._compiled_call_impl",
+        "torch.nn:Module._wrapped_call_impl",  # it calls _compiled_call_impl, which is None at first
         purpose="refuse compiled modules where parameters are swapped",
         without="a compiled module under swap= raises an error of torch.compile",
     ),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import sweep
-from parallel.plain_training import Seen, adamw, apart, seeded
+from parallel.plain_training import ScopedValue, adamw, apart, seeded
 from parallel.program_stages import Skips, batch, loss
 from parallel.run_features import in_group
 
@@ -45,7 +45,7 @@ def padded(count: int = 3, rows: int = 8) -> list[dict[str, Tensor]]:
     return found
 
 
-def alone(make: Any, batches: list[dict[str, Tensor]]) -> Seen:
+def alone(make: Any, batches: list[dict[str, Tensor]]) -> ScopedValue:
     """What one process does, with the clipping of the plans."""
     model, losses, norms = seeded(make), [], []
     optimizer = adamw(list(model.parameters()))
@@ -56,10 +56,10 @@ def alone(make: Any, batches: list[dict[str, Tensor]]) -> Seen:
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
         optimizer.step()
         losses.append(value.item())
-    return Seen(losses, norms[0])
+    return ScopedValue(losses, norms[0])
 
 
-def compare(wanted: Seen, run: up.Run, batches: list[Any]) -> None:
+def compare(wanted: ScopedValue, run: up.Run, batches: list[Any]) -> None:
     losses, norms = [], []
     for one in run.shard(batches):
         losses.append(run.step(one))

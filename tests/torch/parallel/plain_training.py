@@ -15,7 +15,7 @@ Make = Callable[[], nn.Module]
 TOLERANCE = 1e-5
 
 
-class Seen(NamedTuple):
+class ScopedValue(NamedTuple):
     """What a training showed: the loss of each step, and the norm of the first gradients."""
 
     losses: list[float]
@@ -31,7 +31,7 @@ def seeded(make: Make) -> nn.Module:
     return make()
 
 
-def alone(make: Make, batches: Sequence[Any], loss: Any) -> Seen:
+def alone(make: Make, batches: Sequence[Any], loss: Any) -> ScopedValue:
     """Train in this process."""
     model, losses, norms = seeded(make), [], []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -44,10 +44,12 @@ def alone(make: Make, batches: Sequence[Any], loss: Any) -> Seen:
         norms.append(torch.nn.utils.clip_grad_norm_(trained, 1e9).item())
         optimizer.step()
         losses.append(value.item())
-    return Seen(losses, norms[0])
+    return ScopedValue(losses, norms[0])
 
 
-def under(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: Any) -> tuple[up.Run, Seen]:
+def under(
+    plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: Any
+) -> tuple[up.Run, ScopedValue]:
     """Train by a plan on all ranks."""
     plan = dataclasses.replace(plan, clip=1e9)  # so that the run has the norm
     run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss, **more)
@@ -55,7 +57,7 @@ def under(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: 
     for batch in run.shard(batches):
         losses.append(run.step(batch))
         norms.append(run.grad_norm)
-    return run, Seen(losses, norms[0] or 0.0)
+    return run, ScopedValue(losses, norms[0] or 0.0)
 
 
 def same(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: Any) -> up.Run:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from .cut import Cut, Move
+from .cut import Cut, ModuleMove
 from .indices import Index, roots
 from .program import Graph, Node, Ref, refs, writes_of
 from .rules import Rules
-from .scopes import Scopes, Seen
+from .scopes import ScopedValue, Scopes
 
 __all__ = ["Backward", "Refusal"]
 
@@ -43,7 +43,7 @@ class Positions(Protocol):
     """The values that are cut along the sequence."""
 
     def scattered(self, number: int) -> bool:
-        """Whether this Seen is one."""
+        """Whether this ScopedValue is one."""
         ...
 
     def dim(self, value: int) -> int:
@@ -78,10 +78,12 @@ class Backward:
 
     def _forget(self) -> None:
         self._uses: dict[int, set[bool]] = {}  # number -> whether uses give parts
-        self._waiting: dict[int, list[Seen]] = {}  # number -> uses by modules that give parts, not summed yet
+        self._waiting: dict[
+            int, list[ScopedValue]
+        ] = {}  # number -> uses by modules that give parts, not summed yet
         self._parts: dict[int, bool] = {}
         self._why: dict[int, tuple[Index, str]] = {}
-        self._kinds: dict[int, str] = {}  # number of a Seen -> its move
+        self._kinds: dict[int, str] = {}  # number of a ScopedValue -> its move
 
     def _aliases(self) -> dict[int, list[Ref]]:
         """Operators that read what was written through another view -> the values after these writes."""
@@ -143,13 +145,13 @@ class Backward:
             seen = self._scopes.seen[number]
             dim = 0 if self._positions is None or kind == "enter" else self._positions.dim(seen.value)
             for path, out, place in self._scopes.group(seen.boundary):
-                self._cut.moves.setdefault(path, {})[out, place] = Move(kind, dim)
+                self._cut.moves.setdefault(path, {})[out, place] = ModuleMove(kind, dim)
 
     def _sums(self) -> list[str]:
         for number in (*self._graph.outputs, *self._graph.kept):
             self._uses.setdefault(self._scopes.outside(number), set()).add(False)
         for each in reversed(self._scopes.order):
-            if isinstance(each, Seen):
+            if isinstance(each, ScopedValue):
                 self._cross(each)
             else:
                 self._node(each)
@@ -180,7 +182,7 @@ class Backward:
                     self._positions.stay(number, seen.before, why)
         raise Refusal(next(index for index, _ in self._why.values()), why)
 
-    def _cross(self, seen: Seen) -> None:
+    def _cross(self, seen: ScopedValue) -> None:
         """Where a value crosses the boundary of a module."""
         number, before, boundary = seen.number, seen.before, seen.boundary
         kind = self._cut.modules.get(self._graph.frames[boundary.frame].path, "")

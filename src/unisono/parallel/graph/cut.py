@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Cut", "Move", "Sizes"]
+__all__ = ["Cut", "ModuleMove", "Sizes"]
 
 
 class Sizes(NamedTuple):
@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     numbers: dict[int, tuple[int, int]]
 
 
-class Move(NamedTuple):
+class ModuleMove(NamedTuple):
     """What happens to a value that goes into a module or comes out of it.
 
     | kind | forward | its gradient |
@@ -72,7 +72,7 @@ class Cut:
     dims: dict[str, int] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
     sums: list[str] = field(default_factory=list)
-    moves: dict[str, dict[tuple[bool, int], Move]] = field(default_factory=dict)
+    moves: dict[str, dict[tuple[bool, int], ModuleMove]] = field(default_factory=dict)
     draws: list[str] = field(default_factory=list)
     sizes: dict[str, dict[int, Sizes]] = field(default_factory=dict)
     fused: dict[str, list[int]] = field(default_factory=dict)
@@ -92,13 +92,13 @@ class Cut:
             sums[0] == sums[1] if gradients else self.forward_moves() == other.forward_moves()
         )
 
-    def forward_moves(self) -> dict[str, dict[tuple[bool, int], Move]]:
+    def forward_moves(self) -> dict[str, dict[tuple[bool, int], ModuleMove]]:
         """The moves that do something in forward, whatever they do to gradients."""
-        found: dict[str, dict[tuple[bool, int], Move]] = {}
+        found: dict[str, dict[tuple[bool, int], ModuleMove]] = {}
         for path, moves in self.moves.items():
             for place, (kind, dim) in moves.items():
                 if kind != "enter":
-                    found.setdefault(path, {})[place] = Move(kind.removesuffix(", sum"), dim)
+                    found.setdefault(path, {})[place] = ModuleMove(kind.removesuffix(", sum"), dim)
         return found
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .capture import Recorder, Shapes
 from .choice import Choice
 from .containers import mapped
-from .cut import Cut, Move, Sizes
+from .cut import Cut, ModuleMove, Sizes
 from .program import FunctionCall, Node
 from .rules import slice_of
 
@@ -70,7 +70,7 @@ class LocalModel:
 
         module.forward = forward  # type: ignore[method-assign]
 
-    def _move(self, module: nn.Module, moves: dict[tuple[bool, int], Move]) -> None:
+    def _move(self, module: nn.Module, moves: dict[tuple[bool, int], ModuleMove]) -> None:
         run = module.forward
 
         def forward(*args: Any, **named: Any) -> Any:
@@ -79,7 +79,7 @@ class LocalModel:
 
         module.forward = forward  # type: ignore[method-assign]
 
-    def _stand_in(self, tensor: Tensor, move: Move) -> Tensor:
+    def _stand_in(self, tensor: Tensor, move: ModuleMove) -> Tensor:
         """What a move makes of a tensor, without its values."""
         if move.kind == "enter":
             return tensor
@@ -228,7 +228,10 @@ def narrow_(shapes: Shapes, cut: Cut) -> None:
 
 
 def moved(
-    thing: Any, out: bool, moves: Mapping[tuple[bool, int], Move], change: Callable[[Tensor, Move], Tensor]
+    thing: Any,
+    out: bool,
+    moves: Mapping[tuple[bool, int], ModuleMove],
+    change: Callable[[Tensor, ModuleMove], Tensor],
 ) -> Any:
     """What a module takes or returns, with its moves made. A tensor in several places is moved once."""
     if not any(there == out for there, _ in moves):

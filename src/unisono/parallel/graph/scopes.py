@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .program import Frame, Graph, Node, refs, writes_of
 
-__all__ = ["Boundary", "Scopes", "Seen"]
+__all__ = ["Boundary", "ScopedValue", "Scopes"]
 
 
 class Boundary(NamedTuple):
@@ -29,11 +29,11 @@ class Boundary(NamedTuple):
     places: tuple[int, ...]
 
 
-class Seen(NamedTuple):
+class ScopedValue(NamedTuple):
     """A value as one module sees it.
 
     Args:
-        before: the number of the Seen on the other side of the boundary.
+        before: the number of the ScopedValue on the other side of the boundary.
         inside: the call of the module that sees it; -1: none.
     """
 
@@ -118,8 +118,8 @@ class Scopes:
         )
 
     def _run(self) -> None:
-        self.seen: dict[int, Seen] = {}
-        self.order: list[Node | Seen] = []
+        self.seen: dict[int, ScopedValue] = {}
+        self.order: list[Node | ScopedValue] = []
         self._here: dict[tuple[int, int], int] = {}  # (value, call of a module) -> its number
         self._at: dict[tuple[int, int], int] = {}  # (operator, value) -> the number that it takes
         self._around: dict[int, tuple[int, ...]] = {}  # call of a module -> those around it
@@ -165,7 +165,7 @@ class Scopes:
             elif (value, goal) not in self._here:
                 number = len(self.graph.values) + len(self.seen)
                 self._here[value, goal] = number
-                self.seen[number] = Seen(number, value, before, goal, boundary)
+                self.seen[number] = ScopedValue(number, value, before, goal, boundary)
                 self.order.append(self.seen[number])
             else:  # two modules return it, and others cannot know from which
                 self._fixed |= set(self.group(boundary))

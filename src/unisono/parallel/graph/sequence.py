@@ -17,17 +17,17 @@ import re
 from typing import NoReturn
 
 from .backward import Backward, Chosen
-from .cut import Cut, Move
+from .cut import Cut, ModuleMove
 from .draws import check_draws
 from .indices import Dim, Dims, Factor, Index, block_all, roots, size_of
 from .program import Node, Value, refs
 from .rules import Rules
-from .scopes import Scopes, Seen
+from .scopes import ScopedValue, Scopes
 
 __all__ = ["Key", "ScatteredPositions", "Stays", "settle"]
 
 PRODUCTS = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "aten.embedding")
-ENTER = Move("enter", 0)
+ENTER = ModuleMove("enter", 0)
 Key = tuple[str, str]
 
 
@@ -80,7 +80,7 @@ class ScatteredPositions:
     # ---- what others ask ----
 
     def scattered(self, number: int) -> bool:
-        """Whether each rank has its positions of this Seen only."""
+        """Whether each rank has its positions of this ScopedValue only."""
         return bool(self._of(number) & self._chosen)
 
     def dim(self, value: int) -> int:
@@ -107,7 +107,7 @@ class ScatteredPositions:
         """The last values that are cut before an operator ends."""
         last = set[Index]()
         for each in self._scopes.order:
-            numbers = [each.number] if isinstance(each, Seen) else self._numbers(each)
+            numbers = [each.number] if isinstance(each, ScopedValue) else self._numbers(each)
             last = {index for n in numbers for index in self._of(n)} & self._chosen or last
             if each is node and last:
                 break
@@ -177,9 +177,9 @@ class ScatteredPositions:
                 left += [a for a, b, _ in links if b is index and a is not None and not a.why]
         return self._without_passing(found, links)
 
-    def _links(self) -> list[tuple[Index | None, Index, Seen]]:
+    def _links(self) -> list[tuple[Index | None, Index, ScopedValue]]:
         """(positions before, after) each boundary; None: the end of a cut."""
-        found = list[tuple[Index | None, Index, Seen]]()
+        found = list[tuple[Index | None, Index, ScopedValue]]()
         for seen in self._scopes.seen.values():
             after = self._of(seen.number)
             path = self._graph.frames[seen.boundary.frame].path
@@ -190,7 +190,7 @@ class ScatteredPositions:
         return found
 
     def _without_passing(
-        self, found: set[Index], links: list[tuple[Index | None, Index, Seen]]
+        self, found: set[Index], links: list[tuple[Index | None, Index, ScopedValue]]
     ) -> set[Index]:
         """Gather once what only goes on to several cuts."""
         touched = {i for node in self._graph.nodes for n in self._numbers(node) for i in self._of(n)}
@@ -264,7 +264,7 @@ class _PositionRules(Rules):
             if value.node < 0:
                 self.begin(value)
         for each in self._scopes.order:
-            if isinstance(each, Seen):
+            if isinstance(each, ScopedValue):
                 self._cross(each)
             else:
                 self._node = each
@@ -289,7 +289,7 @@ class _PositionRules(Rules):
                         if b.index.root() in self._kinds
                     }
 
-    def _cross(self, seen: Seen) -> None:
+    def _cross(self, seen: ScopedValue) -> None:
         dims = self.dims[seen.before]
         base = self._base.dims[seen.value]
         if _dim_of(base, self._kinds) is not None:
