@@ -101,7 +101,8 @@ def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, modu
 
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:
     """Run one check; fail if a rank does."""
-    printed = forks.run(tmp_path, {check: (f"parallel.{module}", ranks, [check])}, limit_s=200)[check]
+    name = f"{module} {check}"  # of its folder: two modules may have a check of one name
+    printed = forks.run(tmp_path, {name: (f"parallel.{module}", ranks, [check])}, limit_s=200)[name]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 

@@ -134,10 +134,11 @@ class _Agreeing:
                 moved = self._reader.sleep(waits[0], self._slice_s)
 
     def _advance(self, *, look: bool) -> Outcome:
-        """look: also at the processes of the ranks that are behind."""
+        """look: also at the processes of the ranks that are behind. Those that all exclude are evicted first."""
         self._read()
         findings = {}
-        if look:
+        evicts = self._agreement.excluded and self._agreement.phase is Phase.ACKNOWLEDGED
+        if look or evicts:
             findings = self._contacts.find(self._agreement, self._agreement.behind(self._proposals))
             self._read()  # after the findings: a rank that has ended may have decided before
         if self._engine.settle(self._rank, Fate.OPEN) == Fate.EVICTED:
