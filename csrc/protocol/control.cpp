@@ -81,12 +81,21 @@ void ControlPlane::ask() {
 void ControlPlane::refresh(Nanoseconds limit) {
   ask();
   const Fault fault = group_.fault();
-  const bool silent = fault.kind == FaultKind::kStopped || fault.kind == FaultKind::kHostSilent;
   std::unique_lock lock(mutex_);
-  answer_arrived_.wait_for(lock, std::chrono::nanoseconds(limit), [&] {
-    const bool wont_answer = silent && connections_[static_cast<size_t>(fault.rank)].answer_due;
-    return answers_due_ == (wont_answer ? 1 : 0) || leaving_;
-  });
+  answer_arrived_.wait_for(lock, std::chrono::nanoseconds(limit),
+                           [&] { return answers_due_ == unanswerable(fault) || leaving_; });
+}
+
+// The answers due that will not come: of a stopped rank, or of all ranks of a silent host.
+size_t ControlPlane::unanswerable(const Fault& fault) const {
+  if (fault.kind != FaultKind::kStopped && fault.kind != FaultKind::kHostSilent) return 0;
+  size_t count = 0;
+  for (int peer = 0; peer < group_.ranks(); ++peer) {
+    const bool silent =
+        peer == fault.rank || (fault.kind == FaultKind::kHostSilent && group_.share_host(peer, fault.rank));
+    count += silent && connections_[static_cast<size_t>(peer)].answer_due ? 1 : 0;
+  }
+  return count;
 }
 
 void ControlPlane::announce() {

@@ -24,8 +24,8 @@ class ControlPlane {
 
   // Asks all remote ranks for their status; the answers go into their cells.
   void ask();
-  // The same, and waits for the answers, at most for `limit`; not for one of a rank that the fault shows to
-  // be silent.
+  // The same, and waits for the answers, at most for `limit`; not for those of ranks that the fault shows
+  // to be silent.
   void refresh(Nanoseconds limit);
   // Sends this rank's status to all remote ranks.
   void announce();
@@ -76,6 +76,7 @@ class ControlPlane {
     bool writable() const { return fd >= 0 && !ended; }
   };
 
+  size_t unanswerable(const Fault& fault) const;
   void serve();
   void serve_to_the_end();
   void drain_goodbyes(std::unique_lock<std::mutex>& lock);
