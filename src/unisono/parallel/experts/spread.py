@@ -49,7 +49,7 @@ def _check_exact(model: nn.Module, axis: ExpertAxis, exact: Sequence[nn.Module])
     for path, module in model.named_modules():
         if module in exact and not spread_over_ranks.isdisjoint(module.parameters()):
             raise ValueError(
-                f'"{path}" keeps f32 and has experts that expert={axis.ranks} spreads over ranks; these compute '
-                "in the plan's precision. Name other modules in keep_f32, such as gates, or use "
+                f'"{path}" keeps f32 and has experts that expert={axis.ranks} spreads over ranks; these '
+                "compute in the plan's precision. Name other modules in keep_f32, such as gates, or use "
                 "precision='f32'"
             )
