@@ -33,7 +33,7 @@ from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
 from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measure_costs
-from .precision import kept_in_f32
+from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
 from .shared import Decision, decide, guess
@@ -152,7 +152,7 @@ def set_up(
         _split(model, decision.cut)
     names, kept, norms = _names(model), kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     if plan.expert > 1:
-        axis, trial = spread(model, mesh, experts, check, fill, family.output)
+        axis, trial = spread(model, mesh, experts, check, fill, family.output, exact=kept)
     if decision is not None:
         region = _cut(model, family, decision, mesh)
     if plan.pipeline == 1:
@@ -312,7 +312,9 @@ def _staged(
     ties = _ties(model, stages, rank_of, mesh)
     container = PipelineStages(here)
     inside = set(container.modules())
-    elsewhere = {module for stage in stages for module in stage.modules()} - inside
+    staged = {module for stage in stages for module in stage.modules()}
+    elsewhere, kept = staged - inside, kept_in_f32(model, plan)
+    check_staged(model, kept, staged)
     forget(model, here.values())
     for stage in here.values() if programs is not None and initial else ():
         initial.fill_own(stage.owners)
@@ -324,7 +326,7 @@ def _staged(
         mesh,
         last=plan.stages - 1 in here,
         initial=initial,
-        exact=kept_in_f32(model, plan),
+        exact=kept,
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:

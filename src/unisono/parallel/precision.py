@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
     from .plan import Plan
 
 BATCH_NORM: Any = nn.BatchNorm1d.__mro__[1]  # the base of all of them
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 NORMS = (
     BATCH_NORM, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LayerNorm, nn.GroupNorm,
     nn.RMSNorm,
@@ -38,7 +41,14 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
         }
         if not named:
             raise ValueError(f'Plan: keep_f32: no module of {type(model).__name__} is called "{pattern}"')
-        found |= named
+        called = {module: path for module, path in named.items() if not isinstance(module, CONTAINERS)}
+        if not called:
+            path = next(iter(named.values()))
+            raise ValueError(
+                f'Plan: keep_f32: "{path}" is a {type(model.get_submodule(path)).__name__}, whose modules '
+                f'are called, and not itself. Write "{path}.*"'
+            )
+        found |= called
     found |= {
         module: path for path, module in model.named_modules() if isinstance(module, BATCH_NORM) and path
     }
@@ -48,6 +58,21 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
             "uneven_use=True does not do. Use precision='f32'"
         )
     return list(found)
+
+
+def check_staged(model: nn.Module, kept: Sequence[nn.Module], staged: Container[nn.Module]) -> None:
+    """Refuse a module that keeps f32 and that no stage of a pipeline calls, unless all its parts keep it.
+
+    Args:
+        staged: the modules that stages call.
+    """
+    run = {value for module in kept if module in staged for value in module.parameters()}
+    for path, module in model.named_modules():
+        if module in kept and not run.issuperset(module.parameters()):
+            raise ValueError(
+                f'Plan: keep_f32: no stage of the pipeline calls "{path}" as a whole, so it would compute in '
+                f'low precision. Name its parts: "{path}.*"'
+            )
 
 
 @dataclass

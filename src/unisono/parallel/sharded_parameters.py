@@ -63,7 +63,7 @@ def shard_units(
     plan = mesh.plan
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
     replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
-    for module in [*own, root] if plan.tensor > 1 or not replicas else ():
+    for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     for unit in own if plan.recompute else ():
         recompute(unit, selective=plan.recompute == "selective")
@@ -81,18 +81,21 @@ def shard_units(
         [] if plan.uneven_use or plan.zero == 0 else _large(own)
     )  # replicas reduce all gradients in one message
     alone = _apart(root, exact)
-    outer = [unit for unit in wrapped if unit not in set(alone)]
+    inside = {part for module in alone for part in module.modules()}
+    outer = [unit for unit in wrapped if unit not in inside]
     return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
 
 
 def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those of the modules that are in `root`, the inner ones first.
+    """Those of the modules that are in `root`, and in no other of them: that one is whole in f32.
 
     Raises:
         ValueError: one shares a parameter with another module, which would have it in low precision.
     """
-    order = {module: number for number, module in enumerate(root.modules())}
-    found = sorted((module for module in exact if module in order), key=lambda module: -order[module])
+    kept = set(exact)
+    here = [module for module in root.modules() if module in kept]
+    inner = {part for module in here for part in module.modules() if part is not module}
+    found = [module for module in here if module not in inner]
     for module in found:
         if _shares(module, root):
             raise ValueError(
@@ -232,7 +235,6 @@ class ShardedParameters:
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
         """Shard unit by unit; `fill` gives one its values before."""
         self._plan = plan = mesh.plan
-        inside = {module for exact in self._exact for module in exact.modules()}
         for exact in self._exact:
             fill(exact)
             low = None if exact is self.root else TYPES[plan.precision]
@@ -241,7 +243,7 @@ class ShardedParameters:
         for unit in self._units:
             fill(unit)
             left = self._wrap_experts(unit, left)
-            _wrap(unit, mesh, _policy(plan) if unit not in inside else MixedPrecisionPolicy())
+            _wrap(unit, mesh, _policy(plan))
         fill(self.root)
         self._wrap_experts(self.root, left)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))

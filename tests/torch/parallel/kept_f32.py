@@ -14,6 +14,7 @@ import unisono.parallel as up
 from parallel import models
 from parallel.accumulations import shared
 from parallel.batch_norms import Residual
+from parallel.expert_models import batches, listed, loss, stacked
 from parallel.plain_training import adamw, seeded
 from parallel.run_features import in_group
 
@@ -76,6 +77,77 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
                 assert worst < 1e-5, (whole, found, wanted[whole.data])
                 floats = [one for one in run.model.buffers() if one.is_floating_point()]
                 assert all(one.dtype == torch.float32 for one in floats)
+
+
+def check_a_kept_module_in_a_kept_one_is_a_part_of_it(folder: Path) -> None:
+    """Units, too: the outer one is whole in f32, so patterns of inner ones change nothing."""
+    given = models.text_batches(2, 4)
+    for plan in ({"data": 2}, {"data": 2, "zero": 3, "recompute": True}, {"tensor": 2, "zero": 1}):
+        found = []
+        for kept in (("3",), ("3", "3.fc1", "3.norm*")):
+            whole = up.Plan(**plan, precision="bf16", keep_f32=kept)
+            run = up.parallelize(seeded(models.gpt), whole, optimizer=adamw, loss=models.token_loss)
+            found.append([run.step(batch) for batch in run.shard(given)])
+        assert found[0] == found[1], plan
+    for zero in (0, 3):  # BatchNorm is in the block
+        plan = up.Plan(data=2, zero=zero, precision="bf16", keep_f32=("3",))
+        run = up.parallelize(seeded(images), plan, optimizer=adamw, loss=functional.cross_entropy)
+        alone = OneProcess(torch.bfloat16, "3", "3.*")
+        for batch, mine in zip(
+            models.image_batches(2, 8), run.shard(models.image_batches(2, 8)), strict=True
+        ):
+            assert abs(run.step(mine) - alone.step(batch, 2)) < 1e-2
+
+
+def check_experts_that_are_spread_are_no_kept_modules(folder: Path) -> None:
+    leaf = "1.experts.0.up"
+    for make, kept, path in ((stacked, "*.experts", "1.experts"), (stacked, "1", "1"), (listed, leaf, leaf)):
+        plan = up.Plan(data=2, expert=2, precision="bf16", keep_f32=(kept,))
+        with pytest.raises(ValueError, match=f'"{path}" keeps f32 and has experts that expert=2 spreads'):
+            up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss)
+    with pytest.raises(ValueError, match=r'"1\.experts" is a ModuleList, .* Write "1\.experts\.\*"'):
+        plan = up.Plan(data=2, precision="bf16", keep_f32=("1.experts",))
+        up.parallelize(seeded(listed), plan, optimizer=adamw, loss=loss)
+    given = batches(2)
+    losses = {}
+    for expert in (1, 2):
+        plan = up.Plan(data=2, expert=expert, zero=1, precision="bf16", keep_f32=("*.gate",))
+        run = up.parallelize(seeded(stacked), plan, optimizer=adamw, loss=loss)
+        losses[expert] = [run.step(batch) for batch in run.shard(given)]
+    torch.testing.assert_close(losses[1], losses[2], atol=1e-2, rtol=0)
+
+
+class Wrapped(nn.Module):
+    """Its layers are in a module that is cut into stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def check_a_kept_module_that_stages_share_is_refused(folder: Path) -> None:
+    x, y = models.vector_batches(1, 8)[0]
+    for kept in ("body", "body.*"):
+        plan = up.Plan(pipeline=2, precision="bf16", keep_f32=(kept,))
+        options = {"optimizer": adamw, "loss": functional.cross_entropy, "sample": x}
+        if kept == "body":
+            with pytest.raises(ValueError, match='no stage of the pipeline calls "body" as a whole'):
+                up.parallelize(seeded(Wrapped), plan, **options)
+            continue
+        run = up.parallelize(seeded(Wrapped), plan, **options)
+        assert abs(run.step((x, y)) - functional.cross_entropy(seeded(Wrapped)(x), y).item()) < 1e-2
+
+
+def check_a_kept_module_returns_no_view(folder: Path) -> None:
+    """PyTorch warns of one, which a test takes for an error."""
+    given = models.text_batches(2, 4)
+    plan = up.Plan(tensor=2, sequence=True, precision="bf16", keep_f32=("norms",))
+    run = up.parallelize(models.gpt(), plan, optimizer=adamw, loss=models.token_loss, sample=given[0][0])
+    for batch in given:
+        run.step(batch)
 
 
 def check_kept_modules_are_in_a_checkpoint(folder: Path) -> None:

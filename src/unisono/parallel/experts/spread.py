@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .axis import ExpertAxis
@@ -22,6 +22,8 @@ def spread(
     check: bool | None,
     fill: Callable[[nn.Module], object],
     output: Callable[[Any], Any],
+    *,
+    exact: Sequence[nn.Module] = (),
 ) -> tuple[ExpertAxis, ExpertCheck | None]:
     """Leave this rank its experts, in place; return their axis, and what tries it in the first step.
 
@@ -29,10 +31,25 @@ def spread(
         experts, check: see `parallelize`.
         fill: gives a copy on the meta device its values.
         output: of the model -> what the loss takes.
+        exact: modules that compute in f32 in low precision.
     Raises:
-        ValueError: no layer is known, or one cannot be spread or tried; the text names it.
+        ValueError: no layer is known, or one cannot be spread or tried, or its experts are to keep f32; the
+            text names it.
     """
     axis = ExpertAxis(model, expert_layers(model, experts, mesh.plan.expert), mesh)
+    _check_exact(model, axis, exact)
     trial = ExpertCheck(model, axis, fill, output) if should_try(model, axis, check) else None
     axis.cut(model)
     return axis, trial
+
+
+def _check_exact(model: nn.Module, axis: ExpertAxis, exact: Sequence[nn.Module]) -> None:
+    """Refuse experts that keep f32: they would be reduced over all data ranks, which have others."""
+    spread_over_ranks = {value for name, value in model.named_parameters() if name in axis.names}
+    for path, module in model.named_modules():
+        if module in exact and not spread_over_ranks.isdisjoint(module.parameters()):
+            raise ValueError(
+                f'"{path}" keeps f32 and has experts that expert={axis.ranks} spreads over ranks; these '
+                "compute in the plan's precision. Name other modules in keep_f32, such as gates, or use "
+                "precision='f32'"
+            )
