@@ -134,7 +134,7 @@ class _Agreeing:
                 moved = self._reader.sleep(waits[0], self._slice_s)
 
     def _advance(self, *, look: bool) -> Outcome:
-        """look: also at the processes of the ranks that are behind. Those that all exclude are evicted first."""
+        """look: also at the processes of ranks that are behind. Those that all exclude are evicted first."""
         self._read()
         findings = {}
         evicts = self._agreement.excluded and self._agreement.phase is Phase.ACKNOWLEDGED
