@@ -57,6 +57,7 @@ SMALL = shape_of("llama", layers=8, hidden=512, heads=8, vocab=1000, sequence=12
         "tensor=2,pipeline=2,data=2,micro_batch=2,zero=1",
         "pipeline=4,interleave=2,data=2,micro_batch=1,recompute=full",
         "data=8,zero=3",
+        "tensor=2,sequence=yes,data=4,micro_batch=2",
     ],
 )
 def test_a_choice_is_a_plan_of_the_runtime(text: str) -> None:
@@ -66,12 +67,14 @@ def test_a_choice_is_a_plan_of_the_runtime(text: str) -> None:
     assert (plan.data, plan.tensor, plan.pipeline) == (
         choice.plan.data, choice.plan.tensor, choice.plan.pipeline,
     )  # fmt: skip
+    assert plan.sequence == choice.plan.sequence
     assert plan.micro_batches == 32 // (choice.plan.data * choice.plan.micro_batch)
     assert plan.chunks == choice.plan.interleave
     assert plan.precision == "bf16"
 
 
 def test_what_the_runtime_lacks_is_refused() -> None:
-    choice = un.plan(SMALL, batch=32, gpus=8, hardware="a100-80g", plan="tensor=2,sequence=yes")
-    with pytest.raises(ValueError, match="does not run sequence=yes"):
+    shape = shape_of("gpt", layers=8, hidden=512, heads=8, vocab=1000, sequence=128, attention="unfused")
+    choice = un.plan(shape, batch=32, gpus=8, hardware="a100-80g", plan="data=8,recompute=selective")
+    with pytest.raises(ValueError, match="other operators under recompute=selective"):
         choice.runtime_arguments()

@@ -92,17 +92,19 @@ class PlanChoice(NamedTuple):
         """The arguments of `unisono.parallel.Plan` for this plan.
 
         Raises:
-            ValueError: that runtime has no selective recomputation and does not cut tokens (sequence).
+            ValueError: the plan has recompute=selective: here it computes the scores of attention again, and
+                that runtime's "selective" all but products, convolutions and attention.
         """
         plan = self.plan
-        if plan.sequence or plan.recompute == "selective":
-            what = "sequence=yes" if plan.sequence else "recompute=selective"
+        if plan.recompute == "selective":
             raise ValueError(
-                f"unisono.parallel does not run {what}: plan with sequence=no, recompute=full or none"
+                "unisono.parallel recomputes other operators under recompute=selective than were priced: "
+                "plan with recompute=full or none"
             )
         found: dict[str, Any] = {
             "data": plan.data,
             "tensor": plan.tensor,
+            "sequence": plan.sequence,
             "pipeline": plan.pipeline,
             "zero": plan.zero,
             "micro_batches": plan.micro_batches(self.job.batch),
