@@ -210,6 +210,21 @@ void bind_request(nb::module_& m) {
           "The status of a receive that has ended without an error.");
 }
 
+void bind_connections(nb::module_& m) {
+  nb::class_<Connections>(m, "Connections", "How the ranks of a group are connected across hosts.")
+      .def(
+          "__init__",
+          [](Connections* self, std::vector<int> places, std::vector<int> hosts,
+             const std::vector<int>& control, const std::vector<int>& data,
+             const std::vector<int>& messages) {
+            new (self) Connections{std::move(places), std::move(hosts), owned(control), owned(data),
+                                   owned(messages)};
+          },
+          nb::arg("places"), nb::arg("hosts"), nb::arg("control"), nb::arg("data"), nb::arg("messages"),
+          "Lists by rank: place in the shared memory or -1, host, and sockets, -1 on this host. "
+          "Takes the sockets over, for one engine.");
+}
+
 void bind_region(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
@@ -238,18 +253,7 @@ void bind_region(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
   bind_region(m);
-  nb::class_<Connections>(m, "Connections", "How the ranks of a group are connected across hosts.")
-      .def(
-          "__init__",
-          [](Connections* self, std::vector<int> places, std::vector<int> hosts,
-             const std::vector<int>& control, const std::vector<int>& data,
-             const std::vector<int>& messages) {
-            new (self) Connections{std::move(places), std::move(hosts), owned(control), owned(data),
-                                   owned(messages)};
-          },
-          nb::arg("places"), nb::arg("hosts"), nb::arg("control"), nb::arg("data"), nb::arg("messages"),
-          "Lists by rank: place in the shared memory or -1, host, and sockets, -1 on this host. "
-          "Takes the sockets over, for one engine.");
+  bind_connections(m);
   bind_status(m);
   bind_request(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
