@@ -235,7 +235,7 @@ class Run:
         hit = set(self.struck) | {n for n in case["victims"] if facts[n].get("struck_at")}
         if case["phase"] == "start" and case["kind"] in ("raise", "slow"):
             hit |= set(case["victims"])
-        sides = self.sides(hit)
+        sides = self.sides(hit, facts)
         for n, mine in facts.items():
             if "wrong" in mine:
                 self.wrong.append(f"WRONG VALUE on rank {n}: {mine['wrong']}")
@@ -253,13 +253,16 @@ class Run:
         self.check_names(facts, hit, sides)
         self.check_groups(facts, hit)
 
-    def sides(self, hit: set[int]) -> set[int]:
+    def sides(self, hit: set[int], facts: dict[int, dict[str, Any]]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
 
-        A rank that is alone on its host and stopped or late looks like a host behind a cut link.
+        A rank that is alone on its host and stopped or late looks like a host behind a cut link. It is alone,
+        too, once the others there have made all their calls and left.
         """
         case, per_host = self.case, int(self.case["environment"]["UNISONO_RANKS_PER_HOST"])
-        place = {n: n // per_host if per_host else self.home[n] for n in range(case["size"])}
+        left = {n for n, mine in facts.items() if mine.get("done") and not mine["faults"] and n not in hit}
+        there = set(range(case["size"])) - left
+        place = {n: n // per_host if per_host else self.home[n] for n in there}
         alone = any(list(place.values()).count(place.get(n)) <= len(hit) for n in hit if n in place)
         silent = case["kind"] in ("stop", "slow") and alone and len(set(place.values())) > 1
         cut = case["kind"] == "cut" or silent
