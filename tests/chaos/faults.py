@@ -244,7 +244,7 @@ class Run:
                 self.wrong.append(f"rank {n} was ended by signal {-code}")
             if n in hit or case["phase"] == "start":
                 continue
-            if "ended_by" in mine and not (n >= case["size"] and "RendezvousError" in mine["ended_by"]):
+            if "ended_by" in mine and not self.cannot_start(n, mine, hit):
                 self.wrong.append(f"rank {n} ended by {mine['ended_by'][:400]}")
             if "evicted" in mine and n not in sides:
                 self.wrong.append(f"rank {n} was evicted though it is well: {mine['evicted']}")
@@ -252,6 +252,12 @@ class Run:
                 self.wrong.append(f"rank {n} reported nothing, exit code {code}")
         self.check_names(facts, hit, sides)
         self.check_groups(facts, hit)
+
+    def cannot_start(self, n: int, mine: dict[str, Any], hit: set[int]) -> bool:
+        """Whether a rank has ended as it should: a newcomer that nobody took in, or one without a store."""
+        if n >= self.case["size"]:
+            return "RendezvousError" in mine["ended_by"]
+        return 0 in hit and not mine["groups"] and "the store at" in mine["ended_by"]
 
     def sides(self, hit: set[int], facts: dict[int, dict[str, Any]]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
