@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,9 @@ from torch import nn
 from unisono.torch_internals.training import is_compiled
 
 from .plan import Plan
+
+if TYPE_CHECKING:
+    from .model_setup import Parameters
 
 
 def check_arguments(
@@ -74,19 +77,20 @@ def check_memory(model: nn.Module) -> None:
             )
 
 
-def optimizers_of(made: Any, trained: dict[str, nn.Parameter], *, swap: bool) -> list[torch.optim.Optimizer]:
+def optimizers_of(
+    made: Any, given: Parameters, *, swap: bool
+) -> list[torch.optim.Optimizer]:
     """The optimizers that the caller's function made: one, or a list of several.
 
     Args:
-        made: what it returned; of no interest where this rank trains nothing.
+        made: what it returned.
+        given: what it was given; the tensor that stands for no parameters leaves the groups.
         swap: parameters are swapped, and one optimizer has all of them.
     Raises:
         TypeError: it is something else.
         ValueError: an optimizer has something else, such as the parameters before they were cut, or two of
             them have the same.
     """
-    if not trained:
-        return []
     found = [*made] if isinstance(made, (list, tuple)) else [made]
     for one in found:
         if not isinstance(one, torch.optim.Optimizer):
@@ -101,13 +105,15 @@ def optimizers_of(made: Any, trained: dict[str, nn.Parameter], *, swap: bool) ->
     has = [p for one in found for group in one.param_groups for p in group["params"]]
     if len(set(has)) < len(has):
         raise ValueError("parallelize: two optimizers have the same parameter, which each would change")
-    known = set(trained.values())
+    known = set(given)
     foreign = sum(p not in known for p in has)
     if foreign:
         raise ValueError(
             f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
             "make it of the list that the function gets"
         )
+    for group in (group for one in found for group in one.param_groups if given.nothing):
+        group["params"].clear()
     return found
 
 
@@ -127,11 +133,12 @@ def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
 
 
 def check_trained(
-    named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], *, follows: bool
+    named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], why: str, *, follows: bool
 ) -> None:
     """Raise RuntimeError if parameters were frozen or unfrozen after the run was made.
 
     Args:
+        why: this plan does not follow.
         follows: the data axis follows a parameter that is frozen later.
     """
     for name, parameter in named.items():
@@ -140,8 +147,8 @@ def check_trained(
             continue
         before, now = ("trained", "frozen") if was else ("frozen", "trained")
         raise RuntimeError(
-            f"{name!r} was {before} when this run was made, and is {now} now: the run does not follow. Save "
-            f"a checkpoint, make a new model where it is {now}, a new run by up.parallelize, and load"
+            f"{name!r} was {before} when this run was made, and is {now} now. {why}. Or save a checkpoint, "
+            f"make a new model where it is {now}, a new run by up.parallelize, and load"
         )
 
 

@@ -143,16 +143,24 @@ class CutBatch(NamedTuple):
         weights: the share of each micro-batch in the loss of all ranks; all shares add up to 1.
         total: the rows or labels of all ranks, by which the losses are divided.
         kept: the least and the largest share of labels that are not ignored, over all parts.
+        changed: some rank trains other parameters than before.
     """
 
     micros: list[tuple[Any, Any]]
     weights: list[float]
     total: float
     kept: tuple[float, float] = (1.0, 1.0)
+    changed: bool = False
 
 
 def cut_batch(
-    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool = False
+    batch: tuple[Any, Any],
+    weigh: Weigh,
+    ignored: int,
+    mesh: PlanMesh,
+    *,
+    several: bool = False,
+    changed: bool = False,
 ) -> CutBatch:
     """Cut this rank's batch into micro-batches, and weigh each in the loss of all ranks.
 
@@ -161,6 +169,7 @@ def cut_batch(
 
     Args:
         several: the batch is one of several that are weighed together.
+        changed: this rank trains other parameters than before.
     Raises:
         ValueError: ranks that share rows have different numbers of them; or, without `weigh`, parts of the
             batch have different shares of ignored labels.
@@ -170,7 +179,8 @@ def cut_batch(
         _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
     noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
-    table = _gather([mine, *noted.told], mesh)
+    table = _gather([mine, *noted.told, float(changed)], mesh)
+    other = bool(table[..., 3].any())
     rows = _checked(table[..., 0].long(), mesh)
     parts = min(most, *rows)
     if any(min(most, one) != parts for one in rows):
@@ -179,15 +189,15 @@ def cut_batch(
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
     if weigh == "counted":
-        return CutBatch(micros, [1.0 / sum(rows)] * len(micros), sum(rows))
+        return CutBatch(micros, [1.0 / sum(rows)] * len(micros), sum(rows), changed=other)
     if callable(weigh):
         total = float(largest.sum())
         if total == 0:
             raise ValueError("no label of this batch counts: weigh returned 0 for all of it")
-        return CutBatch(micros, [count / total for count in noted.counts], total)
+        return CutBatch(micros, [count / total for count in noted.counts], total, changed=other)
     kept = float(least.min()), float(largest.max())
     check_even(*kept, ignored)
-    return CutBatch(micros, [rows_of([x, y]) / sum(rows) for x, y in micros], sum(rows), kept)
+    return CutBatch(micros, [rows_of([x, y]) / sum(rows) for x, y in micros], sum(rows), kept, other)
 
 
 def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:

@@ -35,9 +35,13 @@ def _proved(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
     return made
 
 
-def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, list[Any]]:
-    """What runs the model forward; the last stage appends its outputs to the list."""
-    micros, weights, *_ = cut_batch((inputs, ()), "rows", 0, built.mesh)
+def prediction(
+    inputs: Any, built: ModelSetup, *, changed: bool = False
+) -> tuple[Schedule, StepInput, list[Any], bool]:
+    """What runs the model forward; the last stage appends its outputs to the list. Also whether some rank
+    has `changed` what is trained.
+    """
+    micros, weights, *_, other = cut_batch((inputs, ()), "rows", 0, built.mesh, changed=changed)
     outputs: list[Any] = []
 
     def keep(output: Any, _targets: Any) -> Tensor:
@@ -48,6 +52,7 @@ def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, lis
         proved_schedule(built.mesh.plan, len(micros)),
         StepInput(micros, weights, keep, train=False, recorded=False),
         outputs,
+        other,
     )
 
 

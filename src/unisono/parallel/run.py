@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
+from .trained_flags import TrainedFlags, check_groups, extend_optimizers
 from .weights import export, weights_of
 
 
@@ -47,7 +49,7 @@ class Run:
 
     Attributes:
         model: the user's model; on a pipeline's rank the parameters of other stages are on the meta device.
-        optimizer: the result of the caller's function; None where this rank trains nothing.
+        optimizer: the result of the caller's function; without parameters where this rank trains nothing.
         grad_norm: the global norm of the last step's gradients before clipping; None if the plan asks for
             none.
         steps: batches trained on, over all runs that were saved and loaded.
@@ -80,8 +82,11 @@ class Run:
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
-        self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
-        self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
+        self._make, given = optimizer, Parameters(self._trained)
+        self.optimizer = optimizer(given)
+        self._optimizers = optimizers_of(self.optimizer, given, swap=self.swap is not None)
+        self._flags = None if built.fixed else TrainedFlags(self._named, built.shown)
+        self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
         self._mixed = has_mixed_parameters(self._trained.values())
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
@@ -259,7 +264,9 @@ class Run:
             ValueError: the result of several micro-batches cannot be joined.
         """
         with self._call(), self._drawing("predict"):
-            made, work, outputs = prediction(inputs, self._built)
+            made, work, outputs, changed = prediction(inputs, self._built, changed=self._is_changed())
+            if changed:
+                self._follow_frozen()
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
             result = joined(outputs, self._built)
@@ -347,6 +354,11 @@ class Run:
             raise RuntimeError(f"{what}: averages are in place of the weights. Call it after EMA.applied()")
 
     @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """This rank's parts of all its parameters, as an optimizer has them, by their names in the model."""
+        return self._named
+
+    @property
     def trained(self) -> Mapping[str, nn.Parameter]:
         """This rank's parts of the parameters that are trained, by their names in the model."""
         return self._trained
@@ -396,6 +408,7 @@ class Run:
         if self._accumulated.calls:
             self._clear()
             self._built.runtime.forget()
+        self._follow_frozen()
         with self._state(also) as state:
             state.load(newest(Path(folder)), alone=self.plan.elastic, beside=also or ())
         self._take_numbers(state.about)
@@ -446,11 +459,13 @@ class Run:
         try:
             if self.swap is not None:
                 self.swap.check()
-            check_trained(
-                self._named,
-                self._trained,
-                follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
-            )
+            if self._flags is None:
+                check_trained(
+                    self._named,
+                    self._trained,
+                    self._built.fixed,
+                    follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
+                )
             yield
         except BaseException as error:
             interrupted = self._built.runtime.interrupted
@@ -476,7 +491,11 @@ class Run:
         """The schedule, its input, and the rows or labels by which its losses are divided."""
         inputs, targets = two(batch, own_loss=self._own_loss)
         several = into.calls > 0 or not update
-        cut = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh, several=several)
+        given = inputs, targets
+        changed = self._is_changed()
+        cut = cut_batch(given, self._weigh, self._ignored, self.mesh, several=several, changed=changed)
+        if cut.changed:
+            self._follow_frozen()
         micros, weights = cut.micros, into.weights(cut)
         self._confirm(micros)
         # fully_shard averages over the data ranks; weights are shares of the sum
@@ -484,9 +503,53 @@ class Run:
         factor = self.scaler.scale * self.mesh.plan.data
         work = StepInput(micros, weights, self._loss, factor, train, counts, update)
         if self._built.trial is not None:
-            self._built.trial.run((inputs, targets), work.mean, self.mesh)
+            self._built.trial.run(given, work.mean, self.mesh)
             self._built.trial = None
         return proved_schedule(self.plan, len(micros)), work, cut.total
+
+    def _is_changed(self) -> bool:
+        """Whether the caller has frozen or unfrozen parameters of this rank since the last call."""
+        return self._flags is not None and bool(self._flags.changed())
+
+    def _follow_frozen(self) -> None:
+        """Train what requires gradients now. All ranks call this between two steps.
+
+        Raises:
+            ValueError: ranks differ; gradients wait for an update; or no optimizer can take a parameter.
+        """
+        if self._flags is None:
+            return
+        flags = self._flags.changed()
+        new = {name: self._named[name] for name, flag in flags.items() if flag and name not in self._trained}
+        made, problem = self._optimizers_for(new)
+        if not self._flags.agreed(self.mesh, problem):
+            return
+        for average in self.averages:
+            average.begin(new)
+        extend_optimizers(self._optimizers, made)
+        self._flags.take(flags)
+        self._trained |= new
+        self._mixed = has_mixed_parameters(self._trained.values())
+        self._built.follow_frozen()
+
+    def _optimizers_for(
+        self, new: Mapping[str, nn.Parameter]
+    ) -> tuple[list[torch.optim.Optimizer], str]:
+        """What the caller's function makes of parameters that no optimizer has, and what is wrong."""
+        if self._accumulated.calls:
+            what = "parameters were frozen or unfrozen while gradients wait for an update"
+            return [], f"{what}. Do that after a step with an update"
+        has = {p for one in self._optimizers for group in one.param_groups for p in group["params"]}
+        if not has <= set(self._named.values()):
+            what = "the optimizer got parameters that are not this rank's"
+            return [], f"{what}. Take them from run.parameters, by their names"
+        left = Parameters({name: value for name, value in new.items() if value not in has})
+        try:
+            made = [] if left.nothing else optimizers_of(self._make(left), left, swap=False)
+            check_groups(self._optimizers, made, left)
+        except (TypeError, ValueError) as error:
+            return [], str(error)
+        return made, ""
 
     def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
         """Prove the cuts for the inputs of these micro-batches, where they are new.
