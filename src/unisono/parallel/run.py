@@ -24,6 +24,7 @@ from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
 from .gradients import add_up, local, scale_, squared_norm
+from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
 from .model_setup import ModelSetup, Optimizer, Parameters
@@ -32,6 +33,7 @@ from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
 from .pipeline.timeline import Span, Timeline
+from .plain_copy import copy_weights, places_in
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import joined, prediction, proved_schedule
@@ -41,7 +43,7 @@ from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
 from .trained_flags import TrainedFlags, check_groups, extend_optimizers
-from .weights import export, weights_of
+from .weights import blanks_of, export, weights_of
 
 
 class Run:
@@ -298,13 +300,53 @@ class Run:
         again = {path: found[name] for path, name in self._built.names.items() if name in found}
         return again | {name: value for name, value in found.items() if name not in again}
 
-    def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
-        """Write safetensors in Hugging Face's layout, with the model's configuration.
+    def copy_to(self, model: nn.Module | None = None) -> None:
+        """Give a plain model these weights and persistent buffers, such as one to generate text with.
 
-        `from_pretrained(folder)` reads it. All ranks call this; rank 0 writes, and holds at most
-        `shard_bytes` at a time. Needs the package `safetensors`.
+        All ranks call this; each may pass a model of its own, which is like that before `parallelize`, and
+        of any floating type. Its memory is all that a rank needs, with one tensor more.
+
+        Args:
+            model: None: this rank wants none.
+        Raises:
+            TypeError: it is no module.
+            ValueError: it has other parameters than the run's, or none with memory; or see `weights`.
         """
-        export(self.weights(), self.model, Path(folder), shard_bytes)
+        if not (model is None or isinstance(model, nn.Module)):
+            raise TypeError(f"copy_to: model is a {type(model).__name__}, expected an nn.Module, or None")
+        self._check_settled("copy_to")
+        blanks = blanks_of(self._built)
+        places = places_in(model, blanks, self._built.names, self.mesh)
+        copy_weights(self.weights(), blanks, places, self.mesh)
+
+    def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write safetensors in Hugging Face's layout, with the model's configuration if it has one.
+
+        All ranks call this; rank 0 writes, and holds at most `shard_bytes` at a time. Files of an earlier
+        model in `folder` go. Needs the package `safetensors`.
+
+        Raises:
+            RuntimeError: rank 0 could not write; on all ranks.
+            ValueError: see `weights`.
+        """
+        place = Path(folder)
+        self._check_settled("export")
+        export(self.weights(), place, _bytes(shard_bytes), lambda: write_configuration(self.model, place))
+
+    def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write what the model's own `save_pretrained` writes, under any plan; `from_pretrained` reads it.
+
+        A model of `transformers` gives its weights, without those that it leaves out, and its configuration; a
+        `PeftModel` gives its adapters only. All ranks call this; rank 0 writes, and holds at most `shard_bytes`
+        at a time, or all adapters.
+
+        Raises:
+            RuntimeError: rank 0 could not write; on all ranks.
+            ValueError: it is a model of another kind, see `export`; or see `weights`.
+        """
+        self._check_settled("save_pretrained")
+        size = _bytes(shard_bytes)
+        save_pretrained(self.model, self.weights, blanks_of(self._built), Path(folder), size)
 
     def save(
         self,
@@ -623,3 +665,9 @@ class Run:
         self._accumulated.clear()
         for parameter in self._trained.values():
             parameter.grad = None
+
+
+def _bytes(size: object) -> int:
+    if type(size) is not int or size < 1:
+        raise ValueError(f"shard_bytes is {size!r}; it must be a number of bytes, at least 1")
+    return size
