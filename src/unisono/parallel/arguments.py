@@ -77,9 +77,7 @@ def check_memory(model: nn.Module) -> None:
             )
 
 
-def optimizers_of(
-    made: Any, given: Parameters, *, swap: bool
-) -> list[torch.optim.Optimizer]:
+def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.optim.Optimizer]:
     """The optimizers that the caller's function made: one, or a list of several.
 
     Args:

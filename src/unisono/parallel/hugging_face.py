@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from .weights import export
+from .weights import FirstRankWriter, export
 
 __all__ = ["save_pretrained", "write_configuration"]
 
@@ -40,17 +39,10 @@ def save_pretrained(
         export(kept, folder, shard_bytes, lambda: write_configuration(model, folder))
         return
     found = {name: value for name, value in weights() if value is not None and name in adapters}
-    error: Exception | None = None
-    if dist.get_rank() == 0:
-        try:
-            library: Any = model
-            library.save_pretrained(folder, state_dict=found)
-        except Exception as wrong:  # the others wait
-            error = wrong
-    told = [None if error is None else repr(error)]
-    dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-    if told[0] is not None:
-        raise RuntimeError(f"rank 0 could not write {folder}: {told[0]}") from error
+    library: Any = model
+    writer = FirstRankWriter(folder)
+    writer.do(lambda: library.save_pretrained(folder, state_dict=found))
+    writer.end()
 
 
 def write_configuration(model: nn.Module, folder: Path) -> None:

@@ -114,8 +114,8 @@ class ModelSetup:
             return f"Plan(expert={plan.expert}) does not follow"
         if cut is not None and not cut.of_all:
             return (
-                f"tensor={plan.tensor} is cut for what was trained then. With parallelize(..., sample=inputs of "
-                "a batch), most models are cut for all parameters"
+                f"tensor={plan.tensor} is cut for what was trained then. With parallelize(..., sample=inputs "
+                "of a batch), most models are cut for all parameters"
             )
         return ""
 

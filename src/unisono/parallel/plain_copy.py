@@ -52,9 +52,7 @@ def _places(model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, 
         if name not in blanks:
             raise ValueError(f"has {path!r}, which the model of the run has not")
         if value.shape != blanks[name].shape:
-            raise ValueError(
-                f"has {path!r} of shape {[*value.shape]}, and the run {[*blanks[name].shape]}"
-            )
+            raise ValueError(f"has {path!r} of shape {[*value.shape]}, and the run {[*blanks[name].shape]}")
         if value.is_meta:
             raise ValueError(
                 f"has {path!r} on the meta device, where it has no memory. Make the model without "

@@ -266,8 +266,8 @@ class Run:
             ValueError: the result of several micro-batches cannot be joined.
         """
         with self._call(), self._drawing("predict"):
-            made, work, outputs, changed = prediction(inputs, self._built, changed=self._is_changed())
-            if changed:
+            made, work, outputs, other = prediction(inputs, self._built, changed=self._is_changed())
+            if other:
                 self._follow_frozen()
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
@@ -336,9 +336,8 @@ class Run:
     def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
         """Write what the model's own `save_pretrained` writes, under any plan; `from_pretrained` reads it.
 
-        A model of `transformers` gives its weights, without those that it leaves out, and its configuration; a
-        `PeftModel` gives its adapters only. All ranks call this; rank 0 writes, and holds at most `shard_bytes`
-        at a time, or all adapters.
+        A model of `transformers` gives its weights and configuration, a `PeftModel` its adapters only. All
+        ranks call this; rank 0 writes, and holds at most `shard_bytes` at a time, or all adapters.
 
         Raises:
             RuntimeError: rank 0 could not write; on all ranks.
@@ -574,9 +573,7 @@ class Run:
         self._mixed = has_mixed_parameters(self._trained.values())
         self._built.follow_frozen()
 
-    def _optimizers_for(
-        self, new: Mapping[str, nn.Parameter]
-    ) -> tuple[list[torch.optim.Optimizer], str]:
+    def _optimizers_for(self, new: Mapping[str, nn.Parameter]) -> tuple[list[torch.optim.Optimizer], str]:
         """What the caller's function makes of parameters that no optimizer has, and what is wrong."""
         if self._accumulated.calls:
             what = "parameters were frozen or unfrozen while gradients wait for an update"

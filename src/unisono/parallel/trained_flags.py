@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -92,8 +93,8 @@ def check_groups(
     if made and here != there:
         raise ValueError(
             f"{next(iter(new.named))!r} is trained from now on, and nothing says in which group: optimizer= "
-            f"made optimizers of {here} groups, and makes {there} of the {len(new)} new parameters alone. Let "
-            "it make the same groups, even empty ones; or write before this step "
+            f"made optimizers of {here} groups, and makes {there} of the {len(new)} new ones alone. Let it "
+            "make the same groups, even empty ones; or write before this step "
             'run.optimizer.add_param_group({"params": [...]}), with parameters of run.parameters'
         )
 

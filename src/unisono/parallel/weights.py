@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from .fused_names import FusedLayer, fused_layers
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
 
-__all__ = ["blanks_of", "export", "weights_of"]
+__all__ = ["FirstRankWriter", "blanks_of", "export", "weights_of"]
 
 INDEX = "model.safetensors.index.json"  # Hugging Face's name
 
@@ -37,7 +38,8 @@ class _Held(NamedTuple):
 def _held(built: ModelSetup) -> list[_Held]:
     """What the ranks of the plan hold, in one order. All ranks call this."""
     mine = {
-        name: (tuple(value.shape), value.dtype) for name, value in [*built.named.items(), *built.buffers.items()]
+        name: (tuple(value.shape), value.dtype)
+        for name, value in [*built.named.items(), *built.buffers.items()]
     }
     told: list[Any] = [None] * built.mesh.plan.ranks
     dist.all_gather_object(told, (dist.get_rank(), mine, [*built.buffers]), group=built.mesh.world)
@@ -134,31 +136,44 @@ def export(
     shard_bytes: int,
     about: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write weights as safetensors, in Hugging Face's layout. All ranks call this, and iterate over `weights`.
+    """Write weights as safetensors, in Hugging Face's layout. All ranks call this.
 
     Args:
+        weights: all ranks iterate to the end.
         about: what rank 0 writes beside them.
     Raises:
         RuntimeError: rank 0 could not write; on all ranks.
     """
     shards = _Shards(folder, shard_bytes, _safetensors())  # whose absence is an error before a byte moves
-    error: Exception | None = None
+    writer = FirstRankWriter(folder)
     for name, value in weights:
-        if value is not None and error is None:
+        if value is not None:
+            writer.do(partial(shards.add, name, value))
+    writer.do(shards.publish)
+    writer.do(about)
+    writer.end()
+
+
+class FirstRankWriter:
+    """Rank 0 writes, and its error is raised on all ranks, when all of them have done their part."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._error = folder, ""
+
+    def do(self, write: Callable[[], object]) -> None:
+        """Call this on rank 0, unless it has failed before."""
+        if dist.get_rank() == 0 and not self._error:
             try:
-                shards.add(name, value)
-            except Exception as wrong:  # the others wait for the rest of the weights
-                error = wrong
-    if dist.get_rank() == 0 and error is None:
-        try:
-            shards.publish()
-            about()
-        except Exception as wrong:
-            error = wrong
-    told = [None if error is None else repr(error)]
-    dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-    if told[0] is not None:
-        raise RuntimeError(f"rank 0 could not write {folder}: {told[0]}") from error
+                write()
+            except Exception as error:  # noqa: BLE001  (raised by `end`)
+                self._error = repr(error)
+
+    def end(self) -> None:
+        """Raise RuntimeError where rank 0 has failed. All ranks call this."""
+        told = [self._error]
+        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        if told[0]:
+            raise RuntimeError(f"rank 0 could not write {self._folder}: {told[0]}")
 
 
 class _Shards:

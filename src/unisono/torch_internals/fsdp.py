@@ -135,7 +135,7 @@ def _unwrap(module: Any) -> None:
 
 
 def shown(root: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (sharded, gathered) of each parameter that the modules show gathered: a forward has left it so."""
+    """Yield (sharded, gathered) of each parameter that the modules show gathered, as a forward left it."""
     if root._get_fsdp_state()._is_root is None:
         return  # nothing ran yet
     for group in _groups(root):

@@ -57,7 +57,9 @@ def check_a_plain_copy_has_the_weights(folder: Path) -> None:
 
 
 def check_models_that_get_no_weights(folder: Path) -> None:
-    run = run_of(up.Plan(data=2, zero=3), models.mlp, models.vector_batches(1, 4), nn.functional.cross_entropy)
+    run = run_of(
+        up.Plan(data=2, zero=3), models.mlp, models.vector_batches(1, 4), nn.functional.cross_entropy
+    )
     with torch.device("meta"):
         meta = models.mlp()
     for model, says in (
