@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
 
 from unisono.torch_internals.training import is_compiled
 
 from .plan import Plan
-
-if TYPE_CHECKING:
-    from .model_setup import Parameters
 
 
 def check_arguments(
@@ -75,44 +71,6 @@ def check_memory(model: nn.Module) -> None:
                 f"Plan(elastic=True) needs a model in CPU memory, and {name!r} is on {value.device}: "
                 "newcomers get the state from memory"
             )
-
-
-def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.optim.Optimizer]:
-    """The optimizers that the caller's function made: one, or a list of several.
-
-    Args:
-        made: what it returned.
-        given: what it was given; the tensor that stands for no parameters leaves the groups.
-        swap: parameters are swapped, and one optimizer has all of them.
-    Raises:
-        TypeError: it is something else.
-        ValueError: an optimizer has something else, such as the parameters before they were cut, or two of
-            them have the same.
-    """
-    found = [*made] if isinstance(made, (list, tuple)) else [made]
-    for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(
-                f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
-            )
-    if not found or (swap and len(found) > 1):
-        raise ValueError(
-            f"parallelize: optimizer returned {len(found)} optimizers, expected "
-            f"one{'' if swap else ' or more'}"
-        )
-    has = [p for one in found for group in one.param_groups for p in group["params"]]
-    if len(set(has)) < len(has):
-        raise ValueError("parallelize: two optimizers have the same parameter, which each would change")
-    known = set(given)
-    foreign = sum(p not in known for p in has)
-    if foreign:
-        raise ValueError(
-            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
-            "make it of the list that the function gets"
-        )
-    for group in (group for one in found for group in one.param_groups if given.nothing):
-        group["params"].clear()
-    return found
 
 
 def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:

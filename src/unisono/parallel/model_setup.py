@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,28 +47,6 @@ if TYPE_CHECKING:
     from .sharded_parameters import DataAxis
 
 
-class Parameters(list[nn.Parameter]):
-    """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.
-
-    Where a rank trains nothing, an empty tensor without a name stands for them, so that schedulers find an
-    optimizer there, too.
-
-    Example of groups: lambda p: AdamW([{"params": [v for k, v in p.named.items() if "bias" in k]}, ...])
-    """
-
-    def __init__(self, named: dict[str, nn.Parameter]) -> None:
-        self.named = named or {"": nn.Parameter(torch.empty(0))}
-        super().__init__(self.named.values())
-
-    @property
-    def nothing(self) -> bool:
-        """Whether this rank trains nothing."""
-        return "" in self.named
-
-
-Optimizer = Callable[[Parameters], torch.optim.Optimizer]
-
-
 @dataclass
 class ModelSetup:
     """A model ready to train, and its properties."""
@@ -103,41 +80,11 @@ class ModelSetup:
         self.units.follow(mesh)
         self.runtime = PipelineRuntime(self.units, mesh, self.family.output, single=True)
 
-    @property
-    def fixed(self) -> str:
-        """Why freezing and unfreezing is not followed; empty: it is."""
-        plan, cut = self.mesh.everyone.plan, self.decision
-        for name in ("swap", "elastic", "local_steps", "compression"):
-            if getattr(plan, name):
-                return f"Plan({name}={getattr(plan, name)!r}) does not follow"
-        if plan.expert > 1:
-            return f"Plan(expert={plan.expert}) does not follow"
-        if cut is not None and not cut.of_all:
-            return (
-                f"tensor={plan.tensor} is cut for what was trained then. With parallelize(..., sample=inputs "
-                "of a batch), most models are cut for all parameters"
-            )
-        return ""
-
     def follow_frozen(self) -> None:
         """Train those parameters that require gradients now."""
         assert not isinstance(self.units, ParameterSwap)
         self.units.follow_frozen()
         self.runtime.follow_frozen()
-
-    def shown(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        """Yield (parameter, another tensor by which the model shows it): where it is gathered; or on the meta
-        device, at the path of a tied parameter in another stage.
-        """
-        assert not isinstance(self.units, ParameterSwap)
-        yield from self.units.shown()
-        yield from self._stand_ins
-
-    @functools.cached_property
-    def _stand_ins(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        held = self.named
-        everywhere = self.model.named_parameters(remove_duplicate=False)
-        return [(held[self.names[p]], it) for p, it in everywhere if it.is_meta and self.names[p] in held]
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from .accumulation import GradientAccumulation
-from .arguments import check_trained, optimizers_of, raise_changed, raise_twice, two
+from .arguments import check_trained, raise_changed, raise_twice, two
 from .batches import RankBatches
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
@@ -27,7 +27,8 @@ from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
-from .model_setup import ModelSetup, Optimizer, Parameters
+from .model_setup import ModelSetup
+from .optimizer_groups import Optimizer, Parameters, check_groups, extend_optimizers, optimizers_of
 from .optimizer_step import has_mixed_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
@@ -42,7 +43,7 @@ from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .trained_flags import TrainedFlags, check_groups, extend_optimizers
+from .trained_flags import TrainedFlags, why_fixed
 from .weights import blanks_of, export, weights_of
 
 
@@ -87,7 +88,8 @@ class Run:
         self._make, given = optimizer, Parameters(self._trained)
         self.optimizer = optimizer(given)
         self._optimizers = optimizers_of(self.optimizer, given, swap=self.swap is not None)
-        self._flags = None if built.fixed else TrainedFlags(self._named, built.shown)
+        self._fixed = why_fixed(built)
+        self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
         self._mixed = has_mixed_parameters(self._trained.values())
         self.experts = built.experts
@@ -504,7 +506,7 @@ class Run:
                 check_trained(
                     self._named,
                     self._trained,
-                    self._built.fixed,
+                    self._fixed,
                     follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
                 )
             yield

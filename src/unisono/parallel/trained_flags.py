@@ -7,35 +7,55 @@ compare names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
+from .swap import ParameterSwap
+
 if TYPE_CHECKING:
     from .mesh import PlanMesh
-    from .model_setup import Parameters
+    from .model_setup import ModelSetup
 
-__all__ = ["TrainedFlags", "check_groups", "extend_optimizers"]
+__all__ = ["TrainedFlags", "why_fixed"]
+
+
+def why_fixed(built: ModelSetup) -> str:
+    """Why a run does not follow what is frozen and unfrozen; empty: it does."""
+    plan, cut = built.mesh.everyone.plan, built.decision
+    for name in ("swap", "elastic", "local_steps", "compression"):
+        if getattr(plan, name):
+            return f"Plan({name}={getattr(plan, name)!r}) does not follow"
+    if plan.expert > 1:
+        return f"Plan(expert={plan.expert}) does not follow"
+    if cut is not None and not cut.of_all:
+        return (
+            f"tensor={plan.tensor} is cut for what was trained then. With parallelize(..., sample=inputs "
+            "of a batch), most models are cut for all parameters"
+        )
+    return ""
 
 
 class TrainedFlags:
-    """Which parameters of this rank are trained.
+    """Which parameters of this rank are trained."""
 
-    Args:
-        named: this rank's parameters, as the optimizer has them.
-        shown: pairs (parameter, what the model shows in its place, at present or at another path).
-    """
+    def __init__(self, built: ModelSetup) -> None:
+        self._named, self._units = built.named, built.units
+        self._flags = {name: value.requires_grad for name, value in self._named.items()}
+        everywhere = built.model.named_parameters(remove_duplicate=False)
+        self._stand_ins = [  # at the path of a tied parameter in another stage
+            (self._named[built.names[path]], other)
+            for path, other in everywhere
+            if other.is_meta and built.names[path] in self._named
+        ]
 
-    def __init__(
-        self,
-        named: Mapping[str, nn.Parameter],
-        shown: Callable[[], Iterable[tuple[nn.Parameter, nn.Parameter]]],
-    ) -> None:
-        self._named, self._shown = named, shown
-        self._flags = {name: value.requires_grad for name, value in named.items()}
+    def _shown(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield (parameter, another tensor by which the model shows it)."""
+        assert not isinstance(self._units, ParameterSwap)
+        yield from self._units.shown()
+        yield from self._stand_ins
 
     def changed(self) -> dict[str, bool]:
         """Name -> whether it is trained now, of each parameter that the caller has frozen or unfrozen."""
@@ -79,30 +99,3 @@ class TrainedFlags:
             one.requires_grad_(flag)
             one.grad = None
         self._flags |= changed
-
-
-def check_groups(
-    optimizers: Sequence[torch.optim.Optimizer], made: Sequence[torch.optim.Optimizer], new: Parameters
-) -> None:
-    """Raise ValueError where `extend_optimizers` would not know the group of a parameter.
-
-    Args:
-        made: what the caller's function makes of the new parameters alone; empty: there are none.
-    """
-    here, there = ([len(one.param_groups) for one in some] for some in (optimizers, made))
-    if made and here != there:
-        raise ValueError(
-            f"{next(iter(new.named))!r} is trained from now on, and nothing says in which group: optimizer= "
-            f"made optimizers of {here} groups, and makes {there} of the {len(new)} new ones alone. Let it "
-            "make the same groups, even empty ones; or write before this step "
-            'run.optimizer.add_param_group({"params": [...]}), with parameters of run.parameters'
-        )
-
-
-def extend_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], made: Sequence[torch.optim.Optimizer]
-) -> None:
-    """Give the parameters of other optimizers to those of a run, group by group: they follow its schedule."""
-    for optimizer, other in zip(optimizers, made, strict=bool(made)):
-        for group, more in zip(optimizer.param_groups, other.param_groups, strict=True):
-            group["params"] += more["params"]
