@@ -41,7 +41,8 @@ def prediction(
     """What runs the model forward; the last stage appends its outputs to the list. Also whether some rank
     has `changed` what is trained.
     """
-    micros, weights, *_, other = cut_batch((inputs, ()), "rows", 0, built.mesh, changed=changed)
+    cut = cut_batch((inputs, ()), "rows", 0, built.mesh, changed=changed, forward=True)
+    micros = cut.micros
     outputs: list[Any] = []
 
     def keep(output: Any, _targets: Any) -> Tensor:
@@ -50,20 +51,25 @@ def prediction(
 
     return (
         proved_schedule(built.mesh.plan, len(micros)),
-        StepInput(micros, weights, keep, train=False, recorded=False),
+        StepInput(micros, [1.0] * len(micros), keep, train=False, recorded=False),
         outputs,
-        other,
+        cut.changed,
     )
 
 
-def joined(outputs: list[Any], built: ModelSetup) -> Any:
-    """The outputs of all micro-batches as those of one, on every rank of the pipeline."""
+def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
+    """The outputs of all micro-batches as those of one, on every rank of the pipeline.
+
+    Args:
+        rows: of this rank; 0: what the outputs are of does not count.
+    """
     mesh = built.mesh
     result: Any = None
     error = ""
     if outputs:
         try:
             result = _joined(outputs)
+            result = result if rows else mapped(result, lambda tensor: tensor[:0] if tensor.dim() else tensor)
         except ValueError as wrong:
             error = str(wrong)
     if mesh.plan.pipeline > 1:

@@ -16,7 +16,7 @@ from torch.autograd.profiler import record_function
 
 from .accumulation import GradientAccumulation
 from .arguments import check_trained, raise_changed, raise_twice, two
-from .batches import RankBatches
+from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
@@ -206,7 +206,7 @@ class Run:
     @torch.no_grad()
     def evaluate(self, batch: tuple[Any, Any]) -> float:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
-        first.
+        first. A rank may have no rows: 0 of each tensor.
         """
         with self._call(), self._drawing("evaluate"):
             alone = GradientAccumulation()
@@ -273,7 +273,7 @@ class Run:
                 self._follow_frozen()
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
-            result = joined(outputs, self._built)
+            result = joined(outputs, self._built, rows_of([inputs]))
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
             *_, moved = self._agree(0.0, 0.0, norm=False, changes=[name is not None, False])
@@ -535,8 +535,8 @@ class Run:
         inputs, targets = two(batch, own_loss=self._own_loss)
         several = into.calls > 0 or not update
         given = inputs, targets
-        changed = self._is_changed()
-        cut = cut_batch(given, self._weigh, self._ignored, self.mesh, several=several, changed=changed)
+        options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
+        cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
             self._follow_frozen()
         micros, weights = cut.micros, into.weights(cut)

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
+from unisono.torch_internals import fsdp
+
+from .sharded_parameters import ShardedParameters
 from .swap import ParameterSwap
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ def why_fixed(built: ModelSetup) -> str:
     for name in ("swap", "elastic", "local_steps", "compression"):
         if getattr(plan, name):
             return f"Plan({name}={getattr(plan, name)!r}) does not follow"
+    if isinstance(built.units, ShardedParameters) and not fsdp.can_follow_frozen():
+        return "Units of this PyTorch do not follow"
     if plan.expert > 1:
         return f"Plan(expert={plan.expert}) does not follow"
     if cut is not None and not cut.of_all:

@@ -143,6 +143,11 @@ def shown(root: Any) -> Iterator[tuple[Any, Any]]:
             yield held.sharded_param, held._unsharded_param
 
 
+def can_follow_frozen() -> bool:
+    """Whether this PyTorch can."""
+    return find(NAMES["dtypes"]) is not None
+
+
 def follow_frozen(root: Any) -> None:
     """Train those parameters that require gradients now. They must be sharded."""
     if root._get_fsdp_state()._is_root is None:

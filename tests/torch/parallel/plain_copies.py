@@ -147,6 +147,23 @@ def check_a_sharded_model_generates_itself(folder: Path) -> None:
         run.step(next(iter(run.shard(batches))))
 
 
+def check_text_without_a_whole_model(folder: Path) -> None:
+    """Where no rank may hold the model: a prediction for each token, with tokens padded to one length."""
+    if not sweep.HAVE_TRANSFORMERS:
+        return
+    batches = models.text_batches(2, 4)
+    prompt, first, length = batches[0][0][:, :4], 4, models.TIME
+    alone = trained(models.gpt2, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+    wanted = alone.generate(prompt, max_new_tokens=3, do_sample=False)
+    for plan in (up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2)):
+        run = run_of(plan, models.gpt2, batches, models.token_loss)
+        run.model.eval()
+        tokens = nn.functional.pad(prompt, (0, length - first))
+        for at in range(first, first + 3):
+            tokens[:, at] = run.predict(tokens)[:, at - 1].argmax(-1)
+        assert torch.equal(tokens[:, : first + 3], wanted), plan
+
+
 def check_transformers_reads_what_is_saved(folder: Path) -> None:
     if not sweep.HAVE_TRANSFORMERS:
         return
