@@ -73,6 +73,11 @@ def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None
         asked = {id(blank): name for name, blank in blanks.items()}
         states = [peft.get_peft_model_state_dict(model, dict(blanks), one) for one in model.peft_config]
         return {asked[id(value)] for state in states for value in state.values() if id(value) in asked}
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"save_pretrained: the {_plain_class(model).__name__} got adapters by add_adapter. Make it by "
+            "peft.get_peft_model, whose adapters are saved alone; or use run.state_dict()"
+        )
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         raise ValueError(
             f"save_pretrained: a {_plain_class(model).__name__} has no configuration of Hugging Face, which "

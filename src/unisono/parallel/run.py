@@ -546,7 +546,7 @@ class Run:
         factor = self.scaler.scale * self.mesh.plan.data
         work = StepInput(micros, weights, self._loss, factor, train, counts, update)
         if self._built.trial is not None:
-            self._built.trial.run(given, work.mean, self.mesh)
+            self._built.trial.run(given if rows_of([*given]) else micros[0], work.mean, self.mesh)
             self._built.trial = None
         return proved_schedule(self.plan, len(micros)), work, cut.total
 
@@ -588,8 +588,8 @@ class Run:
         try:
             made = [] if left.nothing else optimizers_of(self._make(left), left, swap=False)
             check_groups(self._optimizers, made, left)
-        except (TypeError, ValueError) as error:
-            return [], str(error)
+        except (KeyError, TypeError, ValueError) as error:
+            return [], f"optimizer= of parameters that are trained from now on: {error}"
         return made, ""
 
     def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
