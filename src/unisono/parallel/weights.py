@@ -26,7 +26,7 @@ __all__ = ["FirstRankWriter", "blanks_of", "export", "weights_of"]
 INDEX = "model.safetensors.index.json"  # Hugging Face's name
 
 
-class _Held(NamedTuple):
+class _WeightSource(NamedTuple):
     """A parameter or a persistent buffer of some rank. source: the first rank that has it."""
 
     name: str
@@ -35,7 +35,7 @@ class _Held(NamedTuple):
     dtype: torch.dtype
 
 
-def _held(built: ModelSetup) -> list[_Held]:
+def _sources(built: ModelSetup) -> list[_WeightSource]:
     """What the ranks of the plan hold, in one order. All ranks call this."""
     mine = {
         name: (tuple(value.shape), value.dtype)
@@ -44,11 +44,11 @@ def _held(built: ModelSetup) -> list[_Held]:
     told: list[Any] = [None] * built.mesh.plan.ranks
     dist.all_gather_object(told, (dist.get_rank(), mine, [*built.buffers]), group=built.mesh.world)
     order: dict[str, None] = dict.fromkeys(built.names.values())
-    found: dict[str, _Held] = {}
+    found: dict[str, _WeightSource] = {}
     for rank, held, buffers in told:
         order |= dict.fromkeys(buffers)
         for name, kind in held.items():
-            found.setdefault(name, _Held(name, rank, *kind))
+            found.setdefault(name, _WeightSource(name, rank, *kind))
     return [found[name] for name in order if name in found]
 
 
@@ -57,7 +57,7 @@ def blanks_of(built: ModelSetup) -> dict[str, Tensor]:
     All ranks call this. Fused layers are as the user made them.
     """
     joiner = _Joiner(fused_layers(built.model))
-    blanks = [(one.name, torch.empty(one.shape, dtype=one.dtype, device="meta")) for one in _held(built)]
+    blanks = [(one.name, torch.empty(one.shape, dtype=one.dtype, device="meta")) for one in _sources(built)]
     pairs = (pair for name, blank in blanks for pair in joiner.take(name, blank))
     return {name: value for name, value in pairs if value is not None}
 
@@ -74,7 +74,7 @@ def weights_of(
     """
     named, buffers = built.named, built.buffers
     joiner = _Joiner(fused_layers(built.model))
-    for one in _held(built):
+    for one in _sources(built):
         mine = named.get(one.name)
         local = buffers.get(one.name) if mine is None else value_of(mine)
         yield from joiner.take(one.name, _at_rank_0(built, local, one.source))
