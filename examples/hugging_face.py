@@ -1,13 +1,13 @@
 """Hugging Face's Trainer trains a Llama by a plan, with the losses of one process; its folder generates text.
 
-    unisono run -n 2 examples/hugging_face.py zero        # or: tensor, pipeline
+    unisono run -n 2 examples/hugging_face.py --plan zero        # or: tensor, pipeline
 
 See plan_trainer.py.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 ROWS, RATE = 8, 1e-2
 
 
-def main(kind: str = "zero") -> None:
+def main(kind: str) -> None:
     dist.init_process_group("unisono")
     plan = PLANS[kind]
     torch.manual_seed(0)
@@ -64,4 +64,6 @@ def main(kind: str = "zero") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", default="zero", choices=PLANS)
+    main(parser.parse_args().plan)

@@ -35,9 +35,9 @@ RUNS = [
     ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
     ("elastic.py", 3, [], "largest eigenvalue"),
     ("heat.py", 3, [], "as one process computes them"),
-    ("hugging_face.py", 2, ["zero"], "do not differ from one process's"),
-    ("hugging_face.py", 2, ["tensor"], "do not differ from one process's"),
-    ("hugging_face.py", 2, ["pipeline"], "do not differ from one process's"),
+    ("hugging_face.py", 2, ["--plan", "zero"], "do not differ from one process's"),
+    ("hugging_face.py", 2, ["--plan", "tensor"], "do not differ from one process's"),
+    ("hugging_face.py", 2, ["--plan", "pipeline"], "do not differ from one process's"),
 ]
 NEEDS = {"hugging_face.py": ("transformers", "accelerate")}  # packages that a clone may lack
 
