@@ -87,6 +87,7 @@ def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, ch
         ("accumulations", "check_calls_add_up_to_one_batch"),
         ("batch_norms", "check_losses_are_those_of_one_process"),
         ("batch_norms", "check_networks_of_images"),
+        ("unfrozen_axes", "check_losses_are_those_of_one_process"),
     ],
 )
 def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
