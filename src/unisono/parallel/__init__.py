@@ -22,7 +22,7 @@ from .layouts.shard import Sharded, shard, whole
 from .layouts.transform_log import Record, record
 from .materialize import materialize
 from .metrics import Average, Progress
-from .model_setup import Parameters
+from .optimizer_groups import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
 from .run import Run

@@ -16,7 +16,8 @@ from .elastic.run import ElasticRun
 from .experts.layers import check_experts
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .model_setup import Optimizer, set_up
+from .model_setup import set_up
+from .optimizer_groups import Optimizer
 from .plan import Plan
 from .run import Run
 
