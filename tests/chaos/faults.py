@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -306,7 +307,7 @@ class Run:
         if self.case["elastic"] and self.case["phase"] in ("calls", "shrink", "admit"):
             well = [n for n, mine in facts.items() if n not in hit and n < self.case["size"]]
             done = [n for n in well if facts[n].get("done")]
-            if well and not done and not self.sides(hit) > hit:
+            if well and not done and not self.sides(hit, facts) > hit:
                 self.wrong.append("no rank went on")
 
 
@@ -452,7 +453,10 @@ class Series:
             case["port"] = free_port()
         case["folder"] = tempfile.mkdtemp(prefix="chaos")
         run, at = Run(case, made, network), time.monotonic()
-        wrong = run.go()
+        try:
+            wrong = run.go()
+        except Exception:  # of this kit: no worker ends silently
+            wrong = [f"THE KIT FAILED: {traceback.format_exc()}"]
         took_s = time.monotonic() - at
         with self.lock:
             self.done += 1
