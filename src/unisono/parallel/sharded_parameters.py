@@ -77,13 +77,18 @@ def shard_units(
         return ReplicatedParameters(root, mesh, experts)
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
-    wrapped = (
-        [] if plan.uneven_use or plan.zero == 0 else _large(own)
-    )  # replicas reduce all gradients in one message
+    wrapped = sharding_units(root, own, plan)
     alone = _apart(root, exact)
     inside = {part for module in alone for part in module.modules()}
     outer = [unit for unit in wrapped if unit not in inside]
     return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
+
+
+def sharding_units(root: nn.Module, units: Sequence[nn.Module], plan: Plan) -> list[nn.Module]:
+    """Those of the units that are gathered and reduced by themselves; the root has the others."""
+    if plan.uneven_use or plan.zero == 0:  # replicas reduce all gradients in one message
+        return []
+    return _large([unit for unit in units if unit is not root and not _shares(unit, root)])
 
 
 def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
