@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change
+from .costs.forecast import StepForecast
+from .costs.forecast_check import check_prediction
 from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
@@ -36,6 +38,7 @@ def parallelize(
     experts: dict[str, str] | None = None,
     weigh: Weigh = None,
     on_change: Callable[[Change], object] | None = None,
+    prediction: StepForecast | None = None,
 ) -> Run:
     """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
 
@@ -64,6 +67,8 @@ def parallelize(
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
         on_change: under Plan(elastic=True): called on all ranks after each change of their number.
+        prediction: what a step was said to take. The first steps are compared with it; rank 0 tells a
+            difference of more than 20 % once, as a ForecastWarning with the largest cause.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
@@ -74,13 +79,17 @@ def parallelize(
     check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan.expert)
+    check_prediction(prediction, elastic=plan.elastic)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
-    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    run = Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    if prediction is not None:
+        run.compare_with(prediction)
+    return run
 
 
 def _elastic(

@@ -19,6 +19,8 @@ from .batches import RankBatches
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
+from .costs.forecast import StepForecast
+from .costs.forecast_check import ForecastCheck
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
@@ -87,6 +89,7 @@ class Run:
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
+        self._check: ForecastCheck | None = None  # of the first steps with a forecast
         self._asked = False  # a newcomer waits at some rank
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
@@ -147,7 +150,14 @@ class Run:
         if watch:
             mean, self._watched = watching(lambda: self._train(batch, update=update))
             return mean
+        if self._check is not None and not self._check.done and update and not self._accumulated.calls:
+            return self._check.step(lambda: self._train(batch, update=True))
         return self._train(batch, update=update)
+
+    def compare_with(self, forecast: StepForecast) -> None:
+        """Compare the first steps with a forecast; rank 0 tells a difference once, by a ForecastWarning."""
+        if dist.get_rank() == 0:
+            self._check = ForecastCheck(forecast, self.mesh.axes.device_type)
 
     def _train(self, batch: tuple[Any, Any], *, update: bool) -> float:
         if self.swap is not None:

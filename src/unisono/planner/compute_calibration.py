@@ -17,7 +17,14 @@ from unisono.engine.costs.machine import cache_file, identity, recall
 from unisono.engine.environment.env import Settings
 from unisono.planner.operator_costs import OperatorCosts, roofline
 
-__all__ = ["ComputeCalibration", "LoadedCompute", "RuntimeCosts", "compute_file", "keep_compute", "recall_compute"]
+__all__ = [
+    "ComputeCalibration",
+    "LoadedCompute",
+    "RuntimeCosts",
+    "compute_file",
+    "keep_compute",
+    "recall_compute",
+]
 
 VERSION = 1
 """Of the file's format."""

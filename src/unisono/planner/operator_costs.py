@@ -130,7 +130,7 @@ class OperatorCosts(msgspec.Struct, frozen=True):
     forward_s: float = 2e-6
     backward_s: float = 6e-6
     view_s: float = 1.5e-6
-    scale: dict[str, float] = {}  # noqa: RUF012  (msgspec copies it)
+    scale: dict[str, float] = {}
 
     def at(self, kind: str, *point: float) -> float:
         """Seconds of an operator. Raises ValueError: there is no such class, or its points are others."""
@@ -193,7 +193,9 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
         "sums": lambda nbytes: nbytes / 2 / rate,
         "strided": lambda nbytes: nbytes / rate,
     }
-    return OperatorCosts(ranks, threads, tables(lambda kind, *point: START_S + _formula(formulas, kind, rate)(*point)))
+    return OperatorCosts(
+        ranks, threads, tables(lambda kind, *point: START_S + _formula(formulas, kind, rate)(*point))
+    )
 
 
 def _formula(formulas: Mapping[str, Callable[..., float]], kind: str, rate: float) -> Callable[..., float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,9 @@ def _images(width: float, flops: float) -> tuple[Tensor, Tensor]:
     channels = int(width)
     pixels = max(64.0, flops / (18 * channels**2))
     side = min(32, int(math.sqrt(pixels)))
-    return torch.randn(max(1, round(pixels / side**2)), channels, side, side), torch.randn(channels, channels, 3, 3)
+    return torch.randn(max(1, round(pixels / side**2)), channels, side, side), torch.randn(
+        channels, channels, 3, 3
+    )
 
 
 def _convolution(width: float, flops: float) -> _Case:
@@ -83,14 +86,18 @@ def _heads(tokens: float, flops: float) -> tuple[Tensor, ...]:
 
 
 def _attention(tokens: float, flops: float) -> _Case:
-    return _heads(tokens, flops), lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return _heads(tokens, flops), lambda q, k, v: functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True
+    )
 
 
 def _attention_backward(tokens: float, flops: float) -> _Case:
     q, k, v = (each.requires_grad_() for each in _heads(tokens, flops))
     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     grad = torch.randn_like(out)
-    return (out, (q, k, v), grad), lambda out, given, grad: torch.autograd.grad(out, given, grad, retain_graph=True)
+    return (out, (q, k, v), grad), lambda out, given, grad: torch.autograd.grad(
+        out, given, grad, retain_graph=True
+    )
 
 
 def _light(nbytes: float) -> _Case:
@@ -100,7 +107,7 @@ def _light(nbytes: float) -> _Case:
 
 def _strided(nbytes: float) -> _Case:
     rows = max(1, int(nbytes / 8 / ROW))
-    return (torch.randn(4, max(1, rows // 4), 4, ROW // 4).transpose(1, 2),), lambda x: x.contiguous()
+    return (torch.randn(4, max(2, rows // 4), 4, ROW // 4).transpose(1, 2),), lambda x: x.contiguous()
 
 
 def _sums(nbytes: float) -> _Case:
@@ -116,9 +123,7 @@ def _norm_backward(elements: float) -> _Case:
     _, mean, rstd = torch.native_layer_norm(x, [ROW], weight, weight, 1e-5)
 
     def run(grad: Tensor, x: Tensor) -> Any:
-        return aten.native_layer_norm_backward(
-            grad, x, [ROW], mean, rstd, weight, weight, [True, True, True]
-        )
+        return aten.native_layer_norm_backward(grad, x, [ROW], mean, rstd, weight, weight, [True, True, True])
 
     return (torch.randn_like(x), x), run
 
@@ -155,9 +160,7 @@ def _pool_backward(elements: float) -> _Case:
     out, places = aten.max_pool2d_with_indices(x, [2, 2])
 
     def run(grad: Tensor, x: Tensor) -> Any:
-        return aten.max_pool2d_with_indices_backward(
-            grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
-        )
+        return aten.max_pool2d_with_indices_backward(grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
 
     return (torch.randn_like(out), x), run
 
@@ -188,7 +191,7 @@ def _random(elements: float) -> _Case:
 
 CASES: dict[str, Callable[..., _Case]] = {
     "product": _product,
-    "product_low": lambda *sizes: _product(*sizes, dtype=torch.bfloat16),
+    "product_low": functools.partial(_product, dtype=torch.bfloat16),
     "batched": _batched,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

@@ -1,13 +1,12 @@
 """One rank of `unisono calibrate --compute`: times operators while all ranks do; rank 0 writes the result.
 
-    unisono run -n RANKS -m unisono.commands.calibrate.operator_worker FILE
+unisono run -n RANKS -m unisono.commands.calibrate.operator_worker FILE
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from unisono.commands.calibrate.operator_cases import call_of
 from unisono.commands.calibrate.reference_models import (
     PhaseSeconds,
     Reference,
+    clock,
     reference_models,
     timed_phases,
     tiny,
@@ -41,28 +41,33 @@ ROUNDS = 7
 def measure() -> OperatorCosts:
     """The costs of operators on this rank; the mean of all ranks."""
     torch.manual_seed(dist.get_rank())
-    found = tables(lambda kind, *point: _together(_timed(call_of(kind, point))))
+    dist.barrier()
+    mine = tables(_cost)
+    found = {name: msgspec.structs.replace(one, seconds=_mean(one.seconds)) for name, one in mine.items()}
     view = torch.zeros(4, 4)
     threads, ranks = torch.get_num_threads(), dist.get_world_size()
-    costs = OperatorCosts(ranks, threads, found, 0.0, 0.0, _together(_timed(lambda: view.view(16))))
+    (view_s,) = _mean([_timed(lambda: view.view(16))])
+    costs = OperatorCosts(ranks, threads, found, 0.0, 0.0, view_s)
     return _with_scale(_with_overhead(costs))
+
+
+def _cost(kind: str, *point: float) -> float:
+    return _timed(call_of(kind, point))
 
 
 def _timed(call: Callable[[], Any]) -> float:
     """The least mean of some batches of calls, whose results stay until the batch ends."""
-    dist.barrier()
-    began = time.perf_counter()
+    began = clock()
     held = [call()]
-    once = time.perf_counter() - began
+    once = clock() - began
     nbytes = sum(t.numel() * t.element_size() for t in _tensors(held[0])) or 1
     count = max(1, min(200, int(BATCH_S / max(once, 1e-6)), HELD_BYTES // nbytes))
     best = once if once > 0.3 else float("inf")
     for _ in range(BATCHES if once <= 0.3 else 1):
         held.clear()
-        began = time.perf_counter()
-        for _ in range(count):
-            held.append(call())
-        best = min(best, (time.perf_counter() - began) / count)
+        began = clock()
+        held = [call() for _ in range(count)]
+        best = min(best, (clock() - began) / count)
     return max(best, LEAST_S)
 
 
@@ -71,19 +76,19 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
-def _together(seconds: float) -> float:
-    """The mean over ranks."""
-    total = torch.tensor([seconds], dtype=torch.float64)
+def _mean(seconds: Sequence[float]) -> tuple[float, ...]:
+    """The means over ranks."""
+    total = torch.tensor([*seconds], dtype=torch.float64)
     dist.all_reduce(total)
-    return float(total) / dist.get_world_size()
+    return tuple((total / dist.get_world_size()).tolist())
 
 
 def _phases(reference: Reference) -> PhaseSeconds:
-    return PhaseSeconds(*map(_together, timed_phases(reference, ROUNDS, dist.barrier)))
+    return PhaseSeconds(*_mean(timed_phases(reference, ROUNDS, dist.barrier)))
 
 
 def _predicted(reference: Reference, costs: OperatorCosts) -> PhaseSeconds:
-    calibration = ComputeCalibration("", torch.__version__, "", costs.threads, (costs,))
+    calibration = ComputeCalibration("", str(torch.__version__), "", costs.threads, (costs,))
     predictor = StepPredictor(
         reference.model, reference.batch, loss=reference.loss, compute=calibration,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), machine=MachineCalibration(),

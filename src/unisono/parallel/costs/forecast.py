@@ -19,7 +19,7 @@ CAUSES = {
     "messages": "communication",
     "waiting": "waiting",
 }
-"""Each cause, and what a run can tell it apart by. `fixed`: the runtime beside its operators and collectives."""
+"""Each cause, and how a run can tell it apart. `fixed`: the runtime beside operators and collectives."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class StepForecast:
             if not 0 <= value < math.inf:
                 raise ValueError(f"StepForecast: {name} is {value} seconds")
             found[CAUSES[name]] += value
-        if not 0 < sum(found.values()):
+        if not sum(found.values()) > 0:
             raise ValueError("StepForecast: a step of 0 seconds")
         memory: object = self.memory_bytes
         if memory is not None and (type(memory) is not int or memory < 1):

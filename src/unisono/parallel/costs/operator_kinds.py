@@ -174,9 +174,7 @@ def _of_convolution(kind: str, weight: Tensor, output: Tensor) -> OperatorPoint:
     return OperatorPoint(kind, (width, max(1.0, flops)))
 
 
-def _attention(
-    tensors: list[Tensor], args: Any, named: dict[str, Any], *, backward: bool
-) -> OperatorPoint:
+def _attention(tensors: list[Tensor], args: Any, named: dict[str, Any], *, backward: bool) -> OperatorPoint:
     first = 1 if backward else 0  # backward begins with the gradient
     q, k = tensors[first], tensors[first + 1]
     causal = named.get("is_causal", any(arg is True for arg in args))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import Parameters
 from unisono.parallel.pipeline.stages import balance
-from unisono.parallel.sharded_parameters import TYPES, sharding_units
+from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
@@ -75,12 +74,16 @@ class StepPredictor:
         self._loss, self._own_loss, self._optimizer = loss or own_loss, loss is None, optimizer
         self._base = Shapes(model, None if pieces is None else list(pieces))
         self._family = family_of(self._base.model, self._base.also, cuts)
+        for module in self._base.model.modules():  # as the runtime does
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "use_cache", False):
+                config.use_cache = False
         self._output = identity if loss is None else self._family.output
         self._given, self._explicit = pieces is not None, cuts
         self._hosts = tuple(hosts)
         settings = env.read()
         if compute is None:
-            found = recall_compute(settings, torch.__version__)
+            found = recall_compute(settings, str(torch.__version__))
             self._compute, self._source = found.calibration, found.source
         else:
             self._compute, self._source = compute, "given"
@@ -217,11 +220,9 @@ class StepPredictor:
         model = traced.model
         modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
-        kept = set(sharding_units(model, modules, plan)) if sharded else set()
+        kept = set(gathered_units(own_units(model, modules), plan)) if sharded else set()
         paths = {path for path, module in model.named_modules() if module in kept}
-        inside = {
-            id(value): path for path in paths for value in model.get_submodule(path).parameters()
-        }
+        inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():
             if value.requires_grad:

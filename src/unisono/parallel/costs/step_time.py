@@ -1,4 +1,4 @@
-"""The seconds of a step under a plan, by cause, from a traced micro-batch, costs of operators and collectives.
+"""The seconds of a step under a plan, by cause: a traced micro-batch, priced.
 
 On a CPU nothing hides: the ranks fill the cores, so a collective takes its time from compute. With more ranks
 than cores a step takes what all ranks compute, shared by the cores. In a pipeline each rank runs the actions
@@ -36,7 +36,7 @@ KEPT = ("product", "product_low", "batched", "convolution", "attention")
 class ParameterSizes(NamedTuple):
     """Parameters of one unit on one rank: how many, and their elements."""
 
-    count: int
+    number: int
     elements: int
 
 
@@ -45,7 +45,7 @@ class StepParts:
     """What is needed to price a plan.
 
     Attributes:
-        traced: a micro-batch.  update: operators of the optimizer on all of its parameters; None: unknown.
+        traced: a micro-batch.  update: operators of the optimizer on all parameters; None: as Adam's.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
         hosts: priced collectives.  factor: of compute on a rank beside the costs' own setting.
         crowd: ranks of a host per core, at least 1.
@@ -170,7 +170,7 @@ class _StepPricer:
         sizes = self._parts.units.get(stage, {}).values()
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._runtime.parameter_s * sum(size.count for size in sizes) + self._light(2 * nbytes)
+        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._light(2 * nbytes)
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             compute += self._runtime.bucket_s
@@ -193,11 +193,13 @@ class _StepPricer:
             return 0.0
         share, parts = held / every, 1 / self._plan.shards
         if self._parts.update is None:  # as Adam: two moments, twelve operators
-            taken = 12 * sum(self._light(10 * size.elements * parts / size.count) * size.count for size in sizes)
+            taken = 12 * sum(
+                self._light(10 * size.elements * parts / size.number) * size.number for size in sizes
+            )
         else:
             taken = share * sum(self._seconds(operator, parts) for operator in self._parts.update)
         if self._plan.clip is not None or self._plan.precision == "fp16":
-            taken += self._light(12 * held * parts) + self._runtime.parameter_s * sum(s.count for s in sizes)
+            taken += self._light(12 * held * parts) + self._runtime.parameter_s * sum(s.number for s in sizes)
         return taken
 
     # ---- a step ----
@@ -299,10 +301,10 @@ class _StepPricer:
                 self._data(rank, self._reduced(stage))
             rank.add("update", self._updated(stage))
         buffers = self._parts.buffers
-        if buffers.count and self._plan.data > 1 and self._plan.buffers == "average":
+        if buffers.number and self._plan.data > 1 and self._plan.buffers == "average":
             taken = self._parts.collectives.seconds("all_reduce", self._members("data"), 4 * buffers.elements)
             rank.add("data", taken)
-            rank.add("fixed", self._runtime.parameter_s * buffers.count)
+            rank.add("fixed", self._runtime.parameter_s * buffers.number)
 
 
 @dataclass

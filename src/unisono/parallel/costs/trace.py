@@ -145,17 +145,26 @@ def trace_step(
 
 def trace_update(
     traced: TracedStep, optimizer: Callable[[Any], Any], parameters: Any
-) -> list[TracedOperator] | None:
-    """The operators of one step of an optimizer; None: this one cannot run without values."""
+) -> list[TracedOperator]:
+    """Record one step of an optimizer.
+
+    Raises:
+        CaptureError: it reads values, or raises.
+    """
     seen = TracedStep(traced.model)
     mode = _StepMode(seen)
     mode.phase = "update"
     try:
         made = optimizer(parameters)
         with mode:
-            made.step()
-    except Exception:
-        return None
+            for one in made if isinstance(made, (list, tuple)) else [made]:
+                one.step()
+    except Exception as error:
+        says = str(error).strip().splitlines()
+        raise CaptureError(
+            f"the optimizer cannot run on shapes: {type(error).__name__}: {says[0] if says else ''}. With "
+            "optimizer=None the update is priced as Adam's"
+        ) from error
     return seen.operators
 
 
@@ -181,9 +190,7 @@ class _StepMode(OperatorMode):
             and any(tensor.requires_grad for tensor in tensors_in((args, named)))
         )
         size = point_of(func, args, named, output)
-        self.found.operators.append(
-            TracedOperator(size, self.phase, self.stage, self.units[-1], followed)
-        )
+        self.found.operators.append(TracedOperator(size, self.phase, self.stage, self.units[-1], followed))
         return output
 
     def note(self, collective: str, nbytes: int) -> None:
@@ -229,7 +236,7 @@ def _functions(first: Any) -> Iterable[Any]:
 
 def _hooks(model: nn.Module, layout: StepLayout, mode: _StepMode) -> list[Any]:
     """Follow stages and units while the model runs."""
-    starts = {path: number for path, number in layout.starts}
+    starts = set(layout.starts)
     calls: dict[str, int] = {}
     units = set(layout.units)
     names = {id(value): name for name, value in reversed([*model.named_parameters()])}
@@ -238,12 +245,12 @@ def _hooks(model: nn.Module, layout: StepLayout, mode: _StepMode) -> list[Any]:
     def begin(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, named: Any) -> None:
             count = calls[path] = calls.get(path, -1) + 1
-            if starts.get(path) == count:
+            if (path, count) in starts:
                 mode.stage += 1
                 mode.found.sent.append(sum(t.numel() * t.element_size() for t in tensors_in((args, named))))
             if path in units:
                 mode.units.append(path)
-            if path in units or starts.get(path) == count:
+            if path in units or (path, count) in starts:
                 mode.mark()
             for value in module.parameters(recurse=False):
                 mode.found.homes.setdefault(names[id(value)], (mode.stage, mode.units[-1]))
