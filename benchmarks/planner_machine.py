@@ -204,7 +204,8 @@ def measured(name: str, rounds: int) -> list[Row]:
         torch.manual_seed(0)
         try:
             said[str(plan)] = predictor.forecast(plan)  # before anything runs
-            run = up.parallelize(make()[0], plan, optimizer=adamw, loss=loss, sample=None, check=False)
+            sample = batch[0] if plan.tensor > 1 else None
+            run = up.parallelize(make()[0], plan, optimizer=adamw, loss=loss, sample=sample)
             own = next(iter(run.shard([batch])))
             run.step(own)
             runs[str(plan)] = run, own

@@ -155,7 +155,7 @@ class OperatorCosts(msgspec.Struct, frozen=True):
 CORE_FLOPS = 4e10
 """FLOP/s of a core in f32, where nothing was measured: 16 a cycle at 2.5 GHz."""
 
-START_S = 3e-6
+KERNEL_SECONDS = 3e-6
 """An operator that does nothing."""
 
 PASSES = {
@@ -194,7 +194,7 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
         "strided": lambda nbytes: nbytes / rate,
     }
     return OperatorCosts(
-        ranks, threads, tables(lambda kind, *point: START_S + _formula(formulas, kind, rate)(*point))
+        ranks, threads, tables(lambda kind, *point: KERNEL_SECONDS + _formula(formulas, kind, rate)(*point))
     )
 
 

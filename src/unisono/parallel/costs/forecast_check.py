@@ -34,12 +34,13 @@ class ForecastCheck:
     Args:
         forecast: what was said.
         device: of the run; "cuda" has a peak of memory.
+        far: a difference of more than this share is told.
     Attributes:
         done: nothing is left to do.
     """
 
-    def __init__(self, forecast: StepForecast, device: str) -> None:
-        self._forecast, self._device = forecast, device
+    def __init__(self, forecast: StepForecast, device: str, far: float = FAR) -> None:
+        self._forecast, self._device, self._limit = forecast, device, far
         self._taken: list[float] = []
         self.done = False
 
@@ -62,7 +63,7 @@ class ForecastCheck:
 
     @property
     def _far(self) -> bool:
-        return abs(self._seconds / self._forecast.total - 1) > FAR
+        return abs(self._seconds / self._forecast.total - 1) > self._limit
 
     def _tell(self, trace: StepTrace | None) -> None:
         """Say what differs, if anything does."""
@@ -97,7 +98,7 @@ class ForecastCheck:
         if said is None or self._device != "cuda":
             return []
         peak = torch.cuda.max_memory_allocated()
-        if abs(peak / said - 1) <= FAR:
+        if abs(peak / said - 1) <= self._limit:
             return []
         more = "more" if peak > said else "less"
         text = (

@@ -46,6 +46,8 @@ class StepPredictor:
         model: as `parallelize` takes it, before that; it stays as it is. It may be on the meta device.
         batch: (inputs, targets) of a step, of all ranks; only shapes and types count.
         loss, optimizer, pieces, cuts: as `parallelize` takes them. optimizer None: as Adam takes it.
+            The tensor axis cuts as under `parallelize(..., sample=inputs)`; stages of pieces are balanced by
+            parameters.
         compute: costs of operators; None: `unisono calibrate --compute`'s, or a roofline.
         machine: figures of the collectives; None: `unisono calibrate`'s, or the defaults.
         hosts: number of the host of each rank; (): all ranks are on this one.

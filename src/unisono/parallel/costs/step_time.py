@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StepParts", "step_forecast"]
 
+ROUNDING = 1e-9  # of a sum in another order
+
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
 
@@ -217,7 +219,8 @@ class _StepPricer:
         else:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
-        seconds["waiting"] = max(0.0, max(each.clock for each in ranks) - busy)
+        left = max(each.clock for each in ranks) - busy
+        seconds["waiting"] = left if left > ROUNDING * busy else 0.0
         return StepForecast(seconds, source=self._parts.source)
 
     def _run(self, schedule: Schedule, ranks: list[_RankTime]) -> None:

@@ -128,7 +128,7 @@ def trace_step(
             result = mapped(result, lambda t: t.float() if t.is_floating_point() else t)
             value = loss(result, targets)
             value = value[0] if isinstance(value, tuple) else value
-            mode.backward(value.float().mean())
+            mode.backward(value.mean() if value.dim() else value)
     except CaptureError:
         raise
     except Exception as error:
@@ -290,7 +290,7 @@ def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode, *, regathers:
     scatters = any(each.kind == "scatter" for each in moves.values())
 
     def move(value: Tensor, how: ModuleMove) -> Tensor:
-        moved_: Tensor = _Move.apply(value, how, cut.parts, mode, regathers)
+        moved_: Tensor = _ShapeMove.apply(value, how, cut.parts, mode, regathers)
         return moved_
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -308,7 +308,7 @@ def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode, *, regathers:
 INVERSE = {"gather": "slice", "gather, sum": "scatter", "scatter": "gather", "slice": "gather"}
 
 
-class _Move(torch.autograd.Function):
+class _ShapeMove(torch.autograd.Function):
     """A move of the tensor axis, on shapes: see tensor_moves.py."""
 
     @staticmethod
