@@ -176,16 +176,15 @@ def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.Captu
         "One step away",
     ):
         assert title in text
-    for each in record["refused"]:
-        assert each["change"] in text
+    assert all(neighbour["change"] in text for neighbour in record["refused"])
     assert f"{record['memory_bytes'] / 2**30:.2f} of {record['limit_bytes'] / 2**30:.2f} GiB" in text
 
 
 def test_a_page_of_plain_data_is_escaped() -> None:
     point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
     page = ChoicePage(
-        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, [], [], [Neighbour("zero=1", "<i>")],
-        [point], {"ours": "ours"},
+        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, [], [],
+        [Neighbour("zero=1", "<i>")], [point], {"ours": "ours"},
     ).html()  # fmt: skip
     assert "DOES NOT FIT" in page
     for raw in ("<b>", "<i>", "A & B", "1 < 2"):

@@ -2,10 +2,9 @@
 
     measure     the measuring, in threads of this process: under two seconds
     hosts       --hosts, in every rank of a job: the network between its hosts, as a file
-    compute     --compute: the operators of training with PyTorch, in jobs of their own: about a minute
 
 What the figures are and where they are kept: `unisono.engine.costs.machine`. Groups read them when
-they are made.
+they are made. `--compute` is `unisono.parallel.calibration`.
 """
 
 from __future__ import annotations
@@ -82,11 +81,14 @@ def _compute(settings: Settings, *, refresh: bool, as_json: bool) -> int:
     """Show the operators' figures; measure them if there are none."""
     from msgspec import json
 
-    from unisono.commands.calibrate.compute import CalibrationError, calibrated, compute_lines
-
     try:
-        found = calibrated(settings, refresh=refresh)
-    except (CalibrationError, ModuleNotFoundError) as error:
+        from unisono.parallel.calibration.jobs import ComputeCalibrationError, calibrated, compute_lines
+    except ModuleNotFoundError as error:  # PyTorch
+        print(f"unisono calibrate: --compute: {error}", file=sys.stderr)
+        return 1
+    try:
+        found = calibrated(settings, refresh=refresh, say=lambda text: print(text, file=sys.stderr))
+    except ComputeCalibrationError as error:
         print(f"unisono calibrate: {error}", file=sys.stderr)
         return 1
     if found.note:

@@ -1,6 +1,6 @@
 """One rank of `unisono calibrate --compute`: times operators while all ranks do; rank 0 writes the result.
 
-unisono run -n RANKS -m unisono.commands.calibrate.operator_worker FILE
+unisono run -n RANKS -m unisono.parallel.calibration.operator_worker FILE
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 import unisono.torch  # noqa: F401  (registers the backend)
-from unisono.commands.calibrate.operator_cases import call_of
-from unisono.commands.calibrate.reference_models import (
+from unisono.engine.costs.machine import MachineCalibration
+from unisono.parallel.calibration.operator_cases import call_of
+from unisono.parallel.calibration.reference_models import (
     PhaseSeconds,
     Reference,
     clock,
@@ -24,14 +25,13 @@ from unisono.commands.calibrate.reference_models import (
     timed_phases,
     tiny,
 )
-from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.plan import Plan
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import OperatorCosts, tables
 
-BATCH_S, BATCHES = 2e-3, 4
-LEAST_S = 1e-7
+BATCH_SECONDS, BATCHES = 2e-3, 4
+LEAST_SECONDS = 1e-7
 HELD_BYTES = 48 << 20
 """Of results that stay, as activations do, before they are freed together."""
 
@@ -61,14 +61,14 @@ def _timed(call: Callable[[], Any]) -> float:
     held = [call()]
     once = clock() - began
     nbytes = sum(t.numel() * t.element_size() for t in _tensors(held[0])) or 1
-    count = max(1, min(200, int(BATCH_S / max(once, 1e-6)), HELD_BYTES // nbytes))
+    count = max(1, min(200, int(BATCH_SECONDS / max(once, 1e-6)), HELD_BYTES // nbytes))
     best = once if once > 0.3 else float("inf")
     for _ in range(BATCHES if once <= 0.3 else 1):
         held.clear()
         began = clock()
         held = [call() for _ in range(count)]
         best = min(best, (clock() - began) / count)
-    return max(best, LEAST_S)
+    return max(best, LEAST_SECONDS)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """One of two ranks of `unisono calibrate --compute`: what the runtime of a plan takes beside its operators.
 
-    unisono run -n 2 -m unisono.commands.calibrate.runtime_worker FILE
+    unisono run -n 2 -m unisono.parallel.calibration.runtime_worker FILE
 
 Each figure is a difference: a chain of tiny layers under a plan, less the same chain in a plain loop; or of
 a long chain less a short one.
@@ -21,13 +21,13 @@ from torch.nn import functional
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401  (registers the backend)
-from unisono.commands.calibrate.reference_models import clock
+from unisono.parallel.calibration.reference_models import clock
 from unisono.planner.compute_calibration import RuntimeCosts
 
 SHORT, LONG = 4, 16
 WIDTH, ROWS = 16, 8
 WARM, ROUNDS = 2, 12
-LEAST_S = 1e-7
+LEAST_SECONDS = 1e-7
 
 
 def measure() -> RuntimeCosts:
@@ -42,14 +42,14 @@ def measure() -> RuntimeCosts:
     together = up.Plan(data=2)
     short, long = (_under(together, each) - plain[each] for each in (SHORT, LONG))
     with_replicas = {SHORT: short + plain[SHORT], LONG: long + plain[LONG]}
-    parameter = max(LEAST_S, (long - short) / (2 * layers))
+    parameter = max(LEAST_SECONDS, (long - short) / (2 * layers))
     bucket = _collective()
-    replicas = max(LEAST_S, short - 2 * SHORT * parameter - bucket)
+    replicas = max(LEAST_SECONDS, short - 2 * SHORT * parameter - bucket)
     parts = _under(up.Plan(data=2, micro_batches=4), SHORT) - _plain(SHORT, 4)
     micro = (parts - short) / 3
     agree = _agreement()
     found = RuntimeCosts(
-        step_s=max(LEAST_S, replicas - agree),
+        step_s=max(LEAST_SECONDS, replicas - agree),
         agree_s=agree,
         micro_s=micro,
         parameter_s=parameter,
@@ -59,7 +59,7 @@ def measure() -> RuntimeCosts:
         message_s=_message(),
         move_s=slope(up.Plan(tensor=2), plain.__getitem__),
     )
-    values = torch.tensor(msgspec.structs.astuple(found), dtype=torch.float64).clamp(min=LEAST_S)
+    values = torch.tensor(msgspec.structs.astuple(found), dtype=torch.float64).clamp(min=LEAST_SECONDS)
     dist.all_reduce(values)
     return RuntimeCosts(*(values / dist.get_world_size()).tolist())
 

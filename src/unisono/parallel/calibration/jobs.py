@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from unisono.engine.costs.machine import identity
 from unisono.planner.compute_calibration import (
@@ -27,7 +29,7 @@ from unisono.planner.operator_costs import OperatorCosts
 if TYPE_CHECKING:
     from unisono.engine.environment.env import Settings
 
-__all__ = ["CalibrationError", "calibrated", "compute_lines"]
+__all__ = ["ComputeCalibrationError", "calibrated", "compute_lines"]
 
 LIMIT_S = 900
 """Of one job: a machine that is busy with other programs takes far longer than its ten seconds or twenty."""
@@ -43,23 +45,22 @@ SHOWN = (
 )
 
 
-class CalibrationError(RuntimeError):
+class ComputeCalibrationError(RuntimeError):
     """A job of the calibration failed; the text has its last lines."""
 
 
-def calibrated(settings: Settings, *, refresh: bool) -> LoadedCompute:
+def calibrated(settings: Settings, *, refresh: bool, say: Callable[[str], object]) -> LoadedCompute:
     """The figures of this machine and this PyTorch; measured where there are none.
 
+    Args:
+        refresh: measure though there are figures.  say: is told when a job is done.
     Raises:
-        ModuleNotFoundError: there is no PyTorch.
-        CalibrationError: a job failed.
+        ComputeCalibrationError: a job failed.
     """
-    import torch
-
     found = recall_compute(settings, str(torch.__version__))
     if found.calibration.measured_here and not refresh:
         return found
-    return _keep(_measured(), settings)
+    return _keep(_measured(say), settings)
 
 
 def _keep(calibration: ComputeCalibration, settings: Settings) -> LoadedCompute:
@@ -73,36 +74,36 @@ def _keep(calibration: ComputeCalibration, settings: Settings) -> LoadedCompute:
     return LoadedCompute(calibration, str(file))
 
 
-def _measured() -> ComputeCalibration:
+def _measured(say: Callable[[str], object]) -> ComputeCalibration:
     """One rank with all cores, as many ranks as cores, and the runtime between two."""
-    import torch
-
     cores = len(os.sched_getaffinity(0))
     middle = [round(cores**0.5)] if cores >= 16 else []
     counts = sorted({1, *middle, cores})
-    every = [_job(ranks, "operator_worker", OperatorCosts) for ranks in counts]
-    runtime = _job(2, "runtime_worker", RuntimeCosts)
+    every = [_job(ranks, "operator_worker", OperatorCosts, say) for ranks in counts]
+    runtime = _job(2, "runtime_worker", RuntimeCosts, say)
     measured = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return ComputeCalibration(identity(), str(torch.__version__), measured, cores, tuple(every), runtime)
 
 
-def _job(ranks: int, worker: str, kind: type[Any]) -> Any:
+def _job(ranks: int, worker: str, kind: type[Any], say: Callable[[str], object]) -> Any:
     """Run one job; its rank 0 writes what it has measured."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measured.json")
-        module = f"unisono.commands.calibrate.{worker}"
+        module = f"unisono.parallel.calibration.{worker}"
         command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", module, str(file)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise CalibrationError(f"{ranks} ranks took more than {LIMIT_S} s to measure") from error
+            raise ComputeCalibrationError(f"{ranks} ranks took more than {LIMIT_S} s to measure") from error
         if done.returncode or not file.exists():
             last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-            raise CalibrationError(f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}")
+            raise ComputeCalibrationError(
+                f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
+            )
         found = msgspec.json.decode(file.read_bytes(), type=kind)
     what = "operators" if kind is OperatorCosts else "the runtime"
-    print(f"{what}, {ranks} ranks: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    say(f"{what}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
     return found
 
 
