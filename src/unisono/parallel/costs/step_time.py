@@ -31,6 +31,8 @@ __all__ = ["StepParts", "step_forecast"]
 
 ROUNDING = 1e-9  # of a sum in another order
 
+BY_BYTES = ("light", "strided", "sums")
+
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
 
@@ -94,14 +96,17 @@ class _StepPricer:
     # ---- one micro-batch ----
 
     def _seconds(self, operator: TracedOperator, share: float = 1.0) -> float:
-        """One operator; `share`: of its elements that this rank has."""
+        """One operator; `share`: of its elements, where another rank has the rest."""
         costs = self._parts.costs
         kind, point = operator.size
-        found = costs.at(kind, *(value * share for value in point)) if kind else costs.view_s
-        found *= costs.scale.get(operator.phase, 1.0)
+        if not kind:
+            return costs.view_s
+        one_size = len(point) == 1
+        found = costs.at(kind, point[0] * share) if one_size else costs.at(kind, *point) * share
+        found *= costs.scale.get(operator.phase, 1.0) * self._parts.factor
         if operator.followed:
             found += costs.forward_s if operator.phase == "forward" else costs.backward_s
-        return found * self._parts.factor
+        return found
 
     def _price_micro_batch(self) -> None:
         selective = self._plan.recompute == "selective"
@@ -132,7 +137,6 @@ class _StepPricer:
             "shard": (shards, plan.tensor),
             "replica": (plan.data // shards, plan.tensor * shards),
             "data": (plan.data, plan.tensor),
-            "world": (plan.ranks, 1),
         }[axis]
         return [place * stride for place in range(size)]
 
@@ -199,7 +203,11 @@ class _StepPricer:
                 self._light(10 * size.elements * parts / size.number) * size.number for size in sizes
             )
         else:
-            taken = share * sum(self._seconds(operator, parts) for operator in self._parts.update)
+            wide = 4 / self._width  # the optimizer's parameters are f32, the traced ones are not
+            taken = share * sum(
+                self._seconds(operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0))
+                for operator in self._parts.update
+            )
         if self._plan.clip is not None or self._plan.precision == "fp16":
             taken += self._light(12 * held * parts) + self._runtime.parameter_s * sum(s.number for s in sizes)
         return taken
