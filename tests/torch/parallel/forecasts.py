@@ -113,7 +113,7 @@ def check_forecasts_have_every_cause_of_their_plan(folder: Path) -> None:
         (up.Plan(pipeline=2, micro_batches=4, schedule="zb-h1"), "messages"),
         (up.Plan(recompute=True), "recompute"),
         (up.Plan(recompute="selective"), "recompute"),
-        (up.Plan(data=2, tensor=2, pipeline=2, micro_batches=2), "waiting"),
+        (up.Plan(data=2, tensor=2, pipeline=2, micro_batches=2), "tensor"),
     ):
         found = of.forecast(plan)
         assert found.seconds[cause] > 0, (plan, found)

@@ -34,7 +34,7 @@ class PhaseSeconds(NamedTuple):
     update: float
 
 
-class Block(nn.Module):
+class ReferenceLayer(nn.Module):
     """A layer of a GPT."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -57,7 +57,7 @@ class Block(nn.Module):
 def _gpt(hidden: int, layers: int, rows: int, tokens: int, vocab: int) -> Reference:
     model = nn.Sequential(
         nn.Embedding(vocab, hidden),
-        *(Block(hidden, hidden // 64 or 1) for _ in range(layers)),
+        *(ReferenceLayer(hidden, hidden // 64 or 1) for _ in range(layers)),
         nn.LayerNorm(hidden),
         nn.Linear(hidden, vocab),
     )
