@@ -67,8 +67,7 @@ def parallelize(
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
         on_change: under Plan(elastic=True): called on all ranks after each change of their number.
-        prediction: what a step was said to take. The first steps are compared with it; rank 0 tells a
-            difference of more than 20 % once, as a ForecastWarning with the largest cause.
+        prediction: of a step; rank 0 tells once if the first steps differ by 20 %, as a ForecastWarning.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
@@ -76,20 +75,29 @@ def parallelize(
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
     check_compiled(model, plan)
-    check_on_change(on_change, plan)
-    check_weigh(weigh, own_loss=loss is None)
-    check_experts(experts, plan.expert)
-    check_prediction(prediction, elastic=plan.elastic)
+    _check_options(plan, on_change, weigh, experts, prediction, own_loss=loss is None)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
-    run = Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
-    if prediction is not None:
-        run.compare_with(prediction)
-    return run
+    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh, prediction)
+
+
+def _check_options(
+    plan: Plan,
+    on_change: Callable[[Change], object] | None,
+    weigh: Weigh,
+    experts: dict[str, str] | None,
+    prediction: StepForecast | None,
+    *,
+    own_loss: bool,
+) -> None:
+    check_on_change(on_change, plan)
+    check_weigh(weigh, own_loss=own_loss)
+    check_experts(experts, plan.expert)
+    check_prediction(prediction, elastic=plan.elastic)
 
 
 def _elastic(

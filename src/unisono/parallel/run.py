@@ -70,6 +70,7 @@ class Run:
         optimizer: Optimizer,
         loss: Callable[[Any, Any], Any] | None,
         weigh: Weigh = None,
+        prediction: StepForecast | None = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
@@ -90,6 +91,8 @@ class Run:
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
         self._check: ForecastCheck | None = None  # of the first steps with a forecast
+        if prediction is not None and dist.get_rank() == 0:
+            self._check = ForecastCheck(prediction, self.mesh.axes.device_type)
         self._asked = False  # a newcomer waits at some rank
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
@@ -153,11 +156,6 @@ class Run:
         if self._check is not None and not self._check.done and update and not self._accumulated.calls:
             return self._check.step(lambda: self._train(batch, update=True))
         return self._train(batch, update=update)
-
-    def compare_with(self, forecast: StepForecast) -> None:
-        """Compare the first steps with a forecast; rank 0 tells a difference once, by a ForecastWarning."""
-        if dist.get_rank() == 0:
-            self._check = ForecastCheck(forecast, self.mesh.axes.device_type)
 
     def _train(self, batch: tuple[Any, Any], *, update: bool) -> float:
         if self.swap is not None:
