@@ -7,7 +7,7 @@ unit of the operator that it differentiates.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ class TracedStep:
 
     Attributes:
         sent: bytes that go from each stage to the next, in forward.
-        homes: name of a parameter -> (the first stage that uses its module, its unit).
+        homes: name of a parameter -> the stage and the unit in which its module is called first.
         model: the copy without values, cut; its parameters have gradients.
     """
 
@@ -118,7 +118,8 @@ def trace_step(
             for value in [*model.parameters(), *model.buffers()]:
                 if value.is_floating_point():
                     value.data = value.data.to(layout.dtype)
-    handles = _hooks(model, layout, mode)
+    called: dict[str, tuple[int, str]] = {}
+    handles = _hooks(model, layout, mode, called)
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
     try:
         with shapes.mode, torch.enable_grad(), mode:
@@ -140,6 +141,7 @@ def trace_step(
     finally:
         for handle in handles:
             handle.remove()
+    found.homes = _homes(model, called)
     return found
 
 
@@ -201,7 +203,12 @@ class _StepMode(OperatorMode):
         """Functions of autograd that are made from now on belong to the present stage and unit."""
         self.paused += 1
         probe = torch.zeros((), requires_grad=True) * 1.0
-        self._bounds.append(sequence_of(probe.grad_fn))
+        number = sequence_of(probe.grad_fn)
+        if number < 0:
+            raise CaptureError(
+                "this PyTorch does not number the functions of autograd, so no step is recorded"
+            )
+        self._bounds.append(number)
         self._places.append((self.stage, self.units[-1]))
         self.paused -= 1
 
@@ -234,16 +241,28 @@ def _functions(first: Any) -> Iterable[Any]:
             yield function
 
 
-def _hooks(model: nn.Module, layout: StepLayout, mode: _StepMode) -> list[Any]:
-    """Follow stages and units while the model runs."""
+def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
+    """Where the innermost module around each parameter that was called has begun."""
+    found = {}
+    for name, _ in model.named_parameters():
+        path = name.rpartition(".")[0]
+        while path and path not in called:
+            path = path.rpartition(".")[0]
+        found[name] = called.get(path, (0, NO_UNIT))
+    return found
+
+
+def _hooks(
+    model: nn.Module, layout: StepLayout, mode: _StepMode, called: dict[str, tuple[int, str]]
+) -> list[Any]:
+    """Follow stages and units while the model runs; note where each module is called first."""
     starts = set(layout.starts)
     calls: dict[str, int] = {}
     units = set(layout.units)
-    names = {id(value): name for name, value in reversed([*model.named_parameters()])}
     handles: list[Any] = []
 
     def begin(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, named: Any) -> None:
+        def hook(_module: nn.Module, args: Any, named: Any) -> None:
             count = calls[path] = calls.get(path, -1) + 1
             if (path, count) in starts:
                 mode.stage += 1
@@ -252,8 +271,7 @@ def _hooks(model: nn.Module, layout: StepLayout, mode: _StepMode) -> list[Any]:
                 mode.units.append(path)
             if path in units or (path, count) in starts:
                 mode.mark()
-            for value in module.parameters(recurse=False):
-                mode.found.homes.setdefault(names[id(value)], (mode.stage, mode.units[-1]))
+            called.setdefault(path, (mode.stage, mode.units[-1]))
 
         return hook
 
@@ -344,12 +362,3 @@ def _made(
         return value.narrow(dim, 0, value.shape[dim] // parts).clone()
     mode.note("all_gather", nbytes * parts)
     return torch.cat([value] * parts, dim)
-
-
-def parameters_of(traced: TracedStep, stages: Sequence[int]) -> dict[str, nn.Parameter]:
-    """The trained parameters whose home is one of these stages, by name."""
-    return {
-        name: value
-        for name, value in traced.model.named_parameters()
-        if value.requires_grad and traced.homes.get(name, (0, NO_UNIT))[0] in stages
-    }
