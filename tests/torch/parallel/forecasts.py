@@ -1,5 +1,6 @@
 """Forecasts of steps: recorded operators and collectives are those that run; runs tell a difference."""
 
+import math
 import re
 import warnings
 from collections import Counter
@@ -13,11 +14,12 @@ import unisono.parallel as up
 from parallel import models
 from parallel.run_features import adamw, made
 from unisono.engine.costs.machine import MachineCalibration
+from unisono.parallel.calibration.operator_cases import call_of
 from unisono.parallel.costs.forecast_check import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
 from unisono.parallel.costs.trace import TracedStep
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import roofline
+from unisono.planner.operator_costs import POINTS, roofline
 from unisono.torch_internals.fake import OperatorMode
 
 WORK = {
@@ -52,12 +54,14 @@ class Counted(OperatorMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[Any] = Counter()
+        self.sizes: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func.namespace == "aten":
             size = point_of(func, args, kwargs or {}, output)
             self.found[size] += size.kind in WORK
+            self.sizes.append(size)
         return output
 
 
@@ -79,6 +83,22 @@ def check_recorded_operators_are_those_of_a_real_step(folder: Path) -> None:
         assert +many == found, name  # each operator belongs to one stage
         for phase in ("forward", "backward"):
             assert {each.stage for each in staged.operators if each.phase == phase} == {0, 1}, name
+
+
+def check_calibrated_calls_are_of_the_class_and_size_that_is_priced(folder: Path) -> None:
+    wrong = []
+    for kind, axes in POINTS.items():
+        for at in (0, min(1, len(axes[0]) - 1)):
+            wanted = tuple(axis[min(at, len(axis) - 1)] for axis in axes)
+            call = call_of(kind, wanted)
+            with Counted() as real:
+                call()
+            sizes = [size.point for size in real.sizes if size.kind == kind]
+            assert len(sizes) == 1, (kind, wanted, real.sizes)
+            off = max(abs(math.log(found / said)) for found, said in zip(sizes[0], wanted, strict=True))
+            if off > math.log(1.6):
+                wrong.append((kind, wanted, sizes))
+    assert not wrong, wrong
 
 
 def check_recorded_collectives_are_those_of_a_run(folder: Path) -> None:

@@ -106,8 +106,8 @@ def _light(nbytes: float) -> _Case:
 
 
 def _strided(nbytes: float) -> _Case:
-    rows = max(1, int(nbytes / 8 / ROW))
-    return (torch.randn(4, max(2, rows // 4), 4, ROW // 4).transpose(1, 2),), lambda x: x.contiguous()
+    tokens = max(2, round(nbytes / 8 / 512))
+    return (torch.randn(4, tokens, 4, 32).transpose(1, 2),), lambda x: x.contiguous()
 
 
 def _sums(nbytes: float) -> _Case:
@@ -165,7 +165,7 @@ def _pool_backward(elements: float) -> _Case:
     return (torch.randn_like(out), x), run
 
 
-TABLE, SMALL_TABLE = 4096, 64  # rows of an embedding; of one whose gradient is small
+TABLE = 4096  # rows of an embedding
 
 
 def _embedding(elements: float) -> _Case:
@@ -174,10 +174,14 @@ def _embedding(elements: float) -> _Case:
 
 
 def _embedding_backward(elements: float) -> _Case:
-    ids = torch.randint(SMALL_TABLE, (max(1, int(elements / ROW)),))
-    return (torch.randn(len(ids), ROW), ids), lambda grad, ids: aten.embedding_dense_backward(
-        grad, ids, SMALL_TABLE, -1, False
-    )
+    """Gradients are four fifths of the size, and a table filled with zeros in one pass of three the rest."""
+    count, rows = (max(1, round(share * elements / ROW)) for share in (0.8, 0.6))
+    ids = torch.randint(rows, (count,))
+
+    def run(grad: Tensor, ids: Tensor) -> Any:
+        return aten.embedding_dense_backward(grad, ids, rows, -1, False)
+
+    return (torch.randn(count, ROW), ids), run
 
 
 def _index(elements: float) -> _Case:
