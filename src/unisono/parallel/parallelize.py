@@ -75,29 +75,30 @@ def parallelize(
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
     check_compiled(model, plan)
-    _check_options(plan, on_change, weigh, experts, prediction, own_loss=loss is None)
-    if plan.tf32:
-        torch.set_float32_matmul_precision("high")
+    check_on_change(on_change, plan)
+    check_weigh(weigh, own_loss=loss is None)
+    check_experts(experts, plan.expert)
+    check_prediction(prediction, elastic=plan.elastic)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
+    return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)
+
+
+def _run(
+    model: nn.Module,
+    plan: Plan,
+    options: dict[str, Any],
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    weigh: Weigh,
+    on_change: Callable[[Change], object] | None,
+    prediction: StepForecast | None,
+) -> Run:
+    if plan.tf32:
+        torch.set_float32_matmul_precision("high")
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
     return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh, prediction)
-
-
-def _check_options(
-    plan: Plan,
-    on_change: Callable[[Change], object] | None,
-    weigh: Weigh,
-    experts: dict[str, str] | None,
-    prediction: StepForecast | None,
-    *,
-    own_loss: bool,
-) -> None:
-    check_on_change(on_change, plan)
-    check_weigh(weigh, own_loss=own_loss)
-    check_experts(experts, plan.expert)
-    check_prediction(prediction, elastic=plan.elastic)
 
 
 def _elastic(

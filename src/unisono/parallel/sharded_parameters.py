@@ -78,7 +78,7 @@ def shard_units(
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     wrapped = gathered_units(own, plan)
-    alone = _apart(root, exact)
+    alone = apart(root, exact)
     inside = {part for module in alone for part in module.modules()}
     outer = [unit for unit in wrapped if unit not in inside]
     return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
@@ -96,7 +96,7 @@ def gathered_units(own: Sequence[nn.Module], plan: Plan) -> list[nn.Module]:
     return _large(own)
 
 
-def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
+def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
     """Those of the modules that are in `root`, and in no other of them: that one is whole in f32.
 
     Raises:
