@@ -100,7 +100,7 @@ class ChoicePage(NamedTuple):
         for title, parts, shown in (("A step", self.time, _seconds), ("Memory", self.memory, _in_gib)):
             total = sum(parts.values()) or 1.0
             yield f"<div><h2>{title}</h2><table>"
-            for name, value in parts.items():
+            for name, value in ((name, value) for name, value in parts.items() if value):
                 bar = f'<div class="bar" style="width:{100 * max(0.0, value) / total:.1f}%"></div>'
                 yield _row([escape(name), shown(value), f"{value / total:.1%}", bar], numbers=(1, 2))
             yield "</table></div>"
