@@ -34,6 +34,9 @@ __all__ = ["ComputeCalibrationError", "calibrated", "compute_lines"]
 LIMIT_S = 900
 """Of one job: a machine that is busy with other programs takes far longer than its ten seconds or twenty."""
 
+BUSY = 0.5
+"""Programs that run on the average of the last minute: with more of them the machine is not quiet."""
+
 SHOWN = (
     ("product of 512 x 512 x 512", "product", (512, 512, 512), 2 * 512.0**3, "GFLOP/s"),
     ("the same in bf16", "product_low", (512, 512, 512), 2 * 512.0**3, "GFLOP/s"),
@@ -77,6 +80,9 @@ def _keep(calibration: ComputeCalibration, settings: Settings) -> LoadedCompute:
 def _measured(say: Callable[[str], object]) -> ComputeCalibration:
     """One rank with all cores, as many ranks as cores, and the runtime between two."""
     cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        say(f"other programs are running (load {load:.1f}): figures of ranks with several threads get worse")
     middle = [round(cores**0.5)] if cores >= 16 else []
     counts = sorted({1, *middle, cores})
     every = [_job(ranks, "operator_worker", OperatorCosts, say) for ranks in counts]
