@@ -161,8 +161,11 @@ def _convolution(tensors: list[Tensor], _args: Any, result: Any) -> OperatorPoin
     return _of_convolution("convolution", tensors[1], result)
 
 
-def _convolution_backward(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
-    return _of_convolution("convolution_backward", tensors[2], tensors[0])
+def _convolution_backward(tensors: list[Tensor], args: Any, _result: Any) -> OperatorPoint:
+    """Of a class whose calls make two gradients, of the input and of the weight."""
+    kind, (width, flops) = _of_convolution("convolution_backward", tensors[2], tensors[0])
+    made = sum(map(bool, args[-1][:2])) if isinstance(args[-1], (list, tuple)) else 2
+    return OperatorPoint(kind, (width, max(1.0, flops * made / 2)))
 
 
 def _of_convolution(kind: str, weight: Tensor, output: Tensor) -> OperatorPoint:
