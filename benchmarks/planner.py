@@ -1,20 +1,24 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
     python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [fit] [search]
+    python benchmarks/planner.py machine [--rounds N]
 
-`fit` solves for the two constants of a100-80g that are fitted, on the rows FITTED, and says how much the
-other two matter. `search` times the largest search. Nothing here needs a GPU.
+`machine` says what steps take on this machine, and measures them: planner_machine.py. `fit` solves for the
+two constants of a100-80g that are fitted, on the rows FITTED, and says how much the other two matter.
+`search` times the largest search. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
+from planner_machine import machine
 from published import verdict
 
 import unisono as un
@@ -344,8 +348,12 @@ def main() -> int:
         "fit": fit, "search": search,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all)")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all of these), machine")
+    parser.add_argument("--rounds", type=int, default=5, help="of machine: turns of each plan")
+    parser.add_argument("--cores", action="store_true", help="of machine: seconds on a core, without waits")
     args = parser.parse_args()
+    if "machine" in args.parts:
+        parts["machine"] = functools.partial(machine, args.rounds, cores=args.cores)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"no part {min(unknown)}: there are {', '.join(parts)}")
     held = [parts[part]() for part in args.parts or parts]

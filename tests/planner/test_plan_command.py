@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +12,9 @@ import pytest
 from loops import each
 from unisono.commands import cli
 from unisono.planner import find_hardware
+from unisono.planner.choice_page import ChoicePage, Neighbour
 from unisono.planner.hardware import shipped
+from unisono.planner.trade_picture import TradePoint
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"
@@ -128,6 +131,67 @@ def test_the_trade_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for words in (f"{ON_64} --plan tensor=8 -o {file}", f"{ON_64} -o trade.png"):
         assert cli.main(words.split()) == 2
         assert "expected a name that ends in .svg" in capsys.readouterr().err
+
+
+class Page(HTMLParser):
+    """Tags that are open, and what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "circle", "line"):
+            self.open.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("circle", "line"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "choice.html"
+    assert (
+        cli.main(f"plan --model gpt2-xl --batch 8 --gpus 8 --hardware v100-32g --json -o {file}".split()) == 0
+    )
+    record = json.loads(capsys.readouterr().out)
+    page = Page()
+    page.feed(file.read_text())
+    page.close()
+    text = " ".join(page.text)
+    assert page.open == page.loaded == []
+    assert "<script" not in file.read_text()
+    for title in (
+        "Time over memory",
+        "A step",
+        "Memory",
+        "Collectives of a rank",
+        "Next best",
+        "One step away",
+    ):
+        assert title in text
+    assert all(neighbour["change"] in text for neighbour in record["refused"])
+    assert f"{record['memory_bytes'] / 2**30:.2f} of {record['limit_bytes'] / 2**30:.2f} GiB" in text
+
+
+def test_a_page_of_plain_data_is_escaped() -> None:
+    point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
+    page = ChoicePage(
+        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, [], [],
+        [Neighbour("zero=1", "<i>")], [point], {"ours": "ours"},
+    ).html()  # fmt: skip
+    assert "DOES NOT FIT" in page
+    for raw in ("<b>", "<i>", "A & B", "1 < 2"):
+        assert raw not in page
+    parser = Page()
+    parser.feed(page)
+    assert parser.open == []
 
 
 # ---- hardware ----------------------------------------------------------------------------------------------

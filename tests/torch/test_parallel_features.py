@@ -13,6 +13,7 @@ MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
 MODULES += ("frozen", "kept_buffers", "masks", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
+LOOP += ("forecasts",)
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:

@@ -12,6 +12,9 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
+from .costs.forecast import StepForecast
+from .costs.forecast_check import ForecastWarning
+from .costs.predictor import StepPredictor
 from .elastic.change import Change
 from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
@@ -41,6 +44,7 @@ __all__ = [
     "Cut",
     "Disk",
     "ElasticRun",
+    "ForecastWarning",
     "Graph",
     "Host",
     "Link",
@@ -52,6 +56,8 @@ __all__ = [
     "Record",
     "Run",
     "Sharded",
+    "StepForecast",
+    "StepPredictor",
     "Swapped",
     "capture",
     "materialize",

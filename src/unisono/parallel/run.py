@@ -20,6 +20,8 @@ from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
+from .costs.forecast import StepForecast
+from .costs.forecast_check import ForecastCheck
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
@@ -73,6 +75,7 @@ class Run:
         optimizer: Optimizer,
         loss: Callable[[Any, Any], Any] | None,
         weigh: Weigh = None,
+        prediction: StepForecast | None = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
@@ -96,6 +99,9 @@ class Run:
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
+        self._check: ForecastCheck | None = None  # of the first steps with a forecast
+        if prediction is not None and dist.get_rank() == 0:
+            self._check = ForecastCheck(prediction, self.mesh.axes.device_type)
         self._asked = False  # a newcomer waits at some rank
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
@@ -156,6 +162,8 @@ class Run:
         if watch:
             mean, self._watched = watching(lambda: self._train(batch, update=update))
             return mean
+        if self._check is not None and not self._check.done and update and not self._accumulated.calls:
+            return self._check.step(lambda: self._train(batch, update=True))
         return self._train(batch, update=update)
 
     def _train(self, batch: tuple[Any, Any], *, update: bool) -> float:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from unisono.planner.choice_page import (
+    RECOMPUTE_GROUPS,
+    ChoicePage,
+    Neighbour,
+    PageCollective,
+    point_of,
+)
 from unisono.planner.neighbours import RefusedNeighbour
 from unisono.planner.search import PricedPlan
 from unisono.planner.step_time import PlannedCollective
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["PlanChoice"]
+__all__ = ["PlanChoice", "refusal_text"]
 
 GIB = 1 << 30
 MOST_COLLECTIVES, MOST_REFUSED = 5, 8
@@ -146,6 +153,37 @@ class PlanChoice(NamedTuple):
             "efficiency": job.hardware.efficiency.source,
         }
 
+    def html(self, plans: Iterable[PricedPlan] = ()) -> str:
+        """One page with all of it, which needs no network. `plans`: further points of its picture."""
+        return self.page(plans).html()
+
+    def page(self, plans: Iterable[PricedPlan] = ()) -> ChoicePage:
+        """What that page shows."""
+        chosen, head = self.chosen, list(self._head())
+        return ChoicePage(
+            title=head[0],
+            chosen=point_of(chosen),
+            summary=[line.strip() for line in head[2:4]],
+            time={CAUSES[name]: value for name, value in chosen.time._asdict().items()},
+            memory={MEMORY_CAUSES[name]: value for name, value in chosen.memory._asdict().items()},
+            limit_bytes=self.job.limit_bytes,
+            collectives=[
+                PageCollective(
+                    f"{one.collective} ({one.axis})",
+                    one.ranks,
+                    one.nbytes,
+                    one.calls,
+                    one.seconds,
+                    one.exposed,
+                )
+                for one in self.collectives
+            ],
+            others=[point_of(each) for each in self.next_best],
+            refused=[Neighbour(each.change, refusal_text(each)) for each in self.refused],
+            points=[point_of(each) for each in (chosen, *self.next_best, *plans)],
+            groups=RECOMPUTE_GROUPS,
+        )
+
     def __str__(self) -> str:
         return "\n".join(
             [*self._head(), "", *self._parts(), *self._collective_lines(), *self._others(), *self._refusals()]
@@ -201,10 +239,11 @@ class PlanChoice(NamedTuple):
         if self.refused:
             yield "  one step away"
         for each in self.refused[:MOST_REFUSED]:
-            yield f"    {each.change:<26}  {_refusal(each)}"
+            yield f"    {each.change:<26}  {refusal_text(each)}"
 
 
-def _refusal(each: RefusedNeighbour) -> str:
+def refusal_text(each: RefusedNeighbour) -> str:
+    """The byte or the second that refuses a neighbour."""
     if each.problem:
         return each.problem
     slower = f"{each.excess_s:+.3g} s"

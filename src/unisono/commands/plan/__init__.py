@@ -62,7 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of gradients: f32 (default), or low as --compute",
     )
     add("--overlap", default=None, metavar="yes|no", help="data collectives travel during compute")
-    add("-o", "--output", default="", metavar="FILE.svg", help="draw time over memory of all plans")
+    add(
+        "-o",
+        "--output",
+        default="",
+        metavar="FILE",
+        help="FILE.svg: time over memory of all plans; FILE.html: a page",
+    )
     add("--json", action="store_true", help="the choice on standard output as JSON")
 
 
@@ -97,8 +103,8 @@ def _planned(args: argparse.Namespace) -> str:
 
     if args.overlap not in (None, *YES):
         raise ValueError(f"--overlap {args.overlap}: expected yes or no")
-    if args.output and (args.plan or Path(args.output).suffix != ".svg"):
-        raise ValueError(f"-o {args.output}: expected a name that ends in .svg, and no --plan")
+    if args.output and (args.plan or Path(args.output).suffix not in (".svg", ".html")):
+        raise ValueError(f"-o {args.output}: expected a name that ends in .svg or .html, and no --plan")
     choice = plan(
         _shape(args),
         batch=args.batch,
@@ -113,7 +119,10 @@ def _planned(args: argparse.Namespace) -> str:
         overlap=None if args.overlap is None else YES[args.overlap],
     )
     if args.output:
-        Path(args.output).write_text(svg(choice, all_plans(choice.job, args.fix)), encoding="utf-8")
+        plans = all_plans(choice.job, args.fix)
+        page = Path(args.output).suffix == ".html"
+        text = choice.html(plans) if page else svg(choice, plans)
+        Path(args.output).write_text(text, encoding="utf-8")
     return json.dumps(choice.record(), indent=1) if args.json else str(choice)
 
 
