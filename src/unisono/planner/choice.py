@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from unisono.planner.memory import MemoryModel
 from unisono.planner.neighbours import RefusedNeighbour
 from unisono.planner.search import PricedPlan
-from unisono.planner.step_time import PlannedCollective
+from unisono.planner.collectives import PlannedCollective
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["PlanChoice"]
@@ -20,11 +22,18 @@ CAUSES = {
     "other": "other operators",
     "recompute": "recomputation",
     "tensor": "tensor collectives",
+    "context": "context exchange",
+    "experts": "rows of experts",
     "messages": "pipeline messages",
     "bubble": "pipeline bubble",
     "data": "data collectives",
+    "codec": "codec",
+    "swap": "swapping",
     "update": "optimizer",
 }
+RARE = {"context", "experts", "codec", "swap"}
+"""They are shown where they take time."""
+
 MEMORY_CAUSES = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -71,7 +80,7 @@ class PlanChoice(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether a rank has this memory."""
-        return self.memory_bytes <= self.job.limit_bytes
+        return not MemoryModel(self.job).excess_bytes(self.plan, self.chosen.memory)
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -176,10 +185,12 @@ class PlanChoice(NamedTuple):
         left = [
             f"{CAUSES[name]:<19}{_seconds(value):>9}{100 * value / time.total:>6.1f} %"
             for name, value in time._asdict().items()
+            if value or name not in RARE
         ]
         right = [f"{MEMORY_CAUSES[name]:<17}{_gib(value):>8} GiB" for name, value in memory._asdict().items()]
-        for one, other in zip(left, [*right, f"limit: {CAUSES[self.limit]}"], strict=True):
-            yield f"  {one}    {other}"
+        right.append(f"limit: {CAUSES[self.limit]}")
+        for one, other in zip_longest(left, right, fillvalue=""):
+            yield f"  {one:<36}    {other}".rstrip()
 
     def _collective_lines(self) -> Iterator[str]:
         if self.collectives:

@@ -48,7 +48,7 @@ def _refused(model: TimeModel, chosen: PricedPlan, plan: TrainingPlan) -> Refuse
         for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
     ]
     seconds, name = max(grown)
-    excess = max(0, priced.memory.total - model.job.limit_bytes)
+    excess = model.memory.excess_bytes(plan, priced.memory)
     return RefusedNeighbour(change, "", excess, priced.time.total - chosen.time.total, (name, seconds))
 
 

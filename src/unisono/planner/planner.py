@@ -22,7 +22,7 @@ from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
-COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute"}
+COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute", "schedule", "swap", "codec"}
 
 
 class NoPlanFitsError(ValueError):
@@ -153,7 +153,7 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     plan = TrainingPlan(**fields)
     if "data" in fields:
         return plan
-    return msgspec.structs.replace(plan, data=max(1, job.ranks // (plan.tensor * plan.pipeline)))
+    return msgspec.structs.replace(plan, data=max(1, job.ranks // (plan.tensor * plan.context * plan.pipeline)))
 
 
 def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
@@ -166,7 +166,7 @@ def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
     plans = [price(model, each) for each in plan_space(job, fixed)]
-    fitting = [each for each in plans if each.memory.total <= job.limit_bytes]
+    fitting = [each for each in plans if not model.memory.excess_bytes(each.plan, each.memory)]
     if fitting:
         return SearchResult(sorted(fitting, key=lambda each: each.order)[:SHOWN], len(plans), None)
     smallest: PricedPlan = min(plans, key=lambda each: each.memory.total)
