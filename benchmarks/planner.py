@@ -1,6 +1,6 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
-    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [fit] [search]
+    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [moe] [context] [fit] [search]
 
 `fit` solves for the two constants of a100-80g that are fitted, on the rows FITTED, and says how much the
 other two matter. `search` times the largest search. Nothing here needs a GPU.
@@ -19,6 +19,7 @@ from published import verdict
 
 import unisono as un
 from unisono.planner import Hardware, TransformerShape, find_hardware, shape_of
+from unisono.planner.model_config import read_shape
 from unisono.planner.memory import layer_activations, model_states
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import in_flight
@@ -90,6 +91,31 @@ FSDP = {
         "1b": (24, 2048, 16, 2048, 64, 20, 1, "none", 44402, 1_315_950_592),
     },
 }  # fmt: skip
+MOE = {
+    "source": "H100, bf16, tokens spread evenly by force; seconds of a step. NVIDIA-NeMo/Automodel, "
+    "docs/performance-summary.md and examples/benchmark/configs; Mixtral: NVIDIA/Megatron-LM, "
+    "megatron/core/transformer/moe/README.md, 468 TFLOP/s of a GPU",
+    "columns": ("model", "sequence", "gpus", "batch", "plan", "seconds or TFLOP/s"),
+    "rows": {
+        "DeepSeek-V3 on 1024": (
+            "deepseek-v3", 4096, 1024, 8192, "expert=64,pipeline=4,interleave=8,zero=2,recompute=full", 37.87,
+        ),
+        "DeepSeek-V3 on 256": (
+            "deepseek-v3", 4096, 256, 512, "expert=64,pipeline=4,interleave=8,zero=2,recompute=full", 8.18,
+        ),
+        "Qwen3 30B-A3B on 8": (
+            "qwen3-30b-a3b", 4096, 8, 512, "expert=8,zero=3,micro_batch=4,recompute=full", 21.773,
+        ),
+        "Mixtral 8x7B on 64": (
+            "mixtral-8x7b", 4096, 64, 256, "expert=8,pipeline=4,interleave=8,zero=1", "468 TFLOP/s",
+        ),
+    },
+}  # fmt: skip
+CONTEXT = {
+    "source": "Llama team, 2024, arXiv:2407.21783, table 4: 131,072 tokens on 16,384 H100, TFLOP/s of a GPU",
+    "plan": "tensor=8,sequence=yes,context=16,pipeline=16,zero=1,micro_batch=1,interleave=4",
+    "tflops": 380,
+}
 FITTED = (("22B", "full"), ("530B", "full"))
 MODES = {"full": "recompute=full", "selective": "recompute=selective,sequence=yes"}
 
@@ -324,15 +350,57 @@ def fsdp() -> bool:
     return held
 
 
+def moe() -> bool:
+    """Models with experts. Nothing is fitted, and nothing of DeepEP is modelled: rows go to each expert."""
+    print(MOE["source"])
+    errors = {}
+    for name, (model, sequence, gpus, batch, plan, published) in MOE["rows"].items():
+        shape = read_shape(model, sequence)
+        choice = un.plan(
+            shape, batch=batch, gpus=gpus, hardware="h100-80g", plan=f"micro_batch=1,{plan}"
+            if "micro_batch" not in plan else plan
+        )  # fmt: skip
+        if isinstance(published, str):
+            tflops = float(published.split()[0])
+            published = choice.seconds * choice.model_tflops_per_gpu / tflops
+        errors[name] = choice.seconds / published - 1
+        time = choice.chosen.time
+        print(
+            f"    {name:>20} {choice.seconds:7.2f} s ({published:5.2f})  {errors[name]:+.1%}; rows of experts "
+            f"{time.experts / time.total:.0%}, recomputation {time.recompute / time.total:.0%}, "
+            f"{choice.memory_bytes / GIB:.0f} GiB"
+        )
+    within = sum(abs(error) <= 0.25 for error in errors.values())
+    verdict("all within 25 %", within == len(errors), f"{within} of {len(errors)}")
+    return True
+
+
+def context() -> bool:
+    """Long sequences. The paper does not say whether all scores count, or the half of a causal mask."""
+    print(CONTEXT["source"])
+    shape = msgspec.structs.replace(llama(), sequence=131072)
+    choice = un.plan(shape, batch=128, gpus=16384, hardware="h100-80g", plan=CONTEXT["plan"])
+    whole = choice.model_tflops_per_gpu
+    scores = 3 * 128 * shape.layers * shape.core_flops(131072) / 16384 / choice.seconds / 1e12
+    half = whole - scores / 2
+    print(
+        f"    {half:.0f} with half of the scores, {whole:.0f} with all ({CONTEXT['tflops']}); context "
+        f"{choice.chosen.time.context / choice.seconds:.1%}, {choice.memory_bytes / GIB:.0f} GiB"
+    )
+    error = abs(half / CONTEXT["tflops"] - 1)
+    return verdict("within 10 %, half of the scores counted", error <= 0.10, f"{error:.1%}")
+
+
 def search() -> bool:
     """A model like Llama 3 405B on 16,384 ranks."""
     held = True
-    for batch in (2048, 16384):
-        begun = time.perf_counter()
-        choice = un.plan(llama(), batch=batch, gpus=16384, hardware="h100-80g", network="dgx_h100")
-        took = time.perf_counter() - begun
+    jobs = [(llama(), 2048, 16384), (llama(), 16384, 16384), (read_shape("deepseek-v3", 4096), 15360, 2048)]
+    for shape, batch, gpus in jobs:
+        begun = time.process_time()
+        choice = un.plan(shape, batch=batch, gpus=gpus, hardware="h100-80g", network="dgx_h100")
+        took = time.process_time() - begun
         print(choice)
-        what = f"405 billion parameters, batch {batch}, 16,384 ranks in 10 s"
+        what = f"{shape.parameters / 1e9:.0f} billion parameters, batch {batch}, {gpus:,} ranks in 10 s"
         held &= verdict(what, took <= 10, f"{took:.1f} s for {choice.candidates:,} plans")
     return held
 
@@ -341,7 +409,7 @@ def main() -> int:
     """Run what was asked for, or all; the exit code is 1 if a bound does not hold."""
     parts: dict[str, Callable[[], Any]] = {
         "memory": memory, "zero": zero, "times": times, "sc21": sc21, "llama3": llama3, "fsdp": fsdp,
-        "fit": fit, "search": search,
+        "moe": moe, "context": context, "fit": fit, "search": search,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all)")

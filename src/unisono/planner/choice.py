@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from unisono.planner.memory import MemoryModel
 from unisono.planner.neighbours import RefusedNeighbour
+from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
 from unisono.planner.collectives import PlannedCollective
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
@@ -101,29 +102,9 @@ class PlanChoice(NamedTuple):
         """The arguments of `unisono.parallel.Plan` for this plan.
 
         Raises:
-            ValueError: the plan has recompute=selective: here it computes the scores of attention again, and
-                that runtime's "selective" all but products, convolutions and attention.
+            ValueError: that runtime has nothing that was priced so; the text says what it has.
         """
-        plan = self.plan
-        if plan.recompute == "selective":
-            raise ValueError(
-                "unisono.parallel recomputes other operators under recompute=selective than were priced: "
-                "plan with recompute=full or none"
-            )
-        found: dict[str, Any] = {
-            "data": plan.data,
-            "tensor": plan.tensor,
-            "sequence": plan.sequence,
-            "pipeline": plan.pipeline,
-            "zero": plan.zero,
-            "micro_batches": plan.micro_batches(self.job.batch),
-            "recompute": plan.recompute == "full",
-            "precision": self.job.compute,
-            "reduce": self.job.reduce,
-        }
-        if plan.interleave > 1:
-            found |= {"schedule": "interleaved", "stages_per_rank": plan.interleave}
-        return found
+        return runtime_arguments(self.plan, self.job)
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
@@ -170,7 +151,7 @@ class PlanChoice(NamedTuple):
             f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
             f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}{network}, {job.compute}"
         )
-        yield f"  {self.plan}   ({'the best of ' if self.candidates > 1 else ''}{self.candidates:,})"
+        yield f"  {self.plan}"
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
         yield (
             f"  {_seconds(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
@@ -178,7 +159,8 @@ class PlanChoice(NamedTuple):
         )
         yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
         state = "fits" if self.fits else "DOES NOT FIT"
-        yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}"
+        best = f"; the best of {self.candidates:,} plans" if self.candidates > 1 else ""
+        yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}{best}"
 
     def _parts(self) -> Iterator[str]:
         time, memory = self.chosen.time, self.chosen.memory

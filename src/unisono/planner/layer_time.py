@@ -74,6 +74,15 @@ class LayerPrices:
         dense = _times(self.layer(plan, experts=False), layers.dense)
         return LayerTime(*(one + other for one, other in zip(dense, mixed, strict=True)))
 
+    def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
+        """The `total` of some layers of both kinds."""
+        found = 0.0
+        if layers.dense:
+            found += layers.dense * self.layer(plan, experts=False).total
+        if layers.mixed:
+            found += layers.mixed * self.layer(plan, experts=True).total
+        return found
+
     def layer(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         """One layer, with experts or without."""
         key = (

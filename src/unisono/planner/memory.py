@@ -157,6 +157,24 @@ def memory_of(plan: TrainingPlan, job: TrainingJob) -> MemoryUse:
     return MemoryModel(job).of(plan)
 
 
+class RankParts(NamedTuple):
+    """What a rank of the pipeline has however its states are shared, swapped and coded; bytes and elements.
+
+    Attributes:
+        kept, again, ends: activations of its layers, of a layer that is computed again, and of the ends.
+        messages: buffers of what it sends and receives.
+        layer, largest: elements of its largest layer, and of its largest unit: a table is one, too.
+    """
+
+    elements: RankElements
+    kept: float
+    again: float
+    ends: float
+    messages: float
+    layer: float
+    largest: float
+
+
 class MemoryModel:
     """Memory of plans of one job. It keeps what plans have in common."""
 
@@ -168,7 +186,15 @@ class MemoryModel:
 
     def of(self, plan: TrainingPlan) -> MemoryUse:
         """That of the fullest rank."""
-        return max((self._rank(plan, rank) for rank in _ranks(plan)), key=lambda use: use.total)
+        return self.fullest(plan, self.parts(plan))
+
+    def parts(self, plan: TrainingPlan) -> list[RankParts]:
+        """Those of the first rank of a pipeline, the second, and the last one."""
+        return [self._parts(plan, rank) for rank in _ranks(plan)]
+
+    def fullest(self, plan: TrainingPlan, parts: list[RankParts]) -> MemoryUse:
+        """Memory of the fullest rank of a plan that has these parts."""
+        return max((self._use(plan, each) for each in parts), key=lambda use: use.total)
 
     def host_bytes(self, plan: TrainingPlan) -> float:
         """What the fullest rank has in host memory."""
@@ -185,18 +211,41 @@ class MemoryModel:
             found = max(found, ceil(self.host_bytes(plan)) - host.nbytes)
         return max(0, found)
 
-    def least_bytes(self, plan: TrainingPlan) -> float:
-        """A bound: no sharing, swapping or codec of this plan takes less."""
-        job, width = self.job, 0
-        if job.hardware.host is None:
-            width = job.width + job.gradient_bytes + job.moment_bytes
+    def least_bytes(self, parts: list[RankParts], plan: TrainingPlan) -> float:
+        """A bound: no sharing, swapping or codec of these stages takes less."""
+        return max(
+            each.kept + each.again + each.ends + self._least_states(plan, each.elements) for each in parts
+        )
+
+    def least_of_axes_bytes(self, plan: TrainingPlan) -> float:
+        """A bound: no plan with these axes, micro-batches and recomputation takes less, whatever its stages are.
+
+        Some rank has the mean of all layers, of each micro-batch in flight; which of them have experts, and
+        which rank has the tables, is open.
+        """
+        shape, each = self.job.shape, self._layer_elements(plan)
+        count, size = -(-shape.layers // plan.pipeline), plan.pipeline
+        flying = min(max(1, size - 1), plan.micro_batches(self.job.batch))
         found = []
-        for rank in _ranks(plan):
-            kept, again, ends = self._kept(plan, rank)
-            elements = self.elements(plan, rank)
-            states = width * (elements.common + elements.experts * plan.expert) / plan.copies
-            found.append(kept + again + ends + min(states, width * elements.total))
-        return max(found)
+        for dense in {min(count, shape.dense_layers), 0 if shape.experts is not None else count}:
+            mixed = count - dense
+            kept = again = 0.0
+            for number, experts in ((dense, False), (mixed, True)):
+                if number:
+                    one, more = self._layer(plan, experts=experts)
+                    kept, again = kept + number * flying * one, max(again, more)
+            elements = RankElements(dense * each.dense + mixed * each.mixed, mixed * each.experts)
+            found.append(kept + again + self._least_states(plan, elements))
+        return min(found)
+
+    def _least_states(self, plan: TrainingPlan, elements: RankElements) -> float:
+        job = self.job
+        width = job.width + job.gradient_bytes + job.moment_bytes
+        if job.hardware.host is not None:  # states or moments may be swapped
+            only_data = plan.ranks == plan.data and plan.expert == 1
+            width = 0 if only_data else job.width + job.gradient_bytes
+        shared = elements.common + elements.experts * min(plan.expert, plan.copies)
+        return width * shared / plan.copies
 
     def elements(self, plan: TrainingPlan, rank: int) -> RankElements:
         """Those of a rank's layers, and of the tables of an end."""
@@ -205,7 +254,7 @@ class MemoryModel:
         common = layers.dense * each.dense + layers.mixed * each.mixed + ends
         return RankElements(common, layers.mixed * each.experts)
 
-    def fullest(self, plan: TrainingPlan) -> RankElements:
+    def most_elements(self, plan: TrainingPlan) -> RankElements:
         """Those of the rank that has most."""
         return max((self.elements(plan, rank) for rank in _ranks(plan)), key=lambda each: each.total)
 
@@ -254,25 +303,28 @@ class MemoryModel:
             ends += 2 * job.width * values + 4 * tokens * job.shape.vocab / plan.tensor
         return kept, again, ends
 
-    def _rank(self, plan: TrainingPlan, rank: int) -> MemoryUse:
-        job = self.job
-        elements, layers = self.elements(plan, rank), self._layers(plan, rank)
-        states = _states(elements, plan, job)
-        layer = self._layer_elements(plan).largest if layers.mixed else self._layer_elements(plan).dense
+    def _parts(self, plan: TrainingPlan, rank: int) -> RankParts:
+        layers, each = self._layers(plan, rank), self._layer_elements(plan)
+        layer = each.largest if layers.mixed else each.dense
         at_end = rank in (0, plan.pipeline - 1)
-        largest = max(layer, job.shape.table(plan.tensor)) if at_end else layer  # a table is as one layer
-        buffers = self._message_bytes(plan, experts=layers.mixed > 0)
+        largest = max(layer, self.job.shape.table(plan.tensor)) if at_end else layer
+        kept, again, ends = self._kept(plan, rank)
+        messages = self._message_bytes(plan, experts=layers.mixed > 0)
+        return RankParts(self.elements(plan, rank), kept, again, ends, messages, layer, largest)
+
+    def _use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
+        job, buffers = self.job, parts.messages
+        states = _states(parts.elements, plan, job)
         if plan.zero >= 2:
-            buffers += largest * job.gradient_bytes
+            buffers += parts.largest * job.gradient_bytes
         if plan.zero == 3:
-            buffers += (layer + largest) * job.width
+            buffers += (parts.layer + parts.largest) * job.width
         if plan.swap != "none":  # the unit at work, and the next one
-            states, at_work = _resident(states, plan, job, layer + largest)
+            states, at_work = _resident(states, plan, job, parts.layer + parts.largest)
             buffers += at_work
         if plan.codec != "none":  # errors that are sent later, in f32
-            buffers += 4 * elements.total
-        kept, again, ends = self._kept(plan, rank)
-        return MemoryUse(*states, kept, again, ends, buffers)
+            buffers += 4 * parts.elements.total
+        return MemoryUse(*states, parts.kept, parts.again, parts.ends, buffers)
 
     def _message_bytes(self, plan: TrainingPlan, *, experts: bool) -> float:
         job = self.job

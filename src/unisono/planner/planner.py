@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.neighbours import refused_neighbours
+from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
 
-__all__ = ["NoPlanFitsError", "all_plans", "plan"]
+__all__ = ["NoPlanFitsError", "drawn_plans", "plan"]
 
 SHOWN = 6
+DETAILS = ("tail", "shard", "swap", "codec")
 COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute", "schedule", "swap", "codec"}
 
 
@@ -42,6 +44,9 @@ def plan(
     compute: str | None = None,
     reduce: str = "f32",
     overlap: bool | None = None,
+    codecs: Sequence[str] = (),
+    imbalance: float = 1.0,
+    runtime: Runtime | None = None,
 ) -> PlanChoice:
     """Choose how to train a transformer: the fastest plan that fits, with its reasons. Nothing runs.
 
@@ -57,6 +62,10 @@ def plan(
         compute: bf16, fp16 or f32; None: the hardware's first.
         reduce: gradients are kept and reduced in "f32", or "low" for the type of compute.
         overlap: collectives of the data axis travel during compute; None: as the hardware's file says.
+        codecs: ways to compress gradients that a search may take: "bf16", "int8", "rank4". They change what
+            is trained, so none is taken unasked.
+        imbalance: rows that the fullest rank's experts get, over the mean of all ranks.
+        runtime: `unisono.parallel.Plan`: search only plans that it runs.
     Raises:
         NoPlanFitsError: a ValueError that names the plan which needs least.
         ValueError, TypeError: wrong arguments.
@@ -80,29 +89,50 @@ def plan(
         compute=found.compute if compute is None else text(compute, "compute"),
         reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
+        codecs=_codecs(codecs),
+        imbalance=imbalance,
     )
     model = TimeModel(job)
-    result = _compared(model, plan, fix)
+    result = _compared(model, plan, fix, runtime)
     chosen = result.best[0]
-    refused = refused_neighbours(model, chosen)
+    refused = refused_neighbours(model, chosen, runtime)
     return PlanChoice(
         job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
     )
 
 
-def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[PricedPlan]:
-    """Every plan of a job's space with its time and memory, also those that do not fit."""
-    model = TimeModel(job)
-    for each in plan_space(job, _fields(fix)):
-        yield price(model, each)
+def drawn_plans(
+    choice: PlanChoice, fix: str | Mapping[str, Any] = "", runtime: Runtime | None = None
+) -> Iterator[PricedPlan]:
+    """The plans of a choice's space with their time and memory, also those that do not fit.
+
+    Of `DETAILS`, which make them many, only those of the chosen plan and the defaults are there.
+    """
+    model = TimeModel(choice.job)
+    allowed = {name: {getattr(plan, name) for plan in (choice.plan, TrainingPlan())} for name in DETAILS}
+    for each in plan_space(choice.job, _fields(fix), runtime):
+        if all(getattr(each, name) in values for name, values in allowed.items()):
+            yield price(model, each)
+
+
+def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(codecs, str):
+        raise TypeError(f"codecs is {codecs!r}, expected several texts")
+    found = tuple(text(codec, "codec") for codec in codecs)
+    if "none" in found or len(set(found)) < len(found):
+        raise ValueError(f"codecs are {', '.join(found)}: expected each once, and none beside \"none\"")
+    return found
 
 
 def _compared(
-    model: TimeModel, plan: str | Mapping[str, Any] | None, fix: str | Mapping[str, Any] | None
+    model: TimeModel,
+    plan: str | Mapping[str, Any] | None,
+    fix: str | Mapping[str, Any] | None,
+    runtime: Runtime | None,
 ) -> SearchResult:
     if plan is not None:
         return _priced(model, _fields(plan))
-    return _searched(model, {} if fix is None else _fields(fix))
+    return _searched(model, {} if fix is None else _fields(fix), runtime)
 
 
 def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
@@ -129,13 +159,15 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
-def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
-    found = search(model, fixed, SHOWN)
+def _searched(model: TimeModel, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
+    found = search(model, fixed, SHOWN, runtime)
     if found.best:
         return found
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
-        problem = _with_defaults(fixed, job).problem(job) or "they cannot cut the batch or the model"
+        wanted = _with_defaults(fixed, job)
+        problem = wanted.problem(job) or runtime_problem(runtime, wanted, job)
+        problem = problem or "they cannot cut the batch or the model"
         raise NoPlanFitsError(f"no plan of {job.ranks} ranks has {fields_text(fixed)}: {problem}")
     if smallest is None:
         raise NoPlanFitsError(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from unisono.planner.memory import MemoryUse
+from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.step_time import StepTime, TimeModel
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob, TrainingPlan
 
@@ -58,82 +59,89 @@ def price(model: TimeModel, plan: TrainingPlan) -> PricedPlan:
     return PricedPlan(plan, model.step(plan), model.memory.of(plan))
 
 
-def plan_space(job: TrainingJob, fixed: Mapping[str, Any]) -> Iterator[TrainingPlan]:
-    """All plans of a job that have the fixed fields."""
-    space = PlanTree(job, fixed)
-    for axes in space.axes():
-        for stages in space.stages(axes):
+def plan_space(
+    job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None
+) -> Iterator[TrainingPlan]:
+    """All plans of a job that have the fixed fields, and that the runtime runs."""
+    space = PlanTree(job, fixed, runtime)
+    for root in space.recomputations(space.axes()):
+        for stages in space.stages(root):
             yield from space.sharings(stages)
 
 
-def search(model: TimeModel, fixed: Mapping[str, Any], count: int) -> SearchResult:
+def search(
+    model: TimeModel, fixed: Mapping[str, Any], count: int, runtime: Runtime | None = None
+) -> SearchResult:
     """The `count` fastest plans of the space that fit."""
-    tree, memory, limit_bytes = PlanTree(model.job, fixed), model.memory, model.job.limit_bytes
-    roots = list(tree.axes())
-
-    def least_s(plan: TrainingPlan, *, axes: bool) -> float:
-        return model.least_of_axes_s(plan) if axes else model.least_s(plan)
-
+    tree, memory, limit_bytes = PlanTree(model.job, fixed, runtime), model.memory, model.job.limit_bytes
+    axes = list(tree.axes())
+    roots = [each for each in tree.recomputations(axes) if memory.least_of_axes_bytes(each) <= limit_bytes]
     best: list[PricedPlan] = []
-    for bound_s, stages in _by_bound(roots, tree.stages, least_s):
+    for bound_s, stages in _by_bound(roots, tree.stages, model.least_of_axes_s, model.least_s):
         if len(best) == count and bound_s * (1 - ROUNDING) > best[-1].time.total:
             break
-        for plan in tree.sharings(stages) if memory.least_bytes(stages) <= limit_bytes else ():
-            use = memory.of(plan)
+        parts = memory.parts(stages)
+        if memory.least_bytes(parts, stages) > limit_bytes:
+            continue
+        for plan in tree.sharings(stages):
+            use = memory.fullest(plan, parts)
             if not memory.excess_bytes(plan, use):
                 best.append(PricedPlan(plan, model.step(plan), use))
         best = sorted(best, key=lambda each: each.order)[:count]
-    smallest = None if best else _smallest(model, tree, roots)
-    return SearchResult(best, sum(map(tree.count, roots)), smallest)
+    smallest = None if best else _smallest(model, tree, axes)
+    return SearchResult(best, sum(map(tree.count, axes)), smallest)
 
 
-def _smallest(model: TimeModel, tree: PlanTree, roots: list[TrainingPlan]) -> PricedPlan | None:
+def _smallest(model: TimeModel, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
     """The plan that needs least memory."""
+    memory = model.memory
 
-    def least_bytes(plan: TrainingPlan, *, axes: bool) -> float:
-        return 0.0 if axes else model.memory.least_bytes(plan)
+    def least_bytes(plan: TrainingPlan) -> float:
+        return memory.least_bytes(memory.parts(plan), plan)
 
     best: tuple[int, TrainingPlan] | None = None
-    for bound, stages in _by_bound(roots, tree.stages, least_bytes):
+    roots = tree.recomputations(axes)
+    for bound, stages in _by_bound(roots, tree.stages, memory.least_of_axes_bytes, least_bytes):
         if best is not None and bound * (1 - ROUNDING) > best[0]:
             break
+        parts = memory.parts(stages)
         for plan in tree.sharings(stages):
-            total = model.memory.of(plan).total
+            total = memory.fullest(plan, parts).total
             if best is None or total < best[0]:
                 best = total, plan
     return None if best is None else price(model, best[1])
 
 
-class _Bound(NamedTuple):
-    """Of a node of the tree; `at` orders equal ones."""
+class _Node(NamedTuple):
+    """Of the tree, with its bound; `at` orders equal ones. Roots have nodes below them."""
 
     least: float
     at: int
-    axes: bool
+    root: bool
     plan: TrainingPlan
 
 
 def _by_bound(
     roots: Iterable[TrainingPlan],
     below: Callable[[TrainingPlan], Iterable[TrainingPlan]],
-    least: Callable[..., float],
+    least_of_root: Callable[[TrainingPlan], float],
+    least: Callable[[TrainingPlan], float],
 ) -> Iterator[tuple[float, TrainingPlan]]:
     """The nodes below some roots in the order of their bounds; roots are opened as late as can be."""
-    heap: list[_Bound] = []
-
-    def push(plan: TrainingPlan, *, axes: bool, floor: float) -> None:
-        heapq.heappush(heap, _Bound(max(least(plan, axes=axes), floor), next(number), axes, plan))
-
     number = itertools.count()
-    for root in roots:
-        push(root, axes=True, floor=0.0)
+    heap = [_Node(least_of_root(plan), next(number), True, plan) for plan in roots]
+    heapq.heapify(heap)
     while heap:
         node = heapq.heappop(heap)
-        if not node.axes:
+        if not node.root:
             yield node.least, node.plan
             continue
         for plan in below(node.plan):
-            push(plan, axes=False, floor=node.least)
+            heapq.heappush(heap, _Node(max(least(plan), node.least), next(number), False, plan))
+
+
+def _sizes(plan: TrainingPlan) -> tuple[int, ...]:
+    return plan.data, plan.context, plan.tensor, plan.pipeline, plan.expert
 
 
 class PlanTree:
@@ -142,9 +150,11 @@ class PlanTree:
     Which stages and which sharings there are depends on few numbers: they are found once for each.
     """
 
-    def __init__(self, job: TrainingJob, fixed: Mapping[str, Any]) -> None:
-        self.job, self._fixed = job, fixed
-        self._stages: dict[tuple[int, bool, bool], list[dict[str, Any]]] = {}
+    def __init__(
+        self, job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None
+    ) -> None:
+        self.job, self._fixed, self._runtime = job, fixed, runtime
+        self._stages: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self._sharings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
 
     def axes(self) -> Iterator[TrainingPlan]:
@@ -158,7 +168,7 @@ class PlanTree:
                     if job.batch % data or data * tensor * context * pipeline != ranks:
                         continue
                     plan = TrainingPlan(data=data, tensor=tensor, context=context, pipeline=pipeline)
-                    if plan.problem(job):
+                    if self._problem(plan):
                         continue
                     spread = divisors(data) if experts is not None else [1]
                     for expert in self._choices("expert", spread):
@@ -166,12 +176,23 @@ class PlanTree:
                             for sequence in self._choices("sequence", [False, True]):
                                 fields = {"expert": expert, "micro_batch": micro_batch, "sequence": sequence}
                                 found = msgspec.structs.replace(plan, **fields)
-                                if not found.problem(job):
+                                if not self._problem(found):
                                     yield found
 
-    def stages(self, axes: TrainingPlan) -> list[TrainingPlan]:
-        """The plans of these axes with all stages and recomputations."""
-        return [msgspec.structs.replace(axes, **fields) for fields in self._stage_fields(axes)]
+    def recomputations(self, axes: Iterable[TrainingPlan]) -> Iterator[TrainingPlan]:
+        """The same, each with all recomputations."""
+        for plan in axes:
+            for recompute in self._choices("recompute", RECOMPUTE):
+                if any(fields["recompute"] == recompute for fields in self._stage_fields(plan)):
+                    yield msgspec.structs.replace(plan, recompute=recompute)
+
+    def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
+        """The plans of these axes and this recomputation with all stages."""
+        return [
+            msgspec.structs.replace(root, **fields)
+            for fields in self._stage_fields(root)
+            if fields["recompute"] == root.recompute
+        ]
 
     def sharings(self, stages: TrainingPlan) -> Iterator[TrainingPlan]:
         """The plans of these stages with all that is shared, swapped and coded."""
@@ -180,18 +201,21 @@ class PlanTree:
 
     def count(self, axes: TrainingPlan) -> int:
         """How many plans have these axes."""
-        schedules = Counter(fields["schedule"] for fields in self._stage_fields(axes))
+        alike = Counter((each["schedule"], each["recompute"]) for each in self._stage_fields(axes))
         return sum(
-            number * len(self._sharing_fields(msgspec.structs.replace(axes, schedule=schedule)))
-            for schedule, number in schedules.items()
+            number * len(self._sharing_fields(msgspec.structs.replace(axes, schedule=name, recompute=again)))
+            for (name, again), number in alike.items()
         )
+
+    def _problem(self, plan: TrainingPlan) -> str:
+        return plan.problem(self.job) or runtime_problem(self._runtime, plan, self.job)
 
     def _choices(self, name: str, values: Iterable[Any]) -> Iterable[Any]:
         return [self._fixed[name]] if name in self._fixed else values
 
     def _stage_fields(self, axes: TrainingPlan) -> list[dict[str, Any]]:
         count = axes.micro_batches(self.job.batch)
-        key = axes.pipeline, count % axes.pipeline == 0, count >= axes.pipeline
+        key = (*_sizes(axes), axes.sequence, count % axes.pipeline == 0, count >= axes.pipeline)
         if key not in self._stages:
             chunks = divisors(-(-self.job.shape.layers // axes.pipeline)) if axes.pipeline > 1 else [1]
             tails = range(MOST_TAIL + 1) if axes.pipeline > 1 else [0]
@@ -201,7 +225,7 @@ class PlanTree:
         return self._stages[key]
 
     def _sharing_fields(self, stages: TrainingPlan) -> list[dict[str, Any]]:
-        key = (stages.data, stages.context, stages.expert, stages.tensor, stages.pipeline, stages.schedule)
+        key = (*_sizes(stages), stages.sequence, stages.schedule, stages.recompute)
         if key not in self._sharings:
             swaps = SWAPS if self.job.hardware.host is not None else SWAPS[:1]
             shards = [0, *divisors(stages.data)[1:-1]]
@@ -216,5 +240,5 @@ class PlanTree:
         for name, values in choices.items():
             found = [{**fields, name: value} for fields in found for value in self._choices(name, values)]
         return [
-            fields for fields in found if not msgspec.structs.replace(base, **fields).problem(self.job)
+            fields for fields in found if not self._problem(msgspec.structs.replace(base, **fields))
         ]

@@ -90,10 +90,19 @@ class TimeModel:
 
     def least_s(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes and stages is faster, whatever it shares, swaps and codes."""
-        slowest, middle = self._rank_times(plan)
-        pace = slowest.total_s + self._messages_s(plan)
-        update = update_s(self._least_elements(plan), self.job)
-        return plan.micro_batches(self.job.batch) * pace + self._bubble_s(plan, middle) + update
+        first, middle, last = rank_layers(self.job.shape, plan)
+        messages = self._messages_s(plan)
+        between = self._layers.total_s(plan, middle)
+        pace = self._layers.total_s(plan, last) + self._output(plan).total_s
+        if plan.pipeline > 1:
+            pace = max(pace, between, self._layers.total_s(plan, first))
+        bubble = 0.0
+        if plan.schedule == "zb-h1":
+            rank = _RankTime(middle, self._layers.layers(plan, middle), ComputeTime())
+            bubble = self._bubble_s(plan, rank)
+        elif plan.pipeline > 1:
+            bubble = (plan.pipeline - 1) / plan.interleave * (between + messages)
+        return plan.micro_batches(self.job.batch) * (pace + messages) + bubble
 
     def least_of_axes_s(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes and micro-batches is faster, whatever its stages are.
@@ -114,7 +123,7 @@ class TimeModel:
         job, count = self.job, plan.micro_batches(self.job.batch)
         slowest, middle = self._rank_times(plan)
         rank, output = slowest.time, slowest.output
-        elements = self.memory.fullest(plan)
+        elements = self.memory.most_elements(plan)
         passes = PassTime(rank.forward, rank.backward + rank.again, slowest.layers.total)
         data = data_collectives(job, plan, elements, passes, self.prices)
         update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
@@ -163,11 +172,6 @@ class TimeModel:
             forward, backward = output_compute(self.job, plan)
             self._outputs[key] = forward.plus(backward)
         return self._outputs[key]
-
-    def _least_elements(self, plan: TrainingPlan) -> float:
-        """Of one rank, where all copies share them."""
-        elements = self.memory.fullest(plan)
-        return (elements.common + elements.experts * min(plan.expert, plan.copies)) / plan.copies
 
     # ---- the pipeline ------------------------------------------------------------------------------------
 

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono.planner import TransformerShape
+    from unisono.planner.runtime import Runtime
+    from unisono.planner.sublayers import ExpertShape
 
 __all__ = ["add_arguments", "main"]
 
 NUMBERS = ("layers", "hidden", "heads", "vocab")
+EXPERTS = ("experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
 YES = {"yes": True, "no": False}
 
 
@@ -36,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("heads", "heads of attention"),
         ("kv-heads", "heads of keys and values (default: as --heads)"),
         ("ffn", "width of the MLP (default: 4 x hidden)"),
+        ("experts", "experts of a layer (default: none)"),
+        ("top-k", "experts of a token"),
+        ("expert-ffn", "width of an expert (default: as --ffn)"),
+        ("shared-ffn", "width of the experts that all tokens share"),
+        ("dense-layers", "layers at the beginning that have no experts"),
         ("vocab", "tokens that there are"),
         ("sequence", "tokens of a sequence"),
     ):
@@ -62,6 +70,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of gradients: f32 (default), or low as --compute",
     )
     add("--overlap", default=None, metavar="yes|no", help="data collectives travel during compute")
+    add(
+        "--codecs",
+        default="",
+        metavar="LIST",
+        help="try these for gradients, which change training: bf16,int8,rank4",
+    )
+    add(
+        "--imbalance",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="rows of the fullest rank's experts over the mean (default: 1)",
+    )
+    add("--runtime", action="store_true", help="search only what unisono.parallel runs (needs PyTorch)")
     add("-o", "--output", default="", metavar="FILE.svg", help="draw time over memory of all plans")
     add("--json", action="store_true", help="the choice on standard output as JSON")
 
@@ -93,12 +115,13 @@ def _planned(args: argparse.Namespace) -> str:
     from unisono.commands.plan.picture import svg
     from unisono.networks.quantities import nbytes
     from unisono.planner import plan
-    from unisono.planner.planner import all_plans
+    from unisono.planner.planner import drawn_plans
 
     if args.overlap not in (None, *YES):
         raise ValueError(f"--overlap {args.overlap}: expected yes or no")
     if args.output and (args.plan or Path(args.output).suffix != ".svg"):
         raise ValueError(f"-o {args.output}: expected a name that ends in .svg, and no --plan")
+    runtime = _runtime() if args.runtime else None
     choice = plan(
         _shape(args),
         batch=args.batch,
@@ -111,10 +134,20 @@ def _planned(args: argparse.Namespace) -> str:
         compute=args.compute,
         reduce=args.reduce,
         overlap=None if args.overlap is None else YES[args.overlap],
+        codecs=args.codecs.split(",") if args.codecs else (),
+        imbalance=args.imbalance,
+        runtime=runtime,
     )
     if args.output:
-        Path(args.output).write_text(svg(choice, all_plans(choice.job, args.fix)), encoding="utf-8")
+        drawn = svg(choice, drawn_plans(choice, args.fix, runtime))
+        Path(args.output).write_text(drawn, encoding="utf-8")
     return json.dumps(choice.record(), indent=1) if args.json else str(choice)
+
+
+def _runtime() -> Runtime:
+    from unisono.parallel import Plan
+
+    return Plan
 
 
 def _shape(args: argparse.Namespace) -> TransformerShape:
@@ -123,7 +156,7 @@ def _shape(args: argparse.Namespace) -> TransformerShape:
     from unisono.planner.shape import shape_of
 
     changes: dict[str, Any] = {} if args.attention is None else {"attention": args.attention}
-    numbers = {name: getattr(args, name) for name in (*NUMBERS, "kv_heads", "ffn")}
+    numbers = {name: getattr(args, name) for name in (*NUMBERS, "kv_heads", "ffn", *EXPERTS)}
     given = {name: value for name, value in numbers.items() if value is not None}
     if args.model:
         if given or args.family is not None:
@@ -136,4 +169,25 @@ def _shape(args: argparse.Namespace) -> TransformerShape:
     family = args.family or "gpt"
     if family == "gpt":
         changes["positions"] = args.sequence
-    return shape_of(family, sequence=args.sequence, **given, **changes)
+    dense = {name: value for name, value in given.items() if name not in EXPERTS}
+    return shape_of(family, sequence=args.sequence, experts=_experts(args), **dense, **changes)
+
+
+def _experts(args: argparse.Namespace) -> ExpertShape | None:
+    """The experts of the numbers, if there are some."""
+    from unisono.planner.sublayers import ExpertShape
+
+    given = {name: getattr(args, name) for name in EXPERTS if getattr(args, name) is not None}
+    if args.experts is None:
+        if given:
+            raise ValueError(f"--{next(iter(given)).replace('_', '-')} needs --experts")
+        return None
+    if args.top_k is None:
+        raise ValueError("--experts needs --top-k")
+    return ExpertShape(
+        count=args.experts,
+        top_k=args.top_k,
+        ffn=args.expert_ffn or args.ffn or 4 * args.hidden,
+        shared_ffn=args.shared_ffn or 0,
+        dense_layers=args.dense_layers or 0,
+    )
