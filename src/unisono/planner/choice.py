@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from unisono.planner.collectives import PlannedCollective
 from unisono.planner.memory import MemoryModel
 from unisono.planner.neighbours import RefusedNeighbour
 from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
-from unisono.planner.collectives import PlannedCollective
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["PlanChoice"]

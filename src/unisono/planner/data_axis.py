@@ -110,9 +110,7 @@ def _phases(
 
     if plan.zero == 0:
         width = gradient_bytes(job, plan)
-        whole = [
-            _Call("all_reduce", "data", each.all, each.stride, each.elements * width) for each in groups
-        ]
+        whole = [_Call("all_reduce", "data", each.all, each.stride, each.elements * width) for each in groups]
         yield _Phase(whole, 1, passes.backward_s)
         return
     rounds = count if plan.zero >= 2 else 1

@@ -1,7 +1,7 @@
 """The links of a job in two levels, and what a collective on them takes.
 
-Rank order is that of `up.Plan`: tensor is the fastest axis, then context, then data, then pipeline. All groups of an axis
-work at the same time, so ranks of a host share its ports.
+Rank order is that of `up.Plan`: tensor is the fastest axis, then context, data, pipeline. All groups of an
+axis work at the same time, so ranks of a host share its ports.
 
 The prices are those of rings, or of halving and doubling where latencies matter more (Thakur, Rabenseifner,
 Gropp, IJHPCA 2005), in each host and between hosts, where each rank of a group moves its part. `un.simulate`

@@ -167,9 +167,7 @@ class LayerPrices:
                 waited = count if plan.schedule == "zb-h1" else 0
                 yield _Exchange("all_reduce", "tensor", plan.tensor, 1, nbytes, count, count, waited)
 
-    def _context_calls(
-        self, plan: TrainingPlan, count: int, *, experts: bool
-    ) -> Iterator[PlannedCollective]:
+    def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
         """Of a ring or an exchange of heads."""
         exchange = context_exchange(plan, self.job, self.prices)
         compute = layer_compute(self.job, plan, experts=experts)

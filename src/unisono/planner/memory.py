@@ -218,7 +218,7 @@ class MemoryModel:
         )
 
     def least_of_axes_bytes(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes, micro-batches and recomputation takes less, whatever its stages are.
+        """A bound: no plan with these axes and this recomputation takes less, whatever its stages are.
 
         Some rank has the mean of all layers, of each micro-batch in flight; which of them have experts, and
         which rank has the tables, is open.
@@ -273,7 +273,8 @@ class MemoryModel:
     def _layer(self, plan: TrainingPlan, *, experts: bool) -> tuple[float, float]:
         """What a layer keeps, and what more it has while it is computed again."""
         key = (
-            plan.tensor, plan.sequence, plan.micro_batch, plan.recompute, plan.context, plan.expert > 1, experts
+            plan.tensor, plan.sequence, plan.micro_batch, plan.recompute, plan.context, plan.expert > 1,
+            experts,
         )  # fmt: skip
         if key not in self._activations:
             shape, width, imbalance = self.job.shape, self.job.width, self.job.imbalance

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from unisono.engine.base.validation import instance, whole
@@ -15,7 +17,19 @@ __all__ = ["named_models", "read_shape"]
 
 MOST_BYTES = 1 << 20
 NAMED = Path(__file__).parent / "models.toml"
-ENCODERS = ("bert", "roberta", "distilbert", "electra", "t5", "mt5", "umt5", "bart", "mbart", "whisper", "vit")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "electra",
+    "t5",
+    "mt5",
+    "umt5",
+    "bart",
+    "mbart",
+    "whisper",
+    "vit",
+)
 UNPLANNED = ("attention_bias", "mlp_bias", "add_cross_attention", "qk_layernorm", "attn_output_gate")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -35,6 +49,9 @@ USUAL = {
 }
 
 
+HEAD = {"head_size": "head_dim"}
+
+
 class Kind(NamedTuple):
     """What the models of a `model_type` have in common.
 
@@ -47,8 +64,8 @@ class Kind(NamedTuple):
     """
 
     fields: dict[str, Any]
-    keys: dict[str, str] = USUAL
-    optional: dict[str, str] = {"kv_heads": "num_key_value_heads", "head_size": "head_dim"}
+    keys: Mapping[str, str] = MappingProxyType(USUAL)
+    optional: Mapping[str, str] = MappingProxyType({"kv_heads": "num_key_value_heads", **HEAD})
     tied: bool = False
     windowed: bool = False
 
@@ -59,7 +76,6 @@ GROUPED = {**USUAL, "kv_heads": "num_key_value_heads"}
 HEADS_GIVEN = {**GROUPED, "head_size": "head_dim"}
 LLAMA: dict[str, Any] = {"family": "llama"}
 NEOX: dict[str, Any] = {"family": "gpt", "dropout": False, "attention": "fused"}
-HEAD = {"head_size": "head_dim"}
 
 KINDS = {
     "gpt2": Kind({}, GPT2, {"ffn": "n_inner"}, tied=True),
@@ -171,7 +187,7 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _numbers(config: dict[str, Any], keys: dict[str, str]) -> dict[str, int]:
+def _numbers(config: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     for key in keys.values():
         if key not in config:
             raise ValueError(f"lacks {key}")
@@ -185,7 +201,9 @@ def _mixtral(config: dict[str, Any]) -> ExpertShape:
 
 def _qwen_moe(config: dict[str, Any]) -> ExpertShape:
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise ValueError("decoder_sparse_step and mlp_only_layers: layers in between without experts are not planned")
+        raise ValueError(
+            "decoder_sparse_step and mlp_only_layers: layers in between without experts are not planned"
+        )
     shared = config.get("shared_expert_intermediate_size") or 0
     if config["model_type"] == "qwen2_moe" and not shared:
         raise ValueError("lacks shared_expert_intermediate_size")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.planner.hardware import Hardware
 from unisono.planner.context_exchange import sequence_part
+from unisono.planner.hardware import Hardware
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
@@ -142,9 +142,7 @@ def _mlp_values(shape: TransformerShape, tokens: float, rows: float, *, experts:
     return rows * shape.mixed.ffn + tokens * shape.mixed.shared_ffn
 
 
-def _core(
-    shape: TransformerShape, roof: Roofline, plan: TrainingPlan
-) -> tuple[ComputeTime, ComputeTime]:
+def _core(shape: TransformerShape, roof: Roofline, plan: TrainingPlan) -> tuple[ComputeTime, ComputeTime]:
     """The products with the scores, softmax and its dropout: forward and backward.
 
     Ranks of a context axis have as much of the causal scores each.

@@ -71,15 +71,39 @@ def plan(
         ValueError, TypeError: wrong arguments.
         OSError: a file cannot be read.
     """
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
+    job = _job(
+        shape, batch, gpus, hardware, network, memory,
+        compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
+    )  # fmt: skip
+    model = TimeModel(job)
+    result = _compared(model, plan, fix, runtime)
+    chosen = result.best[0]
+    refused = refused_neighbours(model, chosen, runtime)
+    return PlanChoice(
+        job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
+    )
+
+
+def _job(
+    shape: TransformerShape,
+    batch: int,
+    gpus: int,
+    hardware: Hardware | str | Path,
+    network: Network | str | Path | None,
+    memory: int | None,
+    **given: Any,
+) -> TrainingJob:
+    """What `plan` is asked for, checked; the hardware says what is not given."""
     instance(shape, TransformerShape, "shape")
     instance(hardware, (Hardware, str, Path), "hardware")
     instance(network, (Network, str, Path, type(None)), "network")
-    if plan is not None and fix is not None:
-        raise ValueError("plan prices one plan and fix searches: give one or the other")
     gpus = int(whole(gpus, "gpus", 1))
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
-    job = TrainingJob(
+    compute, overlap = given.pop("compute"), given.pop("overlap")
+    return TrainingJob(
         shape=shape,
         hardware=found,
         links=interconnect_of(found, links, gpus),
@@ -87,17 +111,8 @@ def plan(
         ranks=gpus,
         limit_bytes=_limit_bytes(found, memory),
         compute=found.compute if compute is None else text(compute, "compute"),
-        reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
-        codecs=_codecs(codecs),
-        imbalance=imbalance,
-    )
-    model = TimeModel(job)
-    result = _compared(model, plan, fix, runtime)
-    chosen = result.best[0]
-    refused = refused_neighbours(model, chosen, runtime)
-    return PlanChoice(
-        job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
+        **given,
     )
 
 
@@ -120,7 +135,7 @@ def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
         raise TypeError(f"codecs is {codecs!r}, expected several texts")
     found = tuple(text(codec, "codec") for codec in codecs)
     if "none" in found or len(set(found)) < len(found):
-        raise ValueError(f"codecs are {', '.join(found)}: expected each once, and none beside \"none\"")
+        raise ValueError(f'codecs are {", ".join(found)}: expected each once, and none beside "none"')
     return found
 
 
@@ -185,7 +200,9 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     plan = TrainingPlan(**fields)
     if "data" in fields:
         return plan
-    return msgspec.structs.replace(plan, data=max(1, job.ranks // (plan.tensor * plan.context * plan.pipeline)))
+    return msgspec.structs.replace(
+        plan, data=max(1, job.ranks // (plan.tensor * plan.context * plan.pipeline))
+    )
 
 
 def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:

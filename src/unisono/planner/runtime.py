@@ -14,7 +14,7 @@ Runtime = Callable[..., object]
 
 
 def runtime_arguments(plan: TrainingPlan, job: TrainingJob) -> dict[str, Any]:
-    """The arguments of `unisono.parallel.Plan` for this plan. It balances stages by itself, so `tail` is none.
+    """The arguments of `unisono.parallel.Plan` for this plan. It balances stages itself, so `tail` is none.
 
     Raises:
         ValueError: that runtime has nothing that was priced so; the text says what it has.

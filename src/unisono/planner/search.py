@@ -150,9 +150,7 @@ class PlanTree:
     Which stages and which sharings there are depends on few numbers: they are found once for each.
     """
 
-    def __init__(
-        self, job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None
-    ) -> None:
+    def __init__(self, job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None) -> None:
         self.job, self._fixed, self._runtime = job, fixed, runtime
         self._stages: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self._sharings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -239,6 +237,4 @@ class PlanTree:
         found: list[dict[str, Any]] = [{}]
         for name, values in choices.items():
             found = [{**fields, name: value} for fields in found for value in self._choices(name, values)]
-        return [
-            fields for fields in found if not self._problem(msgspec.structs.replace(base, **fields))
-        ]
+        return [fields for fields in found if not self._problem(msgspec.structs.replace(base, **fields))]

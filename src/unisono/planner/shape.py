@@ -12,7 +12,18 @@ from unisono.planner.sublayers import ExpertShape, LatentShape
 __all__ = ["FAMILIES", "TransformerShape", "shape_of"]
 
 MOST, MOST_LAYERS = 1 << 28, 1 << 14
-NUMBERS = ("layers", "hidden", "heads", "vocab", "sequence", "kv_heads", "ffn", "head_size", "positions", "norms")
+NUMBERS = (
+    "layers",
+    "hidden",
+    "heads",
+    "vocab",
+    "sequence",
+    "kv_heads",
+    "ffn",
+    "head_size",
+    "positions",
+    "norms",
+)
 ATTENTIONS = ("unfused", "fused")
 BIASES = ("all", "heads", "none")
 

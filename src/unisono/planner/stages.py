@@ -81,7 +81,8 @@ def in_flight(plan: TrainingPlan, rank: int, micro_batches: int) -> float:
     """Micro-batches whose activations a rank of the pipeline keeps at most, in its layers.
 
     1F1B: p - rank. Interleaved: the first rank keeps 1 + (p-1)/(p v) times as much as all p. ZB-H1: p.
-    Source: Narayanan et al., 2021 (arXiv:2104.04473); Korthikanti et al., 2022, section 4.2.3; Qi et al., 2023.
+    Source: Narayanan et al., 2021 (arXiv:2104.04473); Korthikanti et al., 2022, section 4.2.3; Qi et al.,
+    2023 (arXiv:2401.10241).
     """
     size, chunks = plan.pipeline, plan.interleave
     if plan.schedule == "zb-h1":

@@ -32,4 +32,8 @@ def swap_s(
     forward = max(parameters / passes.layers, parameters - passes.forward_s)
     backward = max(parameters / passes.layers, max(parameters + read_back, gradients) - passes.backward_s)
     averaged = gradients if plan.copies > 1 else 0.0
-    return micro_batches * (forward + backward) + averaged + max(0.0, parameters + gradients + moments - update_s)
+    return (
+        micro_batches * (forward + backward)
+        + averaged
+        + max(0.0, parameters + gradients + moments - update_s)
+    )

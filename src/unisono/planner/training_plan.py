@@ -111,8 +111,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         codec: gradients are summed as "bf16", "int8", or factors of a low rank, such as "rank4".
 
     Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022
-    (arXiv:2205.05198), for sequence and selective; Rajbhandari et al., 2020 (arXiv:1910.02054), for zero; Qi et
-    al., 2023 (arXiv:2401.10241), for zb-h1; Vogels et al., 2019 (arXiv:1905.13727), for low ranks.
+    (arXiv:2205.05198), for sequence and selective; Rajbhandari et al., 2020 (arXiv:1910.02054), for zero; Qi
+    et al., 2023 (arXiv:2401.10241), for zb-h1; Vogels et al., 2019 (arXiv:1905.13727), for low ranks.
     """
 
     data: int = 1
@@ -200,7 +200,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             heads = f"{shape.heads} heads, {shape.key_heads} key heads and an MLP of {shape.mlp}"
             return f"tensor={self.tensor} does not divide {heads}"
         if self.context > 1 and shape.sequence % (2 * self.context):
-            return f"context={self.context} cuts {2 * self.context} parts, which {shape.sequence} tokens have not"
+            return f"context={self.context} cannot cut {shape.sequence} tokens into {2 * self.context} parts"
         if self.sequence and (self.tensor == 1 or shape.sequence // self.context % self.tensor):
             return f"sequence=yes needs tensor > 1 that divides {shape.sequence // self.context} tokens"
         if job.batch % (self.data * self.micro_batch):
@@ -237,7 +237,11 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.tail:
             middle = -(-(layers + self.tail) // (self.pipeline * self.interleave)) * self.interleave
             spare = middle * self.pipeline - layers - self.tail
-            if self.pipeline == 1 or max(self.tail, spare) >= middle or self.tail <= (spare + self.tail + 1) // 2:
+            if (
+                self.pipeline == 1
+                or max(self.tail, spare) >= middle
+                or self.tail <= (spare + self.tail + 1) // 2
+            ):
                 return f"tail={self.tail} needs a pipeline whose last rank then has fewer of {layers} layers"
         return ""
 
@@ -253,7 +257,9 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.codec == "none":
             return ""
         if self.zero or self.copies == 1 or self.expert > 1 or self.swap == "states":
-            return f"codec={self.codec} needs copies of whole gradients: data > 1, zero=0, no expert, no states"
+            return (
+                f"codec={self.codec} needs copies of whole gradients: data > 1, zero=0, no expert, no states"
+            )
         if job.gradient_bytes != 4:
             return f"codec={self.codec} takes gradients in f32"
         return ""

@@ -27,29 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.allow_abbrev = False
     add = parser.add_argument
-    add(
-        "--model",
-        default="",
-        metavar="MODEL",
-        help="config.json, its folder, gpt2, llama3-8b ...; or numbers:",
-    )
-    for name, text in (
-        ("layers", "layers"),
-        ("hidden", "width of the model"),
-        ("heads", "heads of attention"),
-        ("kv-heads", "heads of keys and values (default: as --heads)"),
-        ("ffn", "width of the MLP (default: 4 x hidden)"),
-        ("experts", "experts of a layer (default: none)"),
-        ("top-k", "experts of a token"),
-        ("expert-ffn", "width of an expert (default: as --ffn)"),
-        ("shared-ffn", "width of the experts that all tokens share"),
-        ("dense-layers", "layers at the beginning that have no experts"),
-        ("vocab", "tokens that there are"),
-        ("sequence", "tokens of a sequence"),
-    ):
-        add(f"--{name}", type=int, default=None, metavar="N", help=text)
-    add("--family", default=None, metavar="NAME", help="gpt (default) or llama: gated MLP, no biases, untied")
-    add("--attention", default=None, metavar="NAME", help="unfused or fused (default: unfused for gpt)")
+    _add_model(parser)
     add("--batch", type=int, required=True, metavar="N", help="sequences of a step, of all GPUs")
     add("--gpus", type=int, required=True, metavar="N", help="how many there are")
     add("--hardware", required=True, metavar="HW", help="FILE.toml, or a100-80g, h100-80g, v100-32g")
@@ -86,6 +64,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runtime", action="store_true", help="search only what unisono.parallel runs (needs PyTorch)")
     add("-o", "--output", default="", metavar="FILE.svg", help="draw time over memory of all plans")
     add("--json", action="store_true", help="the choice on standard output as JSON")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """Declare what says which model is trained."""
+    add = parser.add_argument
+    add(
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="config.json, its folder, gpt2, llama3-8b ...; or numbers:",
+    )
+    for name, text in (
+        ("layers", "layers"),
+        ("hidden", "width of the model"),
+        ("heads", "heads of attention"),
+        ("kv-heads", "heads of keys and values (default: as --heads)"),
+        ("ffn", "width of the MLP (default: 4 x hidden)"),
+        ("experts", "experts of a layer (default: none)"),
+        ("top-k", "experts of a token"),
+        ("expert-ffn", "width of an expert (default: as --ffn)"),
+        ("shared-ffn", "width of the experts that all tokens share"),
+        ("dense-layers", "layers at the beginning that have no experts"),
+        ("vocab", "tokens that there are"),
+        ("sequence", "tokens of a sequence"),
+    ):
+        add(f"--{name}", type=int, default=None, metavar="N", help=text)
+    add("--family", default=None, metavar="NAME", help="gpt (default) or llama: gated MLP, no biases, untied")
+    add("--attention", default=None, metavar="NAME", help="unfused or fused (default: unfused for gpt)")
 
 
 def main(args: argparse.Namespace) -> int:
