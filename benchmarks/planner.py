@@ -277,8 +277,8 @@ def moe() -> bool:
         errors[name] = choice.seconds / published - 1
         time = choice.chosen.time
         print(
-            f"    {name:>20} {choice.seconds:7.2f} s ({published:5.2f})  {errors[name]:+.1%}; rows of experts "
-            f"{time.experts / time.total:.0%}, recomputation {time.recompute / time.total:.0%}, "
+            f"    {name:>20} {choice.seconds:7.2f} s ({published:5.2f})  {errors[name]:+.1%}; rows of "
+            f"experts {time.experts / time.total:.0%}, recomputation {time.recompute / time.total:.0%}, "
             f"{choice.memory_bytes / GIB:.0f} GiB"
         )
     within = sum(abs(error) <= 0.25 for error in errors.values())

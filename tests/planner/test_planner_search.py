@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from effort import cases, times
+from effort import LONG, cases, times
 from loops import each
 from unisono.planner import NoPlanFitsError, TrainingPlan, find_hardware, shape_of
 from unisono.planner.interconnect import interconnect_of
@@ -32,7 +32,7 @@ def random_job(seed: int) -> TrainingJob:
     """A small space: any shape, hardware, batch and limit."""
     draw = random.Random(seed)
     heads = draw.choice([2, 3, 4, 6, 8])
-    layers = draw.randint(1, 9)
+    layers = draw.randint(*((1, 9) if LONG else (1, 6)))
     experts = None
     if draw.random() < 0.4:
         count = draw.choice([2, 4, 6, 8])
@@ -54,7 +54,7 @@ def random_job(seed: int) -> TrainingJob:
         sequence=draw.choice([8, 128, 1000, 2048]),
         experts=experts,
     )
-    ranks = draw.choice([1, 2, 3, 4, 6, 8, *cases([12], [16, 24])])
+    ranks = draw.choice([1, 2, 3, 4, *cases([6, 8], [12, 16, 24])])
     hardware = find_hardware(draw.choice(["a100-80g", "h100-80g", "v100-32g"]))
     if draw.random() < 0.3:
         hardware = msgspec.structs.replace(hardware, host=None)
@@ -64,7 +64,7 @@ def random_job(seed: int) -> TrainingJob:
         shape=shape,
         hardware=hardware,
         links=interconnect_of(hardware, None, ranks),
-        batch=draw.choice([1, 2, 6, 8, 12, 24, 32, 48]),
+        batch=draw.choice([1, 2, 6, 8, *cases([12], [24, 32, 48])]),
         ranks=ranks,
         limit_bytes=round(10 ** draw.uniform(6, 10.5)),
         compute=hardware.compute,
@@ -114,7 +114,7 @@ def _below(root: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @each("seed", range(times(60, 1000)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
@@ -135,7 +135,7 @@ def test_random_spaces_are_of_all_kinds() -> None:
     found = [search(TimeModel(random_job(seed)), {}, 6) for seed in range(60)]
     assert sum(not result.best for result in found) > 3
     assert sum(bool(result.best) for result in found) > 20
-    assert max(result.candidates for result in found) > 5000
+    assert max(result.candidates for result in found) > 3000
     best = [priced.plan for result in found for priced in result.best]
     assert any(plan.context > 1 for plan in best)
     assert any(plan.expert > 1 for plan in best)
@@ -159,6 +159,7 @@ def test_bounds_are_below_all_plans(seed: int) -> None:
         assert memory.least_bytes(memory.parts(plan), plan) <= priced.memory.total * rounding
 
 
+@pytest.mark.timeout(600)
 @each("batch", cases([2048], [16384]))
 def test_a_large_search_is_quick(batch: int) -> None:
     begun = time.process_time()
@@ -175,7 +176,7 @@ GPT3 = shape_of("gpt", layers=96, hidden=12288, heads=96, vocab=51200, sequence=
 
 
 def test_a_choice_says_why() -> None:
-    choice = un.plan(GPT3, batch=1536, gpus=384, hardware="a100-80g")
+    choice = un.plan(GPT3, batch=128, gpus=64, hardware="a100-80g", fix="context=1")
     assert choice.fits
     assert choice.limit == "matrix"
     assert len(choice.next_best) == 5
@@ -190,12 +191,12 @@ def test_a_choice_says_why() -> None:
 
 
 def test_fixed_fields_are_kept() -> None:
-    fixed = {"sequence": False, "recompute": "full"}
-    choice = un.plan(GPT3, batch=256, gpus=128, hardware="a100-80g", fix=fixed)
+    fixed = {"sequence": False, "recompute": "full", "context": 1}
+    choice = un.plan(GPT3, batch=128, gpus=64, hardware="a100-80g", fix=fixed)
     for priced in (choice.chosen, *choice.next_best):
         assert not priced.plan.sequence
         assert priced.plan.recompute == "full"
-    free = un.plan(GPT3, batch=256, gpus=128, hardware="a100-80g")
+    free = un.plan(GPT3, batch=128, gpus=64, hardware="a100-80g", fix="context=1")
     assert free.seconds < choice.seconds
 
 
@@ -239,7 +240,7 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"plan": "tensor=8,pipeline=2"}, "16 ranks, and there are 8"),
         ({"plan": "tensor=8,tensor=8"}, "twice"),
         ({"plan": "width=8"}, "expected FIELD=VALUE"),
-        ({"plan": "context=3"}, "3 ranks, and there are 8"),
+        ({"plan": "context=3"}, "2 x 3 x 1 x 1 = 6 ranks, and there are 8"),
         ({"plan": "context=2,tensor=8"}, "data x context x tensor x pipeline = 1 x 2 x 8 x 1"),
         ({"plan": "expert=2"}, "no experts"),
         ({"plan": "shard=2"}, "shard=2 needs zero > 0"),

@@ -140,10 +140,6 @@ def _by_bound(
             heapq.heappush(heap, _Node(max(least(plan), node.least), next(number), False, plan))
 
 
-def _sizes(plan: TrainingPlan) -> tuple[int, ...]:
-    return plan.data, plan.context, plan.tensor, plan.pipeline, plan.expert
-
-
 class PlanTree:
     """The space of a job's plans that have some fixed fields, as a tree.
 
@@ -213,7 +209,7 @@ class PlanTree:
 
     def _stage_fields(self, axes: TrainingPlan) -> list[dict[str, Any]]:
         count = axes.micro_batches(self.job.batch)
-        key = (*_sizes(axes), axes.sequence, count % axes.pipeline == 0, count >= axes.pipeline)
+        key = (axes.pipeline, count % axes.pipeline == 0, count >= axes.pipeline, self._of_runtime(axes))
         if key not in self._stages:
             chunks = divisors(-(-self.job.shape.layers // axes.pipeline)) if axes.pipeline > 1 else [1]
             tails = range(MOST_TAIL + 1) if axes.pipeline > 1 else [0]
@@ -223,7 +219,9 @@ class PlanTree:
         return self._stages[key]
 
     def _sharing_fields(self, stages: TrainingPlan) -> list[dict[str, Any]]:
-        key = (*_sizes(stages), stages.sequence, stages.schedule, stages.recompute)
+        spread = (stages.expert, stages.context) if stages.expert > 1 else (1, min(stages.context, 2))
+        others = stages.ranks > stages.data
+        key = (stages.data, others, stages.schedule, *spread, self._of_runtime(stages))
         if key not in self._sharings:
             swaps = SWAPS if self.job.hardware.host is not None else SWAPS[:1]
             shards = [0, *divisors(stages.data)[1:-1]]
@@ -231,6 +229,10 @@ class PlanTree:
                 stages, zero=range(4), shard=shards, swap=swaps, codec=("none", *self.job.codecs)
             )
         return self._sharings[key]
+
+    def _of_runtime(self, plan: TrainingPlan) -> TrainingPlan | None:
+        """What a runtime may look at; the rules of `TrainingPlan.problem` look at less."""
+        return None if self._runtime is None else msgspec.structs.replace(plan, micro_batch=1)
 
     def _allowed(self, base: TrainingPlan, **choices: Iterable[Any]) -> list[dict[str, Any]]:
         """The combinations of these fields which `base` can have."""
