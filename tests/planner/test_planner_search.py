@@ -231,6 +231,7 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"gpus": 0}, "gpus is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"hardware": "tpu"}, "no hardware 'tpu'"),
+        ({"hardware": "a100-80g:8,v100-32g:8"}, "hosts that differ are not planned"),
         ({"network": "nowhere"}, "no network 'nowhere'"),
         ({"memory": 0}, "memory is 0"),
         ({"memory": 500 << 30}, "and a100-80g has 85899345920 bytes"),

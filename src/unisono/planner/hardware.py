@@ -99,6 +99,8 @@ def find_hardware(name: str | Path) -> Hardware:
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
     """
+    if isinstance(name, str) and "," in name:
+        raise ValueError(f"hardware is {name!r}: hosts that differ are not planned; plan for the slower ones")
     if isinstance(name, Path) or "/" in name or name.endswith(".toml"):
         return _read(Path(name))
     if name not in shipped():
