@@ -20,10 +20,11 @@ from unisono.planner.shape import TransformerShape
 from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
 
-__all__ = ["NoPlanFitsError", "drawn_plans", "plan"]
+__all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
 DETAILS = ("tail", "shard", "swap", "codec")
+DEFAULT = msgspec.structs.asdict(TrainingPlan())
 COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute", "schedule", "swap", "codec"}
 
 
@@ -116,17 +117,20 @@ def _job(
     )
 
 
-def drawn_plans(
-    choice: PlanChoice, fix: str | Mapping[str, Any] = "", runtime: Runtime | None = None
+def all_plans(
+    job: TrainingJob,
+    fix: str | Mapping[str, Any] = "",
+    runtime: Runtime | None = None,
+    like: TrainingPlan | None = None,
 ) -> Iterator[PricedPlan]:
-    """The plans of a choice's space with their time and memory, also those that do not fit.
+    """Every plan of a job's space with its time and memory, also those that do not fit.
 
-    Of `DETAILS`, which make them many, only those of the chosen plan and the defaults are there.
+    `like`: of `DETAILS`, which make them many, only those of this plan and the defaults.
     """
-    model = TimeModel(choice.job)
-    allowed = {name: {getattr(plan, name) for plan in (choice.plan, TrainingPlan())} for name in DETAILS}
-    for each in plan_space(choice.job, _fields(fix), runtime):
-        if all(getattr(each, name) in values for name, values in allowed.items()):
+    model = TimeModel(job)
+    kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
+    for each in plan_space(job, _fields(fix), runtime):
+        if all(getattr(each, name) in values for name, values in kept):
             yield price(model, each)
 
 

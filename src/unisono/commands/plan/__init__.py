@@ -121,7 +121,7 @@ def _planned(args: argparse.Namespace) -> str:
     from unisono.commands.plan.picture import svg
     from unisono.networks.quantities import nbytes
     from unisono.planner import plan
-    from unisono.planner.planner import drawn_plans
+    from unisono.planner.planner import all_plans
 
     if args.overlap not in (None, *YES):
         raise ValueError(f"--overlap {args.overlap}: expected yes or no")
@@ -145,8 +145,8 @@ def _planned(args: argparse.Namespace) -> str:
         runtime=runtime,
     )
     if args.output:
-        drawn = svg(choice, drawn_plans(choice, args.fix, runtime))
-        Path(args.output).write_text(drawn, encoding="utf-8")
+        plans = all_plans(choice.job, args.fix, runtime, choice.plan)
+        Path(args.output).write_text(svg(choice, plans), encoding="utf-8")
     return json.dumps(choice.record(), indent=1) if args.json else str(choice)
 
 
