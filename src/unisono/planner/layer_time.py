@@ -116,13 +116,13 @@ class LayerPrices:
     # ---- parts -------------------------------------------------------------------------------------------
 
     def _priced(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
-        compute = layer_compute(self.job, plan, experts=experts)
+        exchange = context_exchange(plan, self.job, self.prices)
+        compute = layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
         passes = {"tensor": [0.0, 0.0], "expert": [0.0, 0.0]}
         for each in self._exchanges(plan, experts=experts):
             once = self.prices.collective_s(each.collective, each.size, each.stride, each.nbytes)
             passes[each.axis][0] += each.forward * once
             passes[each.axis][1] += each.waited * once
-        exchange = context_exchange(plan, self.job, self.prices)
         there = exchange.forward_s(compute.core.total_s)
         back = exchange.backward_s(compute.core_backward.total_s)
         (tensor, tensor_back), (rows, rows_back) = passes["tensor"], passes["expert"]
@@ -170,7 +170,7 @@ class LayerPrices:
     def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
         """Of a ring or an exchange of heads."""
         exchange = context_exchange(plan, self.job, self.prices)
-        compute = layer_compute(self.job, plan, experts=experts)
+        compute = layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
         there = exchange.forward_s(compute.core.total_s) * (1 + (plan.recompute != "none"))
         waited = there + exchange.backward_s(compute.core_backward.total_s)
         passes = 2 + (plan.recompute != "none")

@@ -91,8 +91,10 @@ def memory_rate(hardware: Hardware) -> float:
     return hardware.memory_bytes_per_s * hardware.efficiency.memory
 
 
-def layer_compute(job: TrainingJob, plan: TrainingPlan, *, experts: bool = False) -> LayerCompute:
-    """A layer and a micro-batch on one rank."""
+def layer_compute(
+    job: TrainingJob, plan: TrainingPlan, *, experts: bool = False, hops: int = 0
+) -> LayerCompute:
+    """A layer and a micro-batch on one rank; attention has a kernel more for each hop of a ring."""
     shape, roof = job.shape, Roofline.of(job)
     tokens, tensor = sequence_part(plan, job), plan.tensor
     products = [(tokens, n, k, 1.0) for n, k in shape.layer_matrices(tensor, experts=experts)]
@@ -106,7 +108,7 @@ def layer_compute(job: TrainingJob, plan: TrainingPlan, *, experts: bool = False
         inputs += roof.product_s(m, k, n, count)
         added = 2 * job.gradient_bytes * k * n * count  # the gradient of a weight adds up
         weights += roof.product_s(k, n, m, count, extra_bytes=added)
-    core, core_backward = _core(shape, roof, plan)
+    core, core_backward = _core(shape, roof, plan, hops)
     width = roof.width
     cut = tokens * shape.hidden / (tensor if plan.sequence else 1)
     mlp = _mlp_values(shape, tokens, rows, experts=experts) * (1.5 if shape.gated else 1) / tensor
@@ -142,7 +144,9 @@ def _mlp_values(shape: TransformerShape, tokens: float, rows: float, *, experts:
     return rows * shape.mixed.ffn + tokens * shape.mixed.shared_ffn
 
 
-def _core(shape: TransformerShape, roof: Roofline, plan: TrainingPlan) -> tuple[ComputeTime, ComputeTime]:
+def _core(
+    shape: TransformerShape, roof: Roofline, plan: TrainingPlan, hops: int
+) -> tuple[ComputeTime, ComputeTime]:
     """The products with the scores, softmax and its dropout: forward and backward.
 
     Ranks of a context axis have as much of the causal scores each.
@@ -152,7 +156,7 @@ def _core(shape: TransformerShape, roof: Roofline, plan: TrainingPlan) -> tuple[
     if shape.attention == "fused":
         flops_s = 2 * count * queries * length * widths * CAUSAL / roof.flops
         moved = roof.width * count * (queries + length) * widths / roof.bytes_per_s
-        busy, kernels = max(flops_s, moved), plan.context * roof.kernel_s
+        busy, kernels = max(flops_s, moved), (1 + hops) * roof.kernel_s
         return ComputeTime(busy + kernels), ComputeTime(FUSED_BACKWARD * busy + 2 * kernels)
     scores, width = count * queries * length, roof.width
     products = roof.product_s(queries, length, shape.head, count)

@@ -193,7 +193,7 @@ def _experts(args: argparse.Namespace) -> ExpertShape | None:
     return ExpertShape(
         count=args.experts,
         top_k=args.top_k,
-        ffn=args.expert_ffn or args.ffn or 4 * args.hidden,
+        ffn=(args.ffn or 4 * args.hidden) if args.expert_ffn is None else args.expert_ffn,
         shared_ffn=args.shared_ffn or 0,
         dense_layers=args.dense_layers or 0,
     )
