@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loops import each
-from unisono.planner.model_config import KINDS, named_models, read_shape
+from unisono.planner.model_config import MODEL_TYPES, named_models, read_shape
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def parameters_of(config: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@each("kind", list(KINDS))
+@each("kind", list(MODEL_TYPES))
 @each("tied", [False, True])
 def test_parameters_are_those_of_the_model(kind: str, tied: bool, tmp_path: Path) -> None:
     if kind == "phi" and tied:

@@ -38,7 +38,7 @@ class _Copies(NamedTuple):
         return self.sharers * self.replicas
 
 
-class _Call(NamedTuple):
+class _LayerwiseCall(NamedTuple):
     """A collective on a whole buffer of `nbytes`, which is cut into layers."""
 
     name: str
@@ -48,10 +48,10 @@ class _Call(NamedTuple):
     nbytes: float
 
 
-class _Phase(NamedTuple):
+class _DataPhase(NamedTuple):
     """Calls that travel together, `times` in a step, beside `window_s` of compute."""
 
-    calls: list[_Call]
+    calls: list[_LayerwiseCall]
     times: int
     window_s: float
 
@@ -98,26 +98,29 @@ def _copies(plan: TrainingPlan, elements: RankElements) -> list[_Copies]:
 
 def _phases(
     job: TrainingJob, plan: TrainingPlan, groups: list[_Copies], passes: PassTime
-) -> Iterator[_Phase]:
+) -> Iterator[_DataPhase]:
     count = plan.micro_batches(job.batch)
 
-    def calls(name: str, width: float) -> list[_Call]:
+    def calls(name: str, width: float) -> list[_LayerwiseCall]:
         return [
-            _Call(name, "data", each.sharers, each.stride, each.elements * width)
+            _LayerwiseCall(name, "data", each.sharers, each.stride, each.elements * width)
             for each in groups
             if each.sharers > 1
         ]
 
     if plan.zero == 0:
         width = gradient_bytes(job, plan)
-        whole = [_Call("all_reduce", "data", each.all, each.stride, each.elements * width) for each in groups]
-        yield _Phase(whole, 1, passes.backward_s)
+        whole = [
+            _LayerwiseCall("all_reduce", "data", each.all, each.stride, each.elements * width)
+            for each in groups
+        ]
+        yield _DataPhase(whole, 1, passes.backward_s)
         return
     rounds = count if plan.zero >= 2 else 1
     window = passes.backward_s / (2 if plan.zero == 3 else 1)
-    yield _Phase(calls("reduce_scatter", job.gradient_bytes), rounds, window)
+    yield _DataPhase(calls("reduce_scatter", job.gradient_bytes), rounds, window)
     between = [
-        _Call(
+        _LayerwiseCall(
             "all_reduce",
             "replica",
             each.replicas,
@@ -127,10 +130,10 @@ def _phases(
         for each in groups
         if each.replicas > 1
     ]
-    yield _Phase(between, 1, 0.0)
-    yield _Phase(calls("all_gather", job.width), rounds if plan.zero == 3 else 1, passes.forward_s)
+    yield _DataPhase(between, 1, 0.0)
+    yield _DataPhase(calls("all_gather", job.width), rounds if plan.zero == 3 else 1, passes.forward_s)
     if plan.zero == 3:
-        yield _Phase(calls("all_gather", job.width), rounds, window)
+        yield _DataPhase(calls("all_gather", job.width), rounds, window)
 
 
 def gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:

@@ -41,7 +41,7 @@ class LayerTime(NamedTuple):
         return self.forward + self.backward + self.again
 
 
-class _Exchange(NamedTuple):
+class _LayerExchange(NamedTuple):
     """Calls of a layer: `forward` of them, and `again` so many where forward is computed again.
 
     `waited` are those backward that nothing hides, of `backward`.
@@ -140,7 +140,7 @@ class LayerPrices:
             weights=compute.weights_s,
         )
 
-    def _exchanges(self, plan: TrainingPlan, *, experts: bool) -> Iterator[_Exchange]:
+    def _exchanges(self, plan: TrainingPlan, *, experts: bool) -> Iterator[_LayerExchange]:
         """Of the tensor axis, and of ranks that spread experts.
 
         Attention and MLP end forward with a sum, and backward with that of the gradients, which hides behind
@@ -156,16 +156,16 @@ class LayerPrices:
             rows = job.width * expert_rows(plan, job) * job.shape.hidden
             sums = [(values, 2 if job.shape.mixed.shared_ffn else 1), (rows, 1)]
             stride = plan.tensor * plan.context
-            yield _Exchange("all_to_all", "expert", plan.expert, stride, rows / plan.tensor, 2, 2, 2)
+            yield _LayerExchange("all_to_all", "expert", plan.expert, stride, rows / plan.tensor, 2, 2, 2)
         if plan.tensor == 1:
             return
         for nbytes, count in sums:
             if plan.sequence:
-                yield _Exchange("reduce_scatter", "tensor", plan.tensor, 1, nbytes, count, count, count)
-                yield _Exchange("all_gather", "tensor", plan.tensor, 1, nbytes, count, 2 * count, count)
+                yield _LayerExchange("reduce_scatter", "tensor", plan.tensor, 1, nbytes, count, count, count)
+                yield _LayerExchange("all_gather", "tensor", plan.tensor, 1, nbytes, count, 2 * count, count)
             else:
                 waited = count if plan.schedule == "zb-h1" else 0
-                yield _Exchange("all_reduce", "tensor", plan.tensor, 1, nbytes, count, count, waited)
+                yield _LayerExchange("all_reduce", "tensor", plan.tensor, 1, nbytes, count, count, waited)
 
     def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
         """Of a ring or an exchange of heads."""

@@ -52,7 +52,7 @@ USUAL = {
 HEAD = {"head_size": "head_dim"}
 
 
-class Kind(NamedTuple):
+class ModelType(NamedTuple):
     """What the models of a `model_type` have in common.
 
     Attributes:
@@ -77,23 +77,25 @@ HEADS_GIVEN = {**GROUPED, "head_size": "head_dim"}
 LLAMA: dict[str, Any] = {"family": "llama"}
 NEOX: dict[str, Any] = {"family": "gpt", "dropout": False, "attention": "fused"}
 
-KINDS = {
-    "gpt2": Kind({}, GPT2, {"ffn": "n_inner"}, tied=True),
-    "gpt_neox": Kind(NEOX, USUAL, {}),
-    "phi": Kind({**NEOX, "norms": 1, "output_bias": True}, USUAL, {"kv_heads": "num_key_value_heads"}),
-    "phi3": Kind(LLAMA, windowed=True),
-    "llama": Kind(LLAMA),
-    "mistral": Kind(LLAMA, GROUPED, HEAD, windowed=True),
-    "mixtral": Kind(LLAMA, GROUPED, HEAD, windowed=True),
-    "qwen2": Kind({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
-    "qwen2_moe": Kind({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
-    "qwen3": Kind({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
-    "qwen3_moe": Kind({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
-    "gemma": Kind(LLAMA, HEADS_GIVEN, {}, tied=True),
-    "gemma2": Kind({**LLAMA, "norms": 4}, HEADS_GIVEN, {}, tied=True, windowed=True),
-    "gemma3_text": Kind({**LLAMA, "norms": 4, "head_norms": True}, HEADS_GIVEN, {}, tied=True, windowed=True),
-    "deepseek_v2": Kind(LLAMA, USUAL, {}),
-    "deepseek_v3": Kind(LLAMA, USUAL, {}),
+MODEL_TYPES = {
+    "gpt2": ModelType({}, GPT2, {"ffn": "n_inner"}, tied=True),
+    "gpt_neox": ModelType(NEOX, USUAL, {}),
+    "phi": ModelType({**NEOX, "norms": 1, "output_bias": True}, USUAL, {"kv_heads": "num_key_value_heads"}),
+    "phi3": ModelType(LLAMA, windowed=True),
+    "llama": ModelType(LLAMA),
+    "mistral": ModelType(LLAMA, GROUPED, HEAD, windowed=True),
+    "mixtral": ModelType(LLAMA, GROUPED, HEAD, windowed=True),
+    "qwen2": ModelType({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
+    "qwen2_moe": ModelType({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
+    "qwen3": ModelType({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
+    "qwen3_moe": ModelType({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
+    "gemma": ModelType(LLAMA, HEADS_GIVEN, {}, tied=True),
+    "gemma2": ModelType({**LLAMA, "norms": 4}, HEADS_GIVEN, {}, tied=True, windowed=True),
+    "gemma3_text": ModelType(
+        {**LLAMA, "norms": 4, "head_norms": True}, HEADS_GIVEN, {}, tied=True, windowed=True
+    ),
+    "deepseek_v2": ModelType(LLAMA, USUAL, {}),
+    "deepseek_v3": ModelType(LLAMA, USUAL, {}),
 }
 MIXTRAL = {"count": "num_local_experts", "top_k": "num_experts_per_tok", "ffn": "intermediate_size"}
 QWEN_MOE = {"count": "num_experts", "top_k": "num_experts_per_tok", "ffn": "moe_intermediate_size"}
@@ -121,7 +123,7 @@ def read_shape(file: str | Path, sequence: int | None = None, **changes: Any) ->
         changes: fields of `TransformerShape` that differ, such as attention="fused".
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no config of a `KINDS`, or lacks a number; no such name.
+        ValueError: its model_type is none of `MODEL_TYPES`, or it lacks a number; no such name.
     """
     instance(file, (str, Path), "file")
     named = named_models()
@@ -166,9 +168,9 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
     name = config.get("model_type")
     if name in ENCODERS or config.get("is_encoder_decoder"):
         raise ValueError(f"model_type is {name!r}: only decoders are planned, no encoders")
-    if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"model_type is {name!r}, expected one of {', '.join(KINDS)}")
-    kind = KINDS[name]
+    if not isinstance(name, str) or name not in MODEL_TYPES:
+        raise ValueError(f"model_type is {name!r}, expected one of {', '.join(MODEL_TYPES)}")
+    kind = MODEL_TYPES[name]
     unknown = [*UNPLANNED, *([] if name in EXPERT_READERS else EXPERTS)]
     for key in unknown:
         if config.get(key) and not (key == "attention_bias" and name == "gpt_neox"):
@@ -238,6 +240,6 @@ def _latent(config: dict[str, Any]) -> dict[str, Any]:
 def _check_window(config: dict[str, Any], sequence: int) -> None:
     """Attention to a window of the sequence has fewer scores than are priced."""
     window = config.get("sliding_window")
-    used = config.get("use_sliding_window", KINDS[config["model_type"]].windowed)
+    used = config.get("use_sliding_window", MODEL_TYPES[config["model_type"]].windowed)
     if used and window is not None and whole(window, "sliding_window", 1) < sequence:
         raise ValueError(f"sliding_window={window} is shorter than the sequence, {sequence}: not planned")

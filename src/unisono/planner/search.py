@@ -112,7 +112,7 @@ def _smallest(model: TimeModel, tree: PlanTree, axes: list[TrainingPlan]) -> Pri
     return None if best is None else price(model, best[1])
 
 
-class _Node(NamedTuple):
+class _PlanNode(NamedTuple):
     """Of the tree, with its bound; `at` orders equal ones. Roots have nodes below them."""
 
     least: float
@@ -129,7 +129,7 @@ def _by_bound(
 ) -> Iterator[tuple[float, TrainingPlan]]:
     """The nodes below some roots in the order of their bounds; roots are opened as late as can be."""
     number = itertools.count()
-    heap = [_Node(least_of_root(plan), next(number), True, plan) for plan in roots]
+    heap = [_PlanNode(least_of_root(plan), next(number), True, plan) for plan in roots]
     heapq.heapify(heap)
     while heap:
         node = heapq.heappop(heap)
@@ -137,7 +137,7 @@ def _by_bound(
             yield node.least, node.plan
             continue
         for plan in below(node.plan):
-            heapq.heappush(heap, _Node(max(least(plan), node.least), next(number), False, plan))
+            heapq.heappush(heap, _PlanNode(max(least(plan), node.least), next(number), False, plan))
 
 
 class PlanTree:
