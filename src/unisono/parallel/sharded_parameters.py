@@ -61,7 +61,7 @@ def shard_units(
         experts: whose parameters fewer ranks hold; None: there are none.
     """
     plan = mesh.plan
-    own = [unit for unit in units if unit is not root and not _shares(unit, root)]
+    own = own_units(root, units)
     replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
@@ -77,16 +77,26 @@ def shard_units(
         return ReplicatedParameters(root, mesh, experts)
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
-    wrapped = (
-        [] if plan.uneven_use or plan.zero == 0 else _large(own)
-    )  # replicas reduce all gradients in one message
-    alone = _apart(root, exact)
+    wrapped = gathered_units(own, plan)
+    alone = apart(root, exact)
     inside = {part for module in alone for part in module.modules()}
     outer = [unit for unit in wrapped if unit not in inside]
     return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
 
 
-def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
+def own_units(root: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
+    """The units in `root` that share no parameter with another module."""
+    return [unit for unit in units if unit is not root and not _shares(unit, root)]
+
+
+def gathered_units(own: Sequence[nn.Module], plan: Plan) -> list[nn.Module]:
+    """Those of the units whose parameters are gathered and reduced by themselves."""
+    if plan.uneven_use or plan.zero == 0:  # replicas reduce all gradients in one message
+        return []
+    return _large(own)
+
+
+def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
     """Those of the modules that are in `root`, and in no other of them: that one is whole in f32.
 
     Raises:
