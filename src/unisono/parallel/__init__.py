@@ -25,6 +25,9 @@ from .metrics import Average, Progress
 from .model_setup import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
+from .planning.choice import ModelChoice
+from .planning.planner import plan
+from .planning.search import NoPlanFitsError
 from .run import Run
 from .spill import Disk, Host
 from .swapped_model import Swapped
@@ -44,6 +47,8 @@ __all__ = [
     "Graph",
     "Host",
     "Link",
+    "ModelChoice",
+    "NoPlanFitsError",
     "OuterSGD",
     "Parameters",
     "Plan",
@@ -56,6 +61,7 @@ __all__ = [
     "capture",
     "materialize",
     "parallelize",
+    "plan",
     "record",
     "shard",
     "whole",

@@ -74,7 +74,7 @@ class DryRun:
         model, family = shapes.model, task.family(shapes.model, shapes.also)
         names = {module: path for path, module in model.named_modules()}
         in_pieces = task.in_pieces(family)
-        programs = None
+        programs, parted = None, set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
             programs = _Programs(self, shapes)
         if plan.tensor > 1:
@@ -83,16 +83,17 @@ class DryRun:
                 self._micro_rows,
                 sequence=plan.sequence,
                 in_pieces=plan.pipeline > 1 and in_pieces,
+                opened=frozenset() if programs is None else programs.first.open,
             )
             with shapes.mode:
                 regathers = plan.sequence and not plan.recompute
-                run_parts(model, cut, task.device_type, regathers=regathers)
+                parted = run_parts(model, cut, task.device_type, regathers=regathers)
         self._lower(model, shapes)
         stages = self._stages(model, family, programs)
         specs = self._boundaries(stages, shapes, family)
         here = list(range(plan.stages)) if plan.pipeline == 1 else self._here(rank)
         root = model if plan.pipeline == 1 else PipelineStages({stage: stages[stage] for stage in here})
-        return _StepRun(self, rank, shapes, root, family, names, specs, last=plan.stages - 1 in here).peak()
+        return _StepRun(self, rank, shapes, root, family, names, specs, parted, last=plan.stages - 1 in here).peak()
 
     def _here(self, rank: int) -> list[int]:
         plan = self._plan
@@ -212,7 +213,8 @@ class _StepRun:
     """One rank, and its step.
 
     Args:
-        specs: what stages send.    last: it has the last stage.
+        specs: what stages send.    cut: parameters that the tensor axis cuts.
+        last: it has the last stage.
     """
 
     def __init__(
@@ -224,9 +226,11 @@ class _StepRun:
         family: ModelFamily,
         names: dict[nn.Module, str],
         specs: dict[int, Any],
+        cut: set[nn.Parameter],
         *,
         last: bool,
     ) -> None:
+        self._cut = cut  # parameters that the tensor axis cuts
         self._task, self._plan, self._run, self._shapes = run._task, run._plan, run, shapes
         self._root, self._family, self._names, self._last = root, family, names, last
         device = self._task.device_type
@@ -339,9 +343,16 @@ class _StepRun:
         return optimizers
 
     def _together(self, optimizer: Any) -> None:
-        """Choose between PyTorch's loops and its kernels of lists, as it does on tensors with values."""
-        plain = self._plan.zero == 0 and self._plan.precision == "f32" and self._plan.tensor == 1
+        """Choose between PyTorch's loops and its kernels of lists, as a run does on tensors with values."""
+        if self._task.device_type != "cuda":
+            return
         for group in optimizer.param_groups:
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = plain and self._task.device_type == "cuda"
-
+                group["foreach"] = True
+        groups = []
+        for group in optimizer.param_groups:  # DTensors and others are not in one list
+            for kind in (True, False):
+                alike = [each for each in group["params"] if (each in self._cut) is kind]
+                if alike:
+                    groups.append({**group, "params": alike})
+        optimizer.param_groups = groups

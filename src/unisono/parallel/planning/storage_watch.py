@@ -22,6 +22,7 @@ from .memory_account import Charge, MemoryAccount, Place
 
 __all__ = ["StorageWatch"]
 
+HERE = os.path.dirname(__file__) + os.sep
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 LOCAL = "aten::_local_scalar_dense"
 
@@ -120,7 +121,10 @@ class StorageWatch(OperatorMode):
 
 
 def _line() -> str:
+    """The innermost line of the program; "" where PyTorch's modules and this package are all that runs."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
+        if frame.f_code.co_name == "_step" and frame.f_code.co_filename.startswith(HERE):
+            return ""
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

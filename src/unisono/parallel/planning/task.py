@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,19 +117,32 @@ class TrainingTask:
         made = mapped(self.sample, blank)
         return (made, ()) if self.own_loss else made
 
-    def cut(self, parts: int, rows: int, *, sequence: bool, in_pieces: bool) -> Cut:
+    def cut(
+        self,
+        parts: int,
+        rows: int,
+        *,
+        sequence: bool,
+        in_pieces: bool = False,
+        opened: frozenset[str] = frozenset(),
+    ) -> Cut:
         """How the tensor axis cuts the model. It is found once.
 
+        Args:
+            rows: on which it is proved.    in_pieces: its stages are runs of pieces.
+            opened: modules that span stages of a pipeline.
         Raises:
             CaptureError: it cannot.
         """
-        key = parts, sequence, in_pieces
+        key = parts, sequence, in_pieces, opened
         if key not in self._cuts:
             shapes = self.shapes()
             family = self.family(shapes.model, shapes.also)
             inputs, pieces = self.blank_batch(rows, shapes)[0], family.pieces if in_pieces else None
             try:
-                self._cuts[key] = cut_of_program(shapes, inputs, parts, sequence=sequence, pieces=pieces)
+                self._cuts[key] = cut_of_program(
+                    shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened
+                )
             except CaptureError as error:
                 self._cuts[key] = error
         found = self._cuts[key]
@@ -151,8 +163,6 @@ class TrainingTask:
         return self._graphs[rows]
 
     @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all parameters in f32."""
-        return sum(4 * math.prod(value.shape) for value in self.model.parameters())
-
-
+    def parameters(self) -> int:
+        """How many there are."""
+        return sum(value.numel() for value in self.model.parameters())
