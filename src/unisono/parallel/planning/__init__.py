@@ -1,1 +1,1 @@
-"""The best plan of a model, from its own program: bytes from a dry run of each rank, seconds from its graph."""
+"""The best plan of a model, from its own program: bytes by a dry run of each rank, seconds by its graph."""

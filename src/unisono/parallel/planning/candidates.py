@@ -35,7 +35,9 @@ def plans(ranks: int, batch: int, fixed: Mapping[str, Any], *, host: int) -> Ite
                 for zero in range(4 if data > 1 else 1):
                     for parts in divisors(batch // data):
                         for recompute in RECOMPUTE:
-                            fields = dict(zip(SEARCHED, (data, tensor, sequence, pipeline, zero, parts), strict=False))
+                            fields = dict(
+                                zip(SEARCHED, (data, tensor, sequence, pipeline, zero, parts), strict=False)
+                            )
                             made = _made({**fields, "recompute": recompute}, fixed)
                             if made is not None:
                                 yield made
@@ -56,9 +58,10 @@ def neighbours(plan: Plan, ranks: int, batch: int, *, host: int) -> list[Plan]:
     found: list[Plan | None] = []
 
     def add(**fields: Any) -> None:
-        more = {"cuts": None} if "pipeline" in fields else {}
+        if "pipeline" in fields:
+            fields["cuts"] = None
         try:
-            found.append(replace(plan, **more, **fields))
+            found.append(replace(plan, **fields))
         except ValueError:
             found.append(None)
 

@@ -125,13 +125,17 @@ class ModelChoice(NamedTuple):
         yield f"  {_seconds(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s   ({self.speed})"
         limit = "" if self.limit_bytes is None else f" of {_mib(self.limit_bytes)}"
         state = "fits" if self.fits else f"DOES NOT FIT: {_mib(peak.exceeded)} MiB are missing"
-        yield f"  {_mib(peak.reserved)}{limit} MiB on rank {self.chosen.rank}, {_mib(peak.nbytes)} in tensors: {state}"
+        held = f"{_mib(peak.reserved)}{limit} MiB on rank {self.chosen.rank}"
+        yield f"  {held}, {_mib(peak.nbytes)} in tensors: {state}"
         yield f"  peak: {peak.place}"
 
     def _parts(self) -> Iterator[str]:
         time = self.chosen.time._asdict()
         parts = [(cause, self.chosen.peak.parts[cause]) for cause in CAUSES]
-        left = [f"{name:<16}{_seconds(value):>10}{100 * value / self.seconds:>6.1f} %" for name, value in time.items()]
+        left = [
+            f"{name:<16}{_seconds(value):>10}{100 * value / self.seconds:>6.1f} %"
+            for name, value in time.items()
+        ]
         right = [f"{name:<14}{_mib(value):>10} MiB" for name, value in parts]
         left += [""] * (len(right) - len(left))
         for one, other in zip(left, right, strict=True):

@@ -90,10 +90,12 @@ class DryRun:
                 parted = run_parts(model, cut, task.device_type, regathers=regathers)
         self._lower(model, shapes)
         stages = self._stages(model, family, programs)
-        specs = self._boundaries(stages, shapes, family)
+        specs = self._boundaries(stages, shapes)
         here = list(range(plan.stages)) if plan.pipeline == 1 else self._here(rank)
         root = model if plan.pipeline == 1 else PipelineStages({stage: stages[stage] for stage in here})
-        return _StepRun(self, rank, shapes, root, family, names, specs, parted, last=plan.stages - 1 in here).peak()
+        return _StepRun(
+            self, rank, shapes, root, family, names, specs, parted, last=plan.stages - 1 in here
+        ).peak()
 
     def _here(self, rank: int) -> list[int]:
         plan = self._plan
@@ -121,7 +123,7 @@ class DryRun:
         bounds = [0, *plan.cuts, len(family.pieces)]
         return [PieceStage(family.pieces[a:b], first=a == 0) for a, b in itertools.pairwise(bounds)]
 
-    def _boundaries(self, stages: list[Any], shapes: Shapes, family: ModelFamily) -> dict[int, Any]:
+    def _boundaries(self, stages: list[Any], shapes: Shapes) -> dict[int, Any]:
         """What each stage but the last sends: shapes, in the order of its outputs."""
         found: dict[int, tuple[TensorSpec, ...]] = {}
         if not stages:
@@ -283,8 +285,7 @@ class _StepRun:
         plan, root, watch = self._plan, self._root, self._watch
         inside = set(root.modules())
         own = own_units(root, [unit for unit in self._family.units if unit in inside])
-        exact = kept_in_f32(self._task.model, plan) and kept_in_f32(self._shapes.model, plan)
-        exact = [module for module in exact if module in inside]
+        exact = [module for module in kept_in_f32(self._shapes.model, plan) if module in inside]
         replicas = plan.zero == 0 and plan.precision == "f32"
         watch.follow(root, self._names)
         for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():

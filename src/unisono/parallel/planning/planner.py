@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -48,26 +48,29 @@ def plan(
 ) -> ModelChoice:
     """Choose how to train a model: the fastest plan that fits into a rank's memory, with its reasons.
 
-    Nothing is trained, and the model does not change. Each plan that is tried runs a step without values: its
-    memory is that of a run, its seconds are predicted. In a job with a process group all ranks call this, and
-    get one choice.
+    Nothing is trained, and the model does not change. Each plan that is tried runs a step without values: so
+    its memory is known; its seconds are predicted. In a job with a process group all ranks call this, and get
+    one choice. `optimizer` is called for each plan that is tried.
 
     Args:
         model, optimizer, loss, pieces, weigh: as `parallelize` takes them.
         sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs.
         batch: rows of a step, of all ranks; None: those of the sample.
-        ranks: None: those of this job; one without a process group.    hosts: on which they are, evenly; None:
-            as in this job.
+        ranks: None: those of this job; one without a process group.
+        hosts: on which they are, evenly; None: as in this job.
         memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
         price: give the bytes and seconds of this plan; nothing is searched.
         fixed: fields of `Plan` that are given, such as precision="bf16" or zero=3.
     Raises:
-        NoPlanFitsError: no plan fits; the text names the leanest.  CaptureError: the model cannot be recorded.
+        NoPlanFitsError: no plan fits; the text names the leanest.
+        CaptureError: the model cannot be recorded.
         ValueError, TypeError: wrong arguments, or an axis whose memory is not predicted.
-    Example: print(up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn))
+    Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
     check_arguments(model, price or Plan(), optimizer, loss, pieces, None)
-    _check_fixed(fixed if price is None else {field.name: getattr(price, field.name) for field in fields(price)})
+    _check_fixed(
+        fixed if price is None else {field.name: getattr(price, field.name) for field in fields(price)}
+    )
     for name, value in (("batch", batch), ("ranks", ranks), ("hosts", hosts)):
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of at least 1")
@@ -95,9 +98,7 @@ def _chosen(
     if hosts is not None or count != machine.ranks:
         if count % (hosts or 1):
             raise ValueError(f"plan: {count} ranks are not evenly on {hosts} hosts")
-        speed = type(speed)(
-            speed.flops, speed.bytes, speed.inside, speed.between, count // (hosts or 1), speed.hides
-        )
+        speed = replace(speed, host=count // (hosts or 1))
     search = PlanSearch(task, count, machine.memory if limit is None else limit, fixed, speed, machine.told)
     return search.choose() if price is None else search.price(price)
 
@@ -110,7 +111,7 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     if dist.get_rank() == 0:
         try:
             told = [choose()]
-        except Exception as error:  # all ranks raise it
+        except Exception as error:  # noqa: BLE001  all ranks raise it
             told = [error]
     dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
     if isinstance(told[0], Exception):
@@ -137,7 +138,9 @@ def _check_fixed(fixed: dict[str, Any]) -> None:
         if name in UNSEEN and value != UNSEEN[name]:
             raise ValueError(f"plan: {name}={value!r}: its memory is not predicted. Write a Plan by hand")
         if name == "schedule" and value in SPLIT:
-            raise ValueError(f"plan: schedule={value!r}: its memory is not predicted. Use 1f1b or interleaved")
+            raise ValueError(
+                f"plan: schedule={value!r}: its memory is not predicted. Use 1f1b or interleaved"
+            )
 
 
 def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -152,7 +155,9 @@ def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any
     if given != "auto":
         return given, sample
     if sample is None:
-        raise ValueError('parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)')
+        raise ValueError(
+            'parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)'
+        )
     chosen = plan(model, **options).plan
     rows = rows_of(sample) // chosen.data // chosen.micro_batches
     inputs = cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))

@@ -137,7 +137,9 @@ class PlanSearch:
         frames = graph.frames[1:]
         sent = max((graph.values[n].nbytes for f in frames for n in f.outputs[:1] if f.level == 1), default=0)
         units = max(1, len(task.family(task.model, task.pieces).units))
-        return ModelWork(graph.flops / rows, task.parameters, sent / rows, summed, cut, units)
+        return ModelWork(
+            graph.flops / rows, task.parameters, sent / rows, summed, cut, units, len(graph.nodes)
+        )
 
     def _staged(self, plan: Plan) -> Plan:
         """The plan with its cuts, where the model is a chain of pieces."""
@@ -216,8 +218,8 @@ class PlanSearch:
     def _nothing(self, candidates: int) -> str:
         if self._least is None:
             return (
-                f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes: parameters, "
-                "gradients and moments alone take more. Use more ranks"
+                f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes: "
+                "parameters, gradients and moments alone take more. Use more ranks"
             )
         least, plan = self._least
         return (
@@ -235,7 +237,14 @@ def _checked(peak: MemoryPeak, limit: int | None) -> MemoryPeak:
 
 def _simplicity(plan: Plan) -> tuple[Any, ...]:
     """Of plans that take as long, the one with less sharing and fewer axes comes first."""
-    return plan.tensor, plan.pipeline, plan.zero, plan.sequence, RECOMPUTED[plan.recompute], plan.micro_batches
+    return (
+        plan.tensor,
+        plan.pipeline,
+        plan.zero,
+        plan.sequence,
+        RECOMPUTED[plan.recompute],
+        plan.micro_batches,
+    )
 
 
 def _costs(graph: Graph, model: Any, pieces: Any) -> list[float]:
@@ -251,5 +260,3 @@ def _costs(graph: Graph, model: Any, pieces: Any) -> list[float]:
         work = sum(graph.nodes[number].flops for number in nodes)
         found.append(1.0 + work + sum(graph.values[n].nbytes for n in made))
     return found
-
-

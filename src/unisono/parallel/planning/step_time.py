@@ -2,7 +2,7 @@
 
 | part | is |
 |---|---|
-| compute | FLOPs of forward and twice of backward of a rank's rows, at one rate |
+| compute | FLOPs of forward and twice of backward, at one rate, and a constant for each operator |
 | recomputation | FLOPs of the units' forward again |
 | tensor | the sums at the cut layers, forward and backward |
 | messages | what goes from stage to stage, which the next stage waits for |
@@ -10,7 +10,7 @@
 | data | reduction of gradients and gathering of parameters that compute does not hide |
 | update | the optimizer reads and writes a rank's parameters, gradients and moments |
 
-Not in it: what an operator takes beside its FLOPs, and the fixed cost of a step.
+Not in it: the memory that an operator reads and writes, and the fixed cost of a step.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ class RankSpeed:
 
     Args:
         flops: FLOPs of matrix products.    bytes: read from memory, or written.
+        operator_s: seconds of an operator beside its work.
         inside, between: the links within a host and from host to host.
         host: ranks of a host.    hides: messages travel during compute.
     """
 
     flops: float
     bytes: float
+    operator_s: float
     inside: Link
     between: Link
     host: int
@@ -75,7 +77,7 @@ class ModelWork:
         sent: bytes of a row that go from stage to stage.
         summed: bytes of a row that the cut layers of a tensor axis sum in forward.    cut: the share of the
             FLOPs that they have.
-        units: messages of the parameters.
+        units: messages of the parameters.    operators: of a forward.
     """
 
     flops: float
@@ -84,6 +86,7 @@ class ModelWork:
     summed: float
     cut: float
     units: int
+    operators: int = 0
 
 
 def step_time(work: ModelWork, plan: Plan, batch: int, speed: RankSpeed) -> StepTime:
@@ -95,7 +98,8 @@ def step_time(work: ModelWork, plan: Plan, batch: int, speed: RankSpeed) -> Step
     """
     rows, stages, size = batch / plan.data, plan.pipeline, 4 if plan.precision == "f32" else 2
     share = (1 - work.cut + work.cut / plan.tensor) / stages
-    forward = work.flops * rows * share / speed.flops
+    fixed = plan.micro_batches * work.operators / stages * speed.operator_s
+    forward = work.flops * rows * share / speed.flops + fixed
     again = {False: 0.0, "selective": SELECTIVE, True: 1.0}[plan.recompute] * forward
     parts = plan.micro_batches
     tensor = messages = 0.0

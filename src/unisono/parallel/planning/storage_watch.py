@@ -1,4 +1,4 @@
-"""Counts the memory of a program that runs on shapes: each storage from the operator that makes it to its end.
+"""Counts the memory of a program that runs on shapes: each storage, from its operator to its end.
 
 What an operator's kernel takes and gives back within itself is not seen.
 """

@@ -1,4 +1,4 @@
-"""What is to be trained, for a prediction: a model, its loss and optimizer, and a batch like those to come."""
+"""What is to be trained, for a prediction: a model, its loss and optimizer, and a batch."""
 
 from __future__ import annotations
 
