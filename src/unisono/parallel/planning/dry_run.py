@@ -27,7 +27,7 @@ from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
-from unisono.parallel.pipeline.stages import PieceStage, PipelineStages
+from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_memory, own_units
@@ -62,6 +62,8 @@ class DryRun:
         self._rows = task.batch // plan.data
         self._parts = min(plan.micro_batches, self._rows)
         self._micro_rows = -(-self._rows // self._parts)
+        enough = 2 * plan.stages + 2  # of a pipeline's micro-batches; more are in memory as these are
+        self._run_parts = min(self._parts, -(-enough // plan.pipeline) * plan.pipeline)
 
     def peaks(self) -> list[MemoryPeak]:
         """The peak of a step on each rank of a pipeline; the ranks of other axes are like them."""
@@ -70,6 +72,11 @@ class DryRun:
     def peak_of(self, rank: int) -> MemoryPeak:
         """The peak on the ranks at one place of a pipeline."""
         task, plan = self._task, self._plan
+        changed = task.changed_buffer(self._micro_rows) if plan.recompute else ""
+        if changed:
+            raise ValueError(
+                f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
+            )
         shapes = task.shapes()
         model, family = shapes.model, task.family(shapes.model, shapes.also)
         names = {module: path for path, module in model.named_modules()}
@@ -118,9 +125,11 @@ class DryRun:
             return []
         if programs is not None:
             return [ProgramStage(programs, stage, model) for stage in range(plan.stages)]  # type: ignore[arg-type]
-        if plan.cuts is None or len(family.pieces) < plan.stages:
-            raise ValueError(f"{len(family.pieces)} pieces in {plan.stages} stages: say cuts=")
-        bounds = [0, *plan.cuts, len(family.pieces)]
+        counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
+        cuts = plan.cuts or balance(counted, plan.stages)  # as without a sample
+        if not 0 < cuts[0] <= cuts[-1] < len(family.pieces):
+            raise ValueError(f"cuts={cuts} do not fit a model of {len(family.pieces)} pieces")
+        bounds = [0, *cuts, len(family.pieces)]
         return [PieceStage(family.pieces[a:b], first=a == 0) for a, b in itertools.pairwise(bounds)]
 
     def _boundaries(self, stages: list[Any], shapes: Shapes) -> dict[int, Any]:
@@ -268,7 +277,7 @@ class _StepRun:
             batch = task.blank_batch(self._run._rows, self._shapes)
             for tensor in tensors_of(batch):
                 watch.see(tensor)
-        micros = micro_batches(batch, self._run._parts)
+        micros = micro_batches(batch, self._run._parts)[: self._run._run_parts]
         weights = [1.0 / len(micros)] * len(micros)
         work = StepInput(micros, weights, task.counted_loss, float(plan.data), counts=task.counts)
         runtime = _DryRuntime(units, self._mesh, self._family.output, self._messages, watch)

@@ -13,7 +13,6 @@ from torch import nn
 from unisono.engine.environment.env import parse_size
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
-from unisono.parallel.graph.containers import mapped
 from unisono.parallel.model_setup import Optimizer
 from unisono.parallel.plan import Plan
 
@@ -160,7 +159,4 @@ def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any
         )
     chosen = plan(model, **options).plan
     rows = rows_of(sample) // chosen.data // chosen.micro_batches
-    inputs = cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))
-    if any(value.is_meta for value in model.parameters()):  # its program is recorded on the host
-        inputs = mapped(inputs, lambda tensor: tensor.cpu())
-    return chosen, inputs
+    return chosen, cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))

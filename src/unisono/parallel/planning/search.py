@@ -157,7 +157,7 @@ class PlanSearch:
         """A dry run; None: the plan cannot run."""
         if plan in self._known:
             return self._known[plan]
-        axes = "stages", plan.pipeline, plan.tensor, plan.sequence
+        axes = _axes(plan)
         if axes in self._problems:
             return None
         try:
@@ -210,8 +210,7 @@ class PlanSearch:
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]
         if plan is not None:
-            axes = plan.tensor, plan.sequence
-            keys = [("tensor", *axes), ("stages", plan.pipeline, *axes)]
+            keys = [("tensor", plan.tensor, plan.sequence), _axes(plan)]
         texts = [self._problems[key] for key in keys if key in self._problems]
         return next(iter(texts), "no axis divides the ranks and the batch")
 
@@ -226,6 +225,11 @@ class PlanSearch:
             f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes of a rank; the "
             f"leanest that was tried, {plan}, needs {least}. Use more ranks, a smaller batch, or more memory"
         )
+
+
+def _axes(plan: Plan) -> tuple[Any, ...]:
+    """What decides whether a plan can run at all."""
+    return "stages", plan.pipeline, plan.tensor, plan.sequence, str(plan.recompute)
 
 
 def _checked(peak: MemoryPeak, limit: int | None) -> MemoryPeak:

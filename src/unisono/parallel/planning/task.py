@@ -14,10 +14,11 @@ from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut
-from unisono.parallel.graph.program import Graph
+from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import Optimizer, forget_caches
+from unisono.parallel.precision import BATCH_NORM
 
 from .dry_tensor import cut_of_program
 
@@ -34,6 +35,7 @@ class DeviceShapes(Shapes):
     def __init__(self, model: nn.Module, device_type: str, also: Any = None) -> None:
         self._device_type = device_type
         super().__init__(model, also)
+        self.on_host = False
 
     def blank(self, value: Tensor) -> Tensor:
         """A tensor like `value`, without values."""
@@ -162,7 +164,26 @@ class TrainingTask:
             self._graphs[rows] = Recorder(shapes).run(shapes.model, inputs)
         return self._graphs[rows]
 
+    def changed_buffer(self, rows: int) -> str:
+        """A buffer that a forward changes, which recomputation would change twice; "": there is none."""
+        found = [path for path, module in self.model.named_modules() if _counts_rows(module)]
+        if found:
+            return f"{found[0]}.running_mean"
+        graph = self.graph(rows)
+        buffers = {
+            graph.values[n].storage: name
+            for name, n in graph.names.items()
+            if graph.values[n].kind == "buffer"
+        }
+        written = [graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)]
+        return next((buffers[storage] for storage in written if storage in buffers), "")
+
     @property
     def parameters(self) -> int:
         """How many there are."""
         return sum(value.numel() for value in self.model.parameters())
+
+
+def _counts_rows(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm that keeps averages of what it sees."""
+    return isinstance(module, BATCH_NORM) and module.track_running_stats and module.training
