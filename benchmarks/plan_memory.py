@@ -158,7 +158,7 @@ def plans(name: str, ranks: int) -> list[up.Plan]:
             if half == 2
             else up.Plan(data=ranks),
         ]
-    return found
+    return [each for each in found if name != "cnn" or not each.recompute]  # BatchNorm is not computed again
 
 
 def compare(name: str, plan: up.Plan) -> tuple[float, str]:

@@ -33,4 +33,4 @@ def check(size: int) -> None:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    in_group(rank, size, folder, check)
+    in_group(rank, size, folder, lambda _: check(size))

@@ -48,6 +48,7 @@ class Shapes:
         self.mode = fake_mode()
         # what a closure of the program may refer to, which no copy of the model changes
         self.originals: dict[int, tuple[Tensor, str]]
+        self.on_host: bool  # the model was on the meta device
         if isinstance(model, Shapes):
             self.originals, self.on_host = model.originals, model.on_host
             self._copy(model.model, model.also)
