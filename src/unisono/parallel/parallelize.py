@@ -44,8 +44,7 @@ def parallelize(
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
-        plan: what each rank does; or what `up.plan` chose; or "auto": choose for the batch that is `sample`,
-            (inputs, targets) of all ranks.
+        plan: or what `up.plan` chose, or "auto": choose for a batch of all ranks, (inputs, targets), in sample.
         optimizer: makes one or several from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
@@ -81,10 +80,22 @@ def parallelize(
     check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan.expert)
-    if plan.tf32:
-        torch.set_float32_matmul_precision("high")
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
+    return _run(model, plan, options, optimizer, loss, weigh, on_change)
+
+
+def _run(
+    model: nn.Module,
+    plan: Plan,
+    options: dict[str, Any],
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    weigh: Weigh,
+    on_change: Callable[[Change], object] | None,
+) -> Run:
+    if plan.tf32:
+        torch.set_float32_matmul_precision("high")
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
     return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)

@@ -151,7 +151,7 @@ def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any
     sample = options["sample"]
     if isinstance(given, ModelChoice):
         return given.plan, sample
-    if given != "auto":
+    if not isinstance(given, str) or given != "auto":
         return given, sample
     if sample is None:
         raise ValueError(
