@@ -215,6 +215,18 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], kind: type[Exception
         planned(**given)
 
 
+def test_a_step_that_reads_values_is_refused() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2.0 if x.sum() > 0 else 1.0)
+
+    options: dict[str, Any] = {"sample": features(4), "optimizer": adamw, "ranks": 1}
+    with pytest.raises(up.CaptureError, match="test_planning.py"):
+        up.plan(Reads(256, 10), loss=CROSS, **options)
+    with pytest.raises(up.CaptureError, match="reads values"):
+        up.plan(mlp(), loss=lambda y, t: CROSS(y, t) * y.sum().item(), price=up.Plan(), **options)
+
+
 def test_auto_needs_a_batch() -> None:
     with pytest.raises(ValueError, match="write sample="):
         up.parallelize(mlp(), "auto", optimizer=adamw, loss=CROSS)

@@ -44,7 +44,7 @@ def parallelize(
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
-        plan: or what `up.plan` chose, or "auto": choose for `sample`, a batch of all ranks, (inputs, targets).
+        plan: or what `up.plan` chose, or "auto": choose for `sample`, which is a batch, (inputs, targets).
         optimizer: makes one or several from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.batches import micro_batches, tensors_of
 from unisono.parallel.gradients import local
-from unisono.parallel.graph.capture import Recorder
+from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.stage_choice import choose_starts
@@ -31,6 +31,7 @@ from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_memory, own_units
+from unisono.torch_internals.fake import is_about_data
 
 from .allocator import CachingAllocator
 from .dry_tensor import run_parts
@@ -59,7 +60,9 @@ class DryRun:
 
     def __init__(self, task: TrainingTask, plan: Plan, limit: int | None = None) -> None:
         self._task, self._plan, self._limit = task, plan, limit
-        self._rows = task.batch // plan.data
+        if task.batch < plan.data:
+            raise ValueError(f"a batch of {task.batch} rows is too small for {plan.data} data ranks")
+        self._rows = -(-task.batch // plan.data)
         self._parts = min(plan.micro_batches, self._rows)
         self._micro_rows = -(-self._rows // self._parts)
         enough = 2 * plan.stages + 2  # of a pipeline's micro-batches; more are in memory as these are
@@ -265,7 +268,15 @@ class _StepRun:
         with ExitStack() as stack:
             stack.enter_context(self._shapes.mode)
             stack.enter_context(self._watch)
-            self._step()
+            try:
+                self._step()
+            except Exception as error:
+                if is_about_data(error):
+                    raise CaptureError(
+                        f"a step of this model reads values of tensors, which a dry run lacks: "
+                        f"{error}"
+                    ) from error
+                raise
         return self._account.peak
 
     def _step(self) -> None:

@@ -110,8 +110,10 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     if dist.get_rank() == 0:
         try:
             told = [choose()]
-        except Exception as error:  # noqa: BLE001  all ranks raise it
+        except (ValueError, TypeError) as error:
             told = [error]
+        except Exception as error:  # noqa: BLE001  all ranks raise it; not all errors of PyTorch can be sent
+            told = [RuntimeError(f"{type(error).__name__}: {error}")]
     dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
     if isinstance(told[0], Exception):
         raise told[0]

@@ -20,6 +20,7 @@ from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
 
+ROWS = 2  # of the recorded program
 SHOWN = 4  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
 FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at least
@@ -59,8 +60,9 @@ class PlanSearch:
         """The fastest plan that fits.
 
         Raises:
-            NoPlanFitsError: there is none.
+            NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
+        self._task.graph(ROWS)  # or its error
         priced = sorted(self._priced(), key=lambda pair: (pair[0].total, _simplicity(pair[1])))
         if not priced:
             raise NoPlanFitsError(f"no plan of {self._ranks} ranks can run: {self._why()}")
@@ -125,7 +127,7 @@ class PlanSearch:
         return self._work.get(key)
 
     def _measured(self, plan: Plan) -> ModelWork:
-        task, rows = self._task, 2
+        task, rows = self._task, ROWS
         graph = task.graph(rows)
         cut, summed = 0.0, 0
         if plan.tensor > 1:
@@ -149,7 +151,7 @@ class PlanSearch:
         family = task.family(task.model, task.pieces)
         if not task.in_pieces(family) or len(family.pieces) < plan.stages:
             return plan
-        return replace(plan, cuts=balance(_costs(task.graph(2), task.model, family.pieces), plan.stages))
+        return replace(plan, cuts=balance(_costs(task.graph(ROWS), task.model, family.pieces), plan.stages))
 
     # ---- memory ----
 
