@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import micro_batches, tensors_of
+from unisono.parallel.families import identity
 from unisono.parallel.gradients import local
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
@@ -87,6 +88,8 @@ class DryRun:
         programs, parted = None, set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
             programs = _Programs(self, shapes)
+        elif plan.pipeline > 1:
+            family.output = identity  # the last piece returns what the loss takes
         if plan.tensor > 1:
             cut = task.cut(
                 plan.tensor,
