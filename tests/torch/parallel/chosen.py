@@ -22,7 +22,7 @@ def check(size: int) -> None:
     assert run.plan.ranks == size
     losses = [run.step(each) for each in run.shard([batch] * 3)]
     assert losses[-1] < losses[0]
-    choice = up.plan(mlp(), **options, zero=3, data=size)
+    choice = up.plan(mlp(), **options, price=up.Plan(data=size, zero=3))
     again = up.parallelize(mlp(), choice, optimizer=adamw, loss=CROSS)
     assert again.plan == choice.plan
     assert again.plan.zero == 3

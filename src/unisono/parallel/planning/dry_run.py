@@ -276,8 +276,7 @@ class _StepRun:
             except Exception as error:
                 if is_about_data(error):
                     raise CaptureError(
-                        f"a step of this model reads values of tensors, which a dry run lacks: "
-                        f"{error}"
+                        f"a step of this model reads values of tensors, which a dry run lacks: {error}"
                     ) from error
                 raise
         return self._account.peak

@@ -63,7 +63,7 @@ def plan(
     Raises:
         NoPlanFitsError: no plan fits; the text names the leanest.
         CaptureError: the model cannot be recorded.
-        ValueError, TypeError: wrong arguments, or an axis whose memory is not predicted.
+        ValueError, TypeError: wrong arguments, or a plan that cannot run or is not predicted.
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
     check_arguments(model, price or Plan(), optimizer, loss, pieces, None)

@@ -92,13 +92,12 @@ class PlanSearch:
         """One plan, whether it fits or not.
 
         Raises:
-            NoPlanFitsError: it cannot run.
+            CaptureError, ValueError: it cannot run; the text says why.
         """
-        time = self._time(plan)
-        found = None if time is None else self._try(time, self._staged(plan))
-        if found is None:
-            raise NoPlanFitsError(f"{plan} cannot run: {self._why()}")
-        task = self._task
+        task, time = self._task, self._time(plan)
+        if time is None:
+            raise ValueError(f"{plan} cannot run: {self._why(plan)}")
+        found = self._dry(time, self._staged(plan))
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, found, self._limit, [], [], 1, 1,
             self._told, True,
@@ -163,10 +162,14 @@ class PlanSearch:
         if axes in self._problems:
             return None
         try:
-            peaks = DryRun(self._task, plan, self._limit).peaks()
+            return self._dry(time, plan)
         except (CaptureError, ValueError) as error:
             self._problems[axes] = str(error)
             return None
+
+    def _dry(self, time: StepTime, plan: Plan) -> PricedPlan:
+        """A dry run; it raises what speaks against it."""
+        peaks = DryRun(self._task, plan, self._limit).peaks()
         stage = max(range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved))
         peak = _checked(peaks[stage], self._limit)
         self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
