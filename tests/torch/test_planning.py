@@ -12,7 +12,7 @@ from torch import nn
 import suite
 import unisono.parallel as up
 from planned_models import MODELS, adamw, features, gpt, ids, mlp, tokens_loss
-from unisono.parallel.planning.allocator import MIB, CachingAllocator
+from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.candidates import changes, neighbours, plans
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.memory_account import MemoryAccount
@@ -123,6 +123,7 @@ def test_a_limit_first_frees_what_is_cached() -> None:
     assert allocator.reserved == 50 * MIB
     allocator.allocate(30 * MIB)
     assert allocator.exceeded == 20 * MIB
+    assert allowed(1 << 30) == pytest.approx(970.8 * MIB, rel=1e-4)
 
 
 # ---- candidates and seconds ----

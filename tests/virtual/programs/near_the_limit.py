@@ -14,6 +14,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "torch"))
 import unisono.parallel as up
 from planned_models import MODELS, adamw
+from unisono.parallel.planning.allocator import SPARE
 from unisono.parallel.planning.candidates import plans
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.task import TrainingTask
@@ -33,7 +34,8 @@ def drawn(drawer: random.Random, ranks: int) -> tuple[str, up.Plan]:
 
 def least(task: TrainingTask, plan: up.Plan) -> int:
     """The smallest whole MiB in which a dry run fits."""
-    low, high = 0, max(peak.reserved for peak in DryRun(task, plan).peaks()) // MIB + 1
+    most = max(peak.reserved for peak in DryRun(task, plan).peaks())
+    low, high = 0, int(most / (1 - SPARE)) // MIB + 4
     while high - low > 1:
         middle = (low + high) // 2
         fits = not any(peak.exceeded for peak in DryRun(task, plan, middle * MIB).peaks())

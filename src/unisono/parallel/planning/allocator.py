@@ -11,11 +11,20 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-__all__ = ["CachingAllocator", "MemoryBlock"]
+__all__ = ["CachingAllocator", "MemoryBlock", "allowed"]
 
 MIB = 1 << 20
 SMALLEST, SMALL = 512, MIB
+SPARE = 0.05  # of the memory, for fragmentation
 SMALL_SEGMENT, LARGE_SEGMENT, LARGE, LARGE_UNIT = 2 * MIB, 20 * MIB, 10 * MIB, 2 * MIB
+
+
+def allowed(limit: int) -> int:
+    """What the segments of a dry run may take of a limit: a run may cut them in another order.
+
+    Example: 1 GiB -> 970.8 MiB.
+    """
+    return max(0, int(limit * (1 - SPARE)) - SMALL_SEGMENT)
 
 
 @dataclass(eq=False, slots=True)

@@ -34,7 +34,7 @@ from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_memory, own_units
 from unisono.torch_internals.fake import is_about_data
 
-from .allocator import CachingAllocator
+from .allocator import CachingAllocator, allowed
 from .dry_tensor import run_parts
 from .dry_units import DryReplicas, DryShards, shard_of
 from .memory_account import MemoryAccount, MemoryPeak
@@ -54,7 +54,7 @@ class DryRun:
 
     Args:
         task: what is trained.
-        limit: bytes of a rank's memory; None: not limited.
+        limit: bytes of a rank's memory, of which a GPU's allocator gets a little less; None: not limited.
     Raises:
         CaptureError, ValueError: the model does not go with the plan; the text says why.
     """
@@ -251,7 +251,8 @@ class _StepRun:
         self._task, self._plan, self._run, self._shapes = run._task, run._plan, run, shapes
         self._root, self._family, self._names, self._last = root, family, names, last
         device = self._task.device_type
-        allocator = CachingAllocator(run._limit) if device == "cuda" else None
+        limit = None if run._limit is None else allowed(run._limit)
+        allocator = CachingAllocator(limit) if device == "cuda" else None
         self._watch = StorageWatch(device)
         self._account = MemoryAccount(allocator, self._watch.place)
         self._watch.begin(self._account)
