@@ -28,6 +28,9 @@ from .metrics import Average, Progress
 from .optimizer_groups import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
+from .planning.choice import ModelChoice
+from .planning.planner import plan
+from .planning.search import NoPlanFitsError
 from .run import Run
 from .spill import Disk, Host
 from .swapped_model import Swapped
@@ -48,6 +51,8 @@ __all__ = [
     "Graph",
     "Host",
     "Link",
+    "ModelChoice",
+    "NoPlanFitsError",
     "OuterSGD",
     "Parameters",
     "Plan",
@@ -62,6 +67,7 @@ __all__ = [
     "capture",
     "materialize",
     "parallelize",
+    "plan",
     "record",
     "shard",
     "whole",

@@ -18,7 +18,7 @@ def check_arguments(
     """Raise TypeError for a value of another type, before a byte moves."""
     wanted = {
         "model": (isinstance(model, nn.Module), model, "an nn.Module"),
-        "plan": (isinstance(plan, Plan), plan, "a Plan"),
+        "plan": (isinstance(plan, Plan), plan, 'a Plan, what up.plan chose, or "auto"'),
         "optimizer": (
             callable(optimizer),
             optimizer,

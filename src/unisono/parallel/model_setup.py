@@ -128,7 +128,7 @@ def set_up(
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     same_everywhere(model)
     if plan.recompute or plan.context > 1:
-        _forget_caches(model)
+        forget_caches(model)
     context = ContextModel.of(model, family.output, mesh)
     trial: CutCheck | ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
@@ -210,7 +210,7 @@ def nothing(_model: nn.Module) -> None:
     """Do nothing: the model has its values."""
 
 
-def _forget_caches(model: nn.Module) -> None:
+def forget_caches(model: nn.Module) -> None:
     """Switch off Hugging Face's key-value caches: a layer that runs again would add to its cache again."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
@@ -269,7 +269,7 @@ def _programs(
             f"pipeline={plan.pipeline}: nothing says in which order {type(model).__name__} runs its modules: "
             f"no sample= was given, and no inputs follow from its first layer. {remedy}"
         )
-    _forget_caches(model)
+    forget_caches(model)
     dtype = None if plan.precision == "f32" else TYPES[plan.precision]
     try:
         return StagePrograms(model, inputs, plan.stages, dtype)

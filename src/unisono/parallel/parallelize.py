@@ -21,12 +21,14 @@ from .materialize import Init
 from .model_setup import set_up
 from .optimizer_groups import Optimizer
 from .plan import Plan
+from .planning.choice import ModelChoice
+from .planning.planner import resolved
 from .run import Run
 
 
 def parallelize(
     model: nn.Module,
-    plan: Plan,
+    plan: Plan | ModelChoice | str,
     *,
     optimizer: Optimizer,
     loss: Callable[[Any, Any], Any] | None,
@@ -46,6 +48,7 @@ def parallelize(
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
+        plan: or what `up.plan` chose, or "auto": choose for `sample`, which is a batch, (inputs, targets).
         optimizer: makes one or several from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
@@ -74,7 +77,10 @@ def parallelize(
             finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
+    given = {"optimizer": optimizer, "loss": loss, "sample": sample, "pieces": pieces, "weigh": weigh}
+    plan, sample = resolved(plan, model, given)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    assert isinstance(plan, Plan)
     check_compiled(model, plan)
     check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)

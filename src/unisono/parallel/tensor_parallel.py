@@ -8,7 +8,7 @@ between cuts are cut along the sequence: the moves of a module say what it gathe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +110,26 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
         mesh: the tensor axis.
         regathers: what layers get from all ranks is gathered again in backward, and not kept.
     """
-    for path, sizes in cut.fused.items():
-        split_(model, path, sizes)
     region = RngRegion(mesh.get_local_rank(), mesh.device_type)
     axis = TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
+
+    def part(value: Tensor, dim: int) -> Tensor:
+        return distribute_tensor(value, mesh, [Shard(dim)], src_data_rank=None)
+
+    run_cut(model, cut, part, axis, region)
+    return region
+
+
+def run_cut(
+    model: nn.Module, cut: Cut, part: Callable[[Tensor, int], Tensor], axis: TensorAxis, region: RngRegion
+) -> None:
+    """Have each module run on this rank's parts.
+
+    Args:
+        part: of a parameter's values and a dim -> what is kept of it.
+    """
+    for path, sizes in cut.fused.items():
+        split_(model, path, sizes)
     values = dict([*model.named_parameters(), *model.named_buffers()])
     owners = [
         (path, module, leaf, value)
@@ -125,8 +141,7 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
     for name, dim in cut.dims.items():
         value = values[name]
         if isinstance(value, nn.Parameter):
-            part = distribute_tensor(value.data, mesh, [Shard(dim)], src_data_rank=None)
-            made[id(value)] = dim, like(value, part)
+            made[id(value)] = dim, like(value, part(value.data, dim))
         else:
             made[id(value)] = dim, value
     local: dict[str, dict[str, int]] = {}
@@ -146,7 +161,6 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
             module.use_nested_tensor = False
         if isinstance(module, nn.TransformerEncoderLayer):
             module.register_forward_pre_hook(_nothing)
-    return region
 
 
 def _nothing(_module: nn.Module, _args: Any) -> None:
@@ -230,8 +244,7 @@ class _Local(Forward):
             value = self._module._buffers[leaf]
             size = value.shape[dim] // self._axis.parts
             return value.narrow(dim, self._axis.place * size, size)  # type: ignore[no-any-return]
-        assert isinstance(value, DTensor)
-        return value.to_local()
+        return value.to_local() if isinstance(value, DTensor) else value  # type: ignore[no-any-return]
 
     def _vocabulary(self, *args: Any, **named: Any) -> Tensor:
         """Rows of other ranks give zeros, and the ranks add up."""
