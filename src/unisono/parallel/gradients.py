@@ -74,6 +74,7 @@ def _strided(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
+@torch.no_grad()
 def squared_norm(
     named: dict[str, nn.Parameter],
     ties: Iterable[TiedParameter],
@@ -97,10 +98,13 @@ def squared_norm(
     return total
 
 
+@torch.no_grad()
 def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients by `factor`, in place."""
+    if factor == 1.0:
+        return
     grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if grads and factor != 1.0:
+    if grads:
         multiply_each_(grads, factor)
 
 

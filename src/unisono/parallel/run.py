@@ -26,7 +26,7 @@ from .gradients import add_up, local, scale_, squared_norm
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
 from .model_setup import ModelSetup, Optimizer, Parameters
-from .optimizer_step import has_mixed_parameters, step
+from .optimizer_step import has_cut_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
@@ -82,7 +82,7 @@ class Run:
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
-        self._mixed = has_mixed_parameters(self._trained.values())
+        self._cut = has_cut_parameters(self._trained.values())
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
@@ -551,7 +551,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                if self._mixed:
+                if self._cut:
                     step(optimizer)
                 else:
                     optimizer.step()
