@@ -47,27 +47,28 @@ def step(optimizer: optim.Optimizer) -> None:
 def _parts(optimizer: optim.Optimizer) -> Iterator[None]:
     """Meanwhile the optimizer has this rank's parts, with their gradients and state."""
     state: Any = optimizer.state
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held: Any = defaultdict(dict)
+    records, lists = [], []
     with torch.no_grad():
-        parts = {parameter: local(parameter).detach() for parameter in parameters}
-        for parameter, part in parts.items():
-            part.grad = gradient(parameter)
-        held: Any = defaultdict(dict)
-        for parameter, part in parts.items():
-            if parameter in state:
-                held[part] = {key: local(value) for key, value in state[parameter].items()}
-    groups = [[parts[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            parts: list[Tensor] = []
+            for parameter in group["params"]:
+                part = local(parameter).detach()
+                part.grad = gradient(parameter)
+                entries = held[part] = {key: local(value) for key, value in state.get(parameter, {}).items()}
+                records.append((parameter, part, entries, dict(entries)))
+                parts.append(part)
+            lists.append([parts])
     optimizer.state = held
     try:
-        with _groups(optimizer, [[group] for group in groups]):
+        with _groups(optimizer, lists):
             yield
     finally:
         optimizer.state = state
-    with torch.no_grad():
-        for parameter, part in parts.items():
-            for key, value in held.get(part, {}).items():
-                if key not in state[parameter] or local(state[parameter][key]) is not value:
-                    state[parameter][key] = _as_cut(value, part, parameter)
+    for parameter, part, entries, before in records:
+        new = {key: value for key, value in entries.items() if before.get(key) is not value}
+        if new:
+            state[parameter].update({key: _as_cut(value, part, parameter) for key, value in new.items()})
 
 
 def _as_cut(value: Any, part: Tensor, parameter: Tensor) -> Any:

@@ -9,6 +9,8 @@ in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
 | 1 | once a step | once a step | parameters, gradients |
 | 2 | once a step | after each micro-batch | parameters, its part of gradients |
 | 3 | before each use | after each micro-batch | its part of both |
+
+Where there is one stage, backward of a root begins right after its forward: it is gathered once for both.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from unisono.torch_internals import fsdp, training
 
-from .graph.capture import STATE
 from .gradients import local
+from .graph.capture import STATE
 from .graph.containers import mapped, tensors_in
 from .recomputation import recompute
 from .replicated_parameters import ReplicatedParameters
@@ -251,7 +253,9 @@ class ShardedParameters:
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
         """Shard unit by unit; `fill` gives one its values before."""
         self._plan = plan = mesh.plan
-        self._backward: tuple[bool, bool, bool] | None = None  # what the next one was told: last, reduce, free
+        self._backward: tuple[bool, bool, bool] | None = (
+            None  # what the next one was told: last, reduce, free
+        )
         for exact in self._exact:
             fill(exact)
             low = None if exact is self.root else TYPES[plan.precision]

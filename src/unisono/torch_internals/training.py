@@ -67,7 +67,7 @@ NAMES = {
     ),
     "hooks before a step": PrivateName(
         "torch.optim:Optimizer._optimizer_step_pre_hooks",
-        purpose="tell whether a step of an optimizer calls hooks, which get parameters that are cut as they are",
+        purpose="tell whether a step of an optimizer calls hooks: they get cut parameters, no parts",
         without="an optimizer of parameters that are cut takes longer",
     ),
     "hooks after a step": PrivateName(
@@ -169,6 +169,7 @@ def persistent(module: nn.Module, name: str) -> bool:
 
 def has_step_hooks(optimizer: Any) -> bool:
     """Whether a step of this optimizer calls hooks; True where this PyTorch does not tell."""
-    own = [getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
-    found = [*own, find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])]
-    return any(hooks is None or len(hooks) > 0 for hooks in found)
+    before, after = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    own = getattr(optimizer, before, None), getattr(optimizer, after, None)
+    others = find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])
+    return any(hooks is None or len(hooks) > 0 for hooks in (*own, *others))

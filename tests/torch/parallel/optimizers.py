@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch whose parameters are cut: the bits of a step on DTensors, the weights of one process."""
+"""Optimizers of PyTorch whose parameters are cut: bits as with DTensors, weights as in one process."""
 
 import copy
 import warnings
