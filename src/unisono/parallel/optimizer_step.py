@@ -79,7 +79,9 @@ def _as_cut(value: Any, part: Tensor, parameter: Tensor) -> Any:
 
 def _one_kind(optimizer: optim.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Meanwhile no group that PyTorch's kernels for lists would refuse."""
-    return _groups(optimizer, [_kinds(group) for group in optimizer.param_groups])
+    lists = [_kinds(group) for group in optimizer.param_groups]
+    several = any(len(kinds) > 1 for kinds in lists)
+    return _groups(optimizer, lists) if several else contextlib.nullcontext()
 
 
 def _kinds(group: dict[str, Any]) -> list[list[Tensor]]:
