@@ -23,7 +23,7 @@ from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.model_setup import Parameters
+from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
@@ -331,7 +331,7 @@ class _StepRun:
             return DryReplicas(root, plan, watch), held
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
-        outer = [unit for unit in gathered_units(own, plan) if unit not in covered]
+        outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
         return DryShards(root, outer, alone, plan, watch, last=self._last), held
 
     def _shard(self, value: nn.Parameter) -> nn.Parameter:
