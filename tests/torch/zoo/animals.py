@@ -94,6 +94,8 @@ def causal(name: str, config: str = "", batch: Any = text, **more: Any) -> Anima
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 WITH_EXPERTS = ("qwen2-moe", "qwen3-moe", "mixtral", "deepseek-v3")
+WITHOUT_SEQUENCES = ("vit", "swin", "clip", "resnet", "unet", "dlrm")
+NORMALISED_BY_BATCH: tuple[str, ...] = ()
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
 ANIMALS: dict[str, Animal] = {
