@@ -135,7 +135,7 @@ class _Search:
                     told = [self._prove(sample)]
         except CaptureError as error:
             told = [error]
-        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(told, src=0)
         if isinstance(told[0], Cut):
             self._found = told[0]
             self._proved.append((kinds_of(sample), None, True))

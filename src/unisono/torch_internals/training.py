@@ -45,6 +45,11 @@ NAMES = {
         purpose="copy all gradients in one call",
         without="one call for each",
     ),
+    "flat weights": PrivateName(
+        "torch.nn:RNNBase.__setattr__",
+        purpose="shard nn.LSTM, nn.GRU and nn.RNN: it puts their parameters into their list of weights, too",
+        without="zero >= 1 refuses these modules",
+    ),
     "plain": PrivateName(
         "torch._C:DisableTorchFunctionSubclass",
         purpose="raise where a program reads a parameter that is swapped out",
@@ -145,3 +150,9 @@ def check_dimensions(norm: Any, x: Tensor) -> None:
 def persistent(module: nn.Module, name: str) -> bool:
     """Whether a buffer of `module` belongs to its state."""
     return name not in getattr(module, "_non_persistent_buffers_set", ())
+
+
+def follows_parameters(module: nn.Module, leaf: str) -> bool:
+    """Whether the attribute `leaf` always has a module's parameters of now, as `_flat_weights` of nn.LSTM has."""
+    own = find(NAMES["flat weights"])
+    return own is not None and leaf == "_flat_weights" and type(module).__setattr__ is own

@@ -94,8 +94,8 @@ def causal(name: str, config: str = "", batch: Any = text, **more: Any) -> Anima
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 WITH_EXPERTS = ("qwen2-moe", "qwen3-moe", "mixtral", "deepseek-v3")
-WITHOUT_SEQUENCES = ("vit", "swin", "clip", "resnet", "unet", "dlrm")
-NORMALISED_BY_BATCH: tuple[str, ...] = ()
+WITHOUT_SEQUENCES = ("vit", "swin", "clip", "resnet", "resnet-bn", "unet", "dlrm")
+NORMALISED_BY_BATCH = ("resnet-bn",)
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
 ANIMALS: dict[str, Animal] = {
@@ -127,6 +127,7 @@ ANIMALS: dict[str, Animal] = {
     "mixtral": causal("Mixtral", num_local_experts=4, num_experts_per_tok=2),
     "deepseek-v3": causal(
         "DeepseekV3",
+        num_key_value_heads=HEADS,
         moe_intermediate_size=16,
         n_routed_experts=4,
         n_shared_experts=1,
@@ -297,13 +298,15 @@ ANIMALS: dict[str, Animal] = {
     "mixer": Animal(own.Mixer, text, token_loss),
     "soft-experts": Animal(own.Soft, text, token_loss),
     "resnet": Animal(own.ResNet, image, class_loss),
+    "resnet-bn": Animal(own.BatchNormResNet, image, class_loss),
     "unet": Animal(own.UNet, image, class_loss),
+    "scan": Animal(own.Scan, text, token_loss),
     "lstm": Animal(own.Lstm, text, token_loss),
     "translator": Animal(own.Translator, pair, token_loss),
     "dlrm": Animal(
         own.Dlrm,
         lambda g: (
-            (torch.randn(ROWS, 8, generator=g), torch.randint(200, (ROWS, 4), generator=g)),
+            (torch.randn(ROWS, 8, generator=g), torch.randint(own.CATEGORIES, (ROWS, 4), generator=g)),
             torch.randint(2, (ROWS,), generator=g),
         ),
         class_loss,
