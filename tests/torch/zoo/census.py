@@ -90,9 +90,7 @@ def under(name: str, plan: up.Plan, wanted: Curve, device: torch.device) -> tupl
     animal = animals.ANIMALS[name]
     given = on(device, batches(animal))
     model = made(animal).to(device)
-    run = up.parallelize(
-        model, fitted(name, plan), optimizer=sgd, loss=animal.loss, sample=given[0][0]
-    )
+    run = up.parallelize(model, fitted(name, plan), optimizer=sgd, loss=animal.loss, sample=given[0][0])
     losses, norms = [], []
     for batch in run.shard(copy.deepcopy(given)):
         losses.append(run.step(batch))

@@ -43,7 +43,9 @@ def on_gpus(animal: str, titles: list[str]) -> Iterator[str]:
     """Likewise on virtual GPUs."""
     launcher = [sys.executable, "-m", "unisono", "run", "--virtual-gpus", str(GPUS)]
     program = [str(Path(__file__).with_name("census.py")), animal, ",".join(titles)]
-    ended = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(
+        [*launcher, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     yield from ended.stdout.splitlines()
     if ended.returncode:
         print(ended.stdout[-2000:], ended.stderr[-2000:], file=sys.stderr)
@@ -61,7 +63,9 @@ def row(
         made = [cell for line in lines if (cell := Cell.of(line)) is not None]
         file.add(made)
         lost = {*missing} - {cell.plan for cell in made}
-        file.add(Cell(animal, title, "RAW", "the job ended", 0.0, where) for title in missing if title in lost)
+        file.add(
+            Cell(animal, title, "RAW", "the job ended", 0.0, where) for title in missing if title in lost
+        )
     return {title: file.get(animal, title, where) if title in applying else None for title in plans}
 
 
@@ -106,7 +110,9 @@ def main() -> int:
         print(f"{count} cells do not apply: the model {reason}")
     applying, trained = words.total() - words[""], sum(words[word] for word in TRAINED)
     counts = ", ".join(f"{words[word]} {word}" for word in SIGNS if word and words[word])
-    print(f"{words.total()} cells, {applying} apply: {counts}; {trained} trained, {trained / max(applying, 1):.0%}")
+    print(
+        f"{words.total()} cells, {applying} apply: {counts}; {trained} trained, {trained / max(applying, 1):.0%}"
+    )
     return int(words["WRONG"] + words["RAW"] > 0 or trained < SHARE * applying)
 
 
