@@ -15,6 +15,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (ROOT / "src" / "unisono", Path(__file__).parent)
 PACKAGES = ("torch", "transformers")
+TRAINED = ("same", "lossy")
 
 
 class Cell(NamedTuple):
@@ -41,7 +42,7 @@ class CellFile:
     """Cells on disk, each with a digest of the sources that made it.
 
     Args:
-        older: take cells of other sources, too.
+        older: take cells that trained by other sources, too.
     """
 
     def __init__(self, path: Path, *, older: bool = False) -> None:
@@ -49,8 +50,9 @@ class CellFile:
         self._cells: dict[tuple[str, str, str], Cell] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             digest, *rest = json.loads(line)
-            if older or digest == self._digest:
-                self._add(Cell(*rest))
+            cell = Cell(*rest)
+            if digest == self._digest or (older and cell.word in TRAINED):
+                self._add(cell)
 
     def _add(self, cell: Cell) -> None:
         self._cells[cell.animal, cell.plan, cell.where] = cell

@@ -20,14 +20,13 @@ sys.path[:0] = [str(TESTS / "support"), str(TESTS / "torch")]
 import unisono.parallel as up  # noqa: E402
 from suite import Forks  # noqa: E402
 from zoo.animals import ANIMALS  # noqa: E402
-from zoo.cells import ROOT, Cell, CellFile  # noqa: E402
+from zoo.cells import ROOT, TRAINED, Cell, CellFile  # noqa: E402
 from zoo.plans import GPU_PLANS, PLANS, not_applicable  # noqa: E402
 
 SHARE = 0.9
 GPUS = 4
 LIMIT_S = 1800
 SIGNS = {"same": "=", "lossy": "~", "refused": "-", "WRONG": "W", "RAW": "R", "": "."}
-TRAINED = ("same", "lossy")
 
 
 def on_cpus(forks: Forks, animal: str, titles: list[str]) -> Iterator[str]:
@@ -87,7 +86,7 @@ def main() -> int:
     parser.add_argument("animals", nargs="*", help="models; all without this argument")
     parser.add_argument("--plans", help="names of plans, with commas between")
     parser.add_argument("--virtual-gpus", action="store_true", help="on 4 virtual GPUs, by plans of 4 ranks")
-    parser.add_argument("--older", action="store_true", help="take cells that other sources have made, too")
+    parser.add_argument("--older", action="store_true", help="take cells that trained by other sources, too")
     given = parser.parse_args()
     every = GPU_PLANS if given.virtual_gpus else PLANS
     plans = {title: every[title] for title in given.plans.split(",")} if given.plans else every
@@ -110,9 +109,8 @@ def main() -> int:
         print(f"{count} cells do not apply: the model {reason}")
     applying, trained = words.total() - words[""], sum(words[word] for word in TRAINED)
     counts = ", ".join(f"{words[word]} {word}" for word in SIGNS if word and words[word])
-    print(
-        f"{words.total()} cells, {applying} apply: {counts}; {trained} trained, {trained / max(applying, 1):.0%}"
-    )
+    share = f"{trained} trained, {trained / max(applying, 1):.0%}"
+    print(f"{words.total()} cells, {applying} apply: {counts}; {share}")
     return int(words["WRONG"] + words["RAW"] > 0 or trained < SHARE * applying)
 
 

@@ -1,4 +1,4 @@
-"""Matrix products where the sequence is cut: each row by itself, sums over positions, attention that is written out.
+"""Matrix products where the sequence is cut: rows by themselves, sums over positions, written-out attention.
 
 | of first @ second, the sequence is | what runs |
 |---|---|
@@ -7,7 +7,7 @@
 | the rows of the first, and in the second, too | all positions of the second are gathered |
 | the columns of the second, and in the first, too | all positions of the first are gathered |
 
-In attention that is written out, q @ k.T gathers the keys, and weights @ v the values; a rank keeps the scores of its
+In written-out attention q @ k.T gathers the keys, and weights @ v the values; a rank keeps the scores of its
 own queries. Source: Dubey et al., The Llama 3 Herd of Models, arXiv:2407.21783, section 3.3.2.
 """
 

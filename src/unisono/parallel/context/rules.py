@@ -93,11 +93,18 @@ def _embedding(call: RuleCall) -> list[SequenceDim | None]:
 
 def _index(call: RuleCall) -> list[SequenceDim | None]:
     table, given = call.args[0], call.args[1]
-    indices = [ref for ref in given if ref is not None]
-    if len(indices) != 1 or call.graph.values[indices[0].value].dtype == torch.bool:
-        raise LayoutError("it picks by several indices, or by a mask")
+    at = [dim for dim, ref in enumerate(given) if ref is not None]
+    indices = [given[dim] for dim in at]
+    if any(call.graph.values[ref.value].dtype == torch.bool for ref in indices):
+        raise LayoutError("it picks by a mask")
+    place = call.place(table)
+    if place is not None and at == list(range(at[0], at[0] + len(at))) and place.dim not in at:
+        call.stays_whole(*indices)
+        return [place.at(place.dim + (place.dim > at[0]) * (len(call.out()) - len(call.shape(table))))]
+    if len(indices) != 1:
+        raise LayoutError("it picks by several indices")
     call.stays_whole(table)
-    return [call.cut(indices[0]).at(call.cut(indices[0]).dim + given.index(indices[0]))]
+    return [call.cut(indices[0]).at(call.cut(indices[0]).dim + at[0])]
 
 
 def _gather(call: RuleCall) -> list[SequenceDim | None]:
@@ -241,7 +248,7 @@ def _padded(call: RuleCall) -> list[SequenceDim | None]:
     had, made = (each.positions(call.ranks.rank) for each in (place.span, span))
     pads[at] = _count(made, 0, front) - _count(
         had, 0, -front
-    )  # padding of its own, or what it has to take off
+    )  # padding, or positions off
     pads[at + 1] = _count(made, front + size, span.size) - _count(had, size + back, size)
     op = call.node.op
     call.run = lambda tensor, _pads, *args, **named: op(tensor, pads, *args, **named)
