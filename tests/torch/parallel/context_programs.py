@@ -144,6 +144,19 @@ def check_features(folder: Path) -> None:
     same(up.Plan(context=2), Series, given, functional.mse_loss)
 
 
+def one_position_is_written(model: Program, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = 0.5
+    return y
+
+
+def one_position_changes_later(model: Program, x: Tensor) -> Tensor:
+    y = x.clone()
+    last = y[:, -1]
+    y += 1.0
+    return y + last.unsqueeze(1)
+
+
 def check_what_is_refused(folder: Path) -> None:
     first = batches(16)[0]
     for what in (
@@ -155,6 +168,9 @@ def check_what_is_refused(folder: Path) -> None:
         lambda model, x: x[:, torch.arange(16).flip(0)],
         lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1),
         lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT,
+        lambda model, x: (x @ x.mT).softmax(1) @ x,
+        one_position_is_written,
+        one_position_changes_later,
     ):  # fmt: skip
         with pytest.raises(ValueError, match="context=2 cannot cut"):
             run = up.parallelize(

@@ -161,6 +161,8 @@ def _select(call: RuleCall) -> list[SequenceDim | None]:
     place, dim = call.cut(came), _dim(call, 1)
     if dim != place.dim:
         return [_without(place, dim)]
+    if call.written_later(came):
+        raise LayoutError("it takes a position as a copy of memory that is written later, or through it")
     position = call.given(2, "index", 0)
     _only_sequence(call, came, place)
     position += place.span.size * (position < 0)
