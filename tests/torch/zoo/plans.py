@@ -49,7 +49,7 @@ def not_applicable(animal: str, plan: up.Plan) -> str:
     """Why a plan means nothing to a model; "" where it applies."""
     if plan.expert > 1 and animal not in WITH_EXPERTS:
         return "has no experts"
-    if (plan.context > 1 or plan.sequence) and animal in WITHOUT_SEQUENCES:
+    if plan.context > 1 and animal in WITHOUT_SEQUENCES:
         return "has no sequence in dimension 1 of its inputs"
     if animal in NORMALISED_BY_BATCH and plan.micro_batches > 1:
         return "BatchNorm takes the rows of one micro-batch, so its losses are not those of one process"
