@@ -33,19 +33,19 @@ def product(call: RuleCall) -> list[SequenceDim | None]:
     dims = len(call.out())
     rows, columns = dims - 2, dims - 1
     first, second = call.place(one), call.place(other)
-    if first is None and second is None:  # only the term is cut
+    either = first or second
+    if either is None:  # only the term is cut
         raise LayoutError("it adds a value that is cut to one that is not")
     if any(place is not None and place.dim < rows for place in (first, second)):
-        return _in_batches(call, first or second)
+        return _in_batches(call, either)
     if first is not None and first.dim == rows:
         return _placed(call, first, None if second is None else -1)
     if second is not None and second.dim == columns:
         return _placed(call, second, None if first is None else -2)
-    return _summed(call, first.at(columns) if first is not None else second.at(columns))
+    return _summed(call, either.at(columns))
 
 
-def _in_batches(call: RuleCall, place: SequenceDim | None) -> list[SequenceDim | None]:
-    assert place is not None
+def _in_batches(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     for ref in call.args[-2:]:
         call.want(ref, place)
     return _placed(call, place, None)

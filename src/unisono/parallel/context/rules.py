@@ -248,9 +248,7 @@ def _padded(call: RuleCall) -> list[SequenceDim | None]:
     if span.size < 1:
         raise LayoutError("it takes all positions off the sequence")
     had, made = (each.positions(call.ranks.rank) for each in (place.span, span))
-    pads[at] = _count(made, 0, front) - _count(
-        had, 0, -front
-    )  # padding, or positions off
+    pads[at] = _count(made, 0, front) - _count(had, 0, -front)  # padding, or positions off
     pads[at + 1] = _count(made, front + size, span.size) - _count(had, size + back, size)
     op = call.node.op
     call.run = lambda tensor, _pads, *args, **named: op(tensor, pads, *args, **named)
