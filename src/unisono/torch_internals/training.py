@@ -153,6 +153,6 @@ def persistent(module: nn.Module, name: str) -> bool:
 
 
 def follows_parameters(module: nn.Module, leaf: str) -> bool:
-    """Whether an attribute always has the parameters that a module has now, as nn.LSTM keeps a list of them."""
+    """Whether an attribute always has the parameters of now, as the list of weights of nn.LSTM has."""
     own = find(NAMES["flat weights"])
     return own is not None and leaf == "_flat_weights" and type(module).__setattr__ is own

@@ -6,7 +6,7 @@ import dataclasses
 
 import unisono.parallel as up
 
-from .animals import NORMALISED_BY_BATCH, WITH_EXPERTS, WITHOUT_SEQUENCES
+from .animals import NORMALISED_BY_BATCH, USED_UNEVENLY, WITH_EXPERTS, WITHOUT_SEQUENCES
 
 PLANS: dict[str, up.Plan] = {
     "data": up.Plan(data=2),
@@ -59,4 +59,5 @@ def not_applicable(animal: str, plan: up.Plan) -> str:
 def fitted(animal: str, plan: up.Plan) -> up.Plan:
     """The plan with what a model needs, so that its losses are those of one process."""
     by_batch = animal in NORMALISED_BY_BATCH and plan.data > 1
-    return dataclasses.replace(plan, clip=1e9, sync_batch_norm=by_batch)
+    uneven = animal in USED_UNEVENLY
+    return dataclasses.replace(plan, clip=1e9, sync_batch_norm=by_batch, uneven_use=uneven)
