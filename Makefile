@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -110,9 +110,13 @@ test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans
 	$(call install_torch,--required)
 	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
 
-test-zoo: $(VENV)/.installed  ## 42 foreign models under 12 plans of 2 ranks (14 where there are experts), with a table (half an hour; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
+test-zoo: $(VENV)/.installed  ## 60 models of other authors under 20 plans of 2 and 4 ranks (22 where there are experts), with a table (hours; cells are kept in .cache/zoo; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
 	$(call install_torch,--required)
 	$(BIN)/python tests/torch/zoo/zoo_table.py $(ARGS)
+
+test-zoo-gpus: $(VENV)/.installed  ## the same models under 6 plans of 4 virtual GPUs (hours; ARGS="--plans pipeline gpt2")
+	$(call install_torch,--required)
+	$(BIN)/python tests/torch/zoo/zoo_table.py --virtual-gpus $(ARGS)
 
 # Frameworks and PyTorch beside them, 2 GB. CLIENTS=folder: an environment that has them already.
 CLIENTS ?= .venv-clients

@@ -125,7 +125,7 @@ def test_pytorch_trains_as_one_process_does(net: hosts.Network, forks: suite.For
 @pytest.mark.torch
 def test_parallel_plans_train_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
     printed = forked(forks, tmp_path, net, (2, 2), PLANS_PROGRAM, "unisono")
-    assert printed.count("Plan(") == 8
+    assert printed.count("Plan(") == 10
 
 
 @pytest.mark.torch

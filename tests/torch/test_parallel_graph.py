@@ -15,7 +15,8 @@ import suite
 import unisono.parallel as up
 from loops import each
 from unisono.parallel.graph.proof import prove
-from zoo.own import Encoder, Lstm, Mixer, MultiQuery, Nano, UNet
+from zoo.cells import Cell
+from zoo.own import Encoder, Lstm, Mixer, MultiQuery, Nano, Scan, UNet
 
 MATRIX = torch.ones(8, 8)
 IDS = torch.zeros(4, 8, dtype=torch.long)
@@ -200,10 +201,29 @@ def test_what_the_ranks_do_not_divide_is_whole() -> None:
     assert "2 does not divide 9" in str(prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2))
 
 
+def test_a_layer_that_was_split_and_is_one_again_may_have_parts_that_are_banned() -> None:
+    found = prove(Scan(), IDS, 2)
+    assert found.proved
+    assert "into" not in found.fused, str(found)
+
+
 @pytest.mark.timeout(500)
-def test_the_fast_part_of_the_zoo(forks: suite.Forks, tmp_path: Path) -> None:
-    names, plans = "nano,multi-query,encoder,two-losses,dlrm", "tensor,tensor zero=3"
-    for name in names.split(","):
-        (printed, *_) = forks.run(tmp_path, {name: ("zoo.census", 2, [name, plans])}, limit_s=200)[name]
-        words = [line.split("\t")[2] for line in printed.splitlines() if "\t" in line]
-        assert words == ["same", "same"], printed
+@each(
+    ("ranks", "names", "plans"),
+    [
+        (2, "nano,multi-query,two-losses,scan", "tensor,context"),
+        (2, "dlrm,mixer", "tensor"),
+        (2, "lstm", "zero=3"),
+        (4, "nano,encoder", "tensor pipeline"),
+        (4, "multi-query", "tensor zero=3"),
+    ],
+)
+def test_the_fast_part_of_the_zoo(
+    forks: suite.Forks, tmp_path: Path, ranks: int, names: str, plans: str
+) -> None:
+    job = f"{ranks} {names}"
+    (printed, *_) = forks.run(tmp_path, {job: ("zoo.census", ranks, [names, plans])}, limit_s=400)[job]
+    cells = [cell for line in printed.splitlines() if (cell := Cell.of(line)) is not None]
+    assert [(cell.animal, cell.plan, cell.word) for cell in cells] == [
+        (name, plan, "same") for name in names.split(",") for plan in plans.split(",")
+    ], printed

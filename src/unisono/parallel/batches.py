@@ -176,7 +176,7 @@ class RankBatches(Iterable[Any]):
         drawn: list[Any] = [None, None]
         if dist.get_rank() == 0:
             drawn = [self._drawn(again=again), self._generator]
-        dist.broadcast_object_list(drawn, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(drawn, src=0)
         self._order, self._generator = drawn
 
     def _rows(self, first: int) -> Iterator[Any]:

@@ -77,7 +77,7 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
         source = mesh.peer(last)
         told: list[Any] = [(error, _template(result))] if outputs else [None]
         group = mesh.group("pipeline")
-        dist.broadcast_object_list(told, src=source, group=group, device=torch.device("cpu"))
+        dist.broadcast_object_list(told, src=source, group=group)
         assert told[0] is not None
         error, template = told[0]
         given = tensors_in(result)

@@ -53,6 +53,7 @@ class ModuleSettings:
     ) -> None:
         self._left_out, self._counters = frozenset(leave_out), counters
         self._seen = [(path, vars(module)) for path, module in model.named_modules()]
+        self._kinds = {path: type(module) for path, module in model.named_modules()}
         objects = {
             id(value): (f"{path}.{leaf}", vars(value))
             for path, held in self._seen
@@ -91,8 +92,9 @@ class ModuleSettings:
                 vars(thing).update({key: copy.deepcopy(it) for key, it in held.items() if _is_plain(it)})
         for path, held in self._seen:
             module = copies.get(path)
+            another = not issubclass(self._kinds[path], type(module))  # it stands for a fused one
             for leaf, value in [*held.items()] if module is not None else ():
-                if leaf in UNSEEN:
+                if leaf in UNSEEN or (another and leaf.startswith("_")):
                     continue
                 if _is_plain(value):
                     vars(module)[leaf] = copy.deepcopy(value)

@@ -157,7 +157,9 @@ def check_lists(root: nn.Module, what: str) -> None:
     names = {id(parameter): name for name, parameter in root.named_parameters()}
     for path, module in root.named_modules():
         for leaf, thing in vars(module).items():
-            for tensor in tensors_in(thing, nn.Parameter) if leaf not in STATE else ():
+            if leaf in STATE or training.follows_parameters(module, leaf):
+                continue
+            for tensor in tensors_in(thing, nn.Parameter):
                 if id(tensor) in names:
                     raise ValueError(
                         f'the parameter "{names[id(tensor)]}" is also in the attribute "{leaf}" of "{path}", '

@@ -140,7 +140,7 @@ class _Search:
                     told = [self._widest(sample, frozen)]
         except CaptureError as error:
             told = [error]
-        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(told, src=0)
         if not isinstance(told[0], tuple):
             return told[0]  # type: ignore[no-any-return]
         self._found, self.of_all = told[0]

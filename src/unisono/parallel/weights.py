@@ -95,10 +95,10 @@ def _at_rank_0(built: ModelSetup, value: Tensor | None, source: int) -> Tensor |
     told: list[Any] = [None if whole is None else (tuple(whole.shape), whole.dtype)]
     if rank == source:
         assert whole is not None
-        dist.send_object_list(told, 0, group=mesh.world, device=torch.device("cpu"))
+        dist.send_object_list(told, 0, group=mesh.world)
         dist.send(whole, 0, group=mesh.world)
     elif rank == 0:
-        dist.recv_object_list(told, source, group=mesh.world, device=torch.device("cpu"))
+        dist.recv_object_list(told, source, group=mesh.world)
         made = torch.empty(told[0][0], dtype=told[0][1], device=mesh.axes.device_type)
         dist.recv(made, source, group=mesh.world)
         return made.cpu()

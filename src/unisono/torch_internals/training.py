@@ -45,6 +45,11 @@ NAMES = {
         purpose="copy all gradients in one call",
         without="one call for each",
     ),
+    "flat weights": PrivateName(
+        "torch.nn:RNNBase.__setattr__",
+        purpose="shard nn.LSTM, nn.GRU and nn.RNN: it puts their parameters into their list of weights, too",
+        without="zero >= 1 refuses these modules",
+    ),
     "plain": PrivateName(
         "torch._C:DisableTorchFunctionSubclass",
         purpose="raise where a program reads a parameter that is swapped out",
@@ -174,3 +179,9 @@ def has_step_hooks(optimizer: Any) -> bool:
     own = getattr(optimizer, before, None), getattr(optimizer, after, None)
     others = find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])
     return any(hooks is None or len(hooks) > 0 for hooks in (*own, *others))
+
+
+def follows_parameters(module: nn.Module, leaf: str) -> bool:
+    """Whether an attribute always has the parameters of now, as the list of weights of nn.LSTM has."""
+    own = find(NAMES["flat weights"])
+    return own is not None and leaf == "_flat_weights" and type(module).__setattr__ is own

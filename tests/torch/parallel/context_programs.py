@@ -58,7 +58,8 @@ def detached(model: Program, x: Tensor) -> Tensor:
 def looks_around(model: Program, x: Tensor) -> Tensor:
     before = functional.pad(x[:, :-2], (0, 0, 2, 0))
     after = functional.pad(x[:, 1:], (0, 0, 0, 1), value=0.5)
-    return x + before * after + functional.pad(x[:, 3:-1], (0, 0, 1, 3))
+    shifted = functional.pad(x, (0, 0, 1, -1)) - functional.pad(x, (0, 0, -3, 3), value=0.1)
+    return x + before * after + functional.pad(x[:, 3:-1], (0, 0, 1, 3)) + shifted
 
 
 def shapes(model: Program, x: Tensor) -> Tensor:
@@ -70,8 +71,25 @@ def shapes(model: Program, x: Tensor) -> Tensor:
     return torch.cat([second, first], -1).transpose(0, 1).contiguous() + model.gain.expand_as(x).sort(-1)[0]
 
 
+def written_out(model: Program, x: Tensor) -> Tensor:
+    """Attention without scaled_dot_product_attention; the second one is [rows, keys, queries] at last."""
+    q, k, v = x, model.gate(x), x * model.gain
+    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    weights = (q @ k.mT / 3).masked_fill(later, float("-inf")).softmax(-1)
+    bias = torch.arange(x.shape[1]).float() / 9
+    turned = torch.baddbmm(bias, v, q.mT, alpha=0.3).softmax(-1).mT
+    return x + weights @ v + (k.mT @ turned).mT
+
+
+def summed(model: Program, x: Tensor) -> Tensor:
+    """Products that sum over positions, with a value of each position and with one that all ranks have."""
+    state = torch.baddbmm(model.gain.diag(), x.mT, model.gate(x), beta=0.5, alpha=0.1)
+    mixed = x.mT @ (torch.arange(x.shape[1]).view(-1, 1) / x.shape[1] * model.gain)
+    return (x @ state + x @ mixed) / 9
+
+
 def check_programs(folder: Path) -> None:
-    for what in (written, gated, detached, looks_around, shapes):
+    for what in (written, gated, detached, looks_around, shapes, written_out, summed):
         for more in ({}, {"zero": 3, "recompute": True}):
             print(what.__name__)
             same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
@@ -126,6 +144,19 @@ def check_features(folder: Path) -> None:
     same(up.Plan(context=2), Series, given, functional.mse_loss)
 
 
+def one_position_is_written(model: Program, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = 0.5
+    return y
+
+
+def one_position_changes_later(model: Program, x: Tensor) -> Tensor:
+    y = x.clone()
+    last = y[:, -1]
+    y += 1.0
+    return y + last.unsqueeze(1)
+
+
 def check_what_is_refused(folder: Path) -> None:
     first = batches(16)[0]
     for what in (
@@ -137,6 +168,9 @@ def check_what_is_refused(folder: Path) -> None:
         lambda model, x: x[:, torch.arange(16).flip(0)],
         lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1),
         lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT,
+        lambda model, x: (x @ x.mT).softmax(1) @ x,
+        one_position_is_written,
+        one_position_changes_later,
     ):  # fmt: skip
         with pytest.raises(ValueError, match="context=2 cannot cut"):
             run = up.parallelize(

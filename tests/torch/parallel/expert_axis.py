@@ -283,7 +283,7 @@ class Normed(Stacked):
     """Its output is no sum over experts."""
 
     def forward(self, rows: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        return nn.functional.normalize(super().forward(rows, index, weight), dim=-1)
+        return nn.functional.normalize(super().forward(rows, index, weight=weight), dim=-1)
 
 
 class Open(Layer):

@@ -1,5 +1,6 @@
 """Models with experts, seeded, beside training them in one process. Nothing here knows of ranks."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,16 @@ class Router(nn.Module):
         return index, weight
 
 
+def passed_on(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As Hugging Face's decorator of experts: the signature tells names that only places have."""
+
+    @functools.wraps(forward)
+    def passed(*args: Any, weight: Tensor) -> Tensor:
+        return forward(*args, weight)
+
+    return passed
+
+
 class Stacked(nn.Module):
     """Experts as Hugging Face writes them."""
 
@@ -47,6 +58,7 @@ class Stacked(nn.Module):
         self.bias = nn.Parameter(torch.randn(EXPERTS, 24) * 0.3)
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, 24) * 0.3)
 
+    @passed_on
     def forward(self, rows: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         output = torch.zeros_like(rows)
         for expert in range(self.num_experts):
@@ -82,7 +94,7 @@ class Layer(nn.Module):
         if self.drop:
             index = torch.where(rows[:, :1] > 0, EXPERTS, index)
         if isinstance(self.experts, Stacked):
-            output = self.experts(rows, index, weight)
+            output = self.experts(rows, index, weight=weight)
         else:
             output = torch.zeros_like(rows)
             for number, expert in enumerate(self.experts):

@@ -6,6 +6,7 @@ plans.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU.
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,11 @@ PLANS = (
     up.Plan(pipeline=4, micro_batches=4, schedule="zb-h1"),
     up.Plan(data=2, pipeline=2, micro_batches=2, schedule="zbv", clip=0.5),
 )
+RECORDED = (
+    up.Plan(data=2, tensor=2),
+    up.Plan(tensor=2, pipeline=2, micro_batches=2),
+)
+"""Of a model whose cut and whose stages follow from its program."""
 CUTS = {f"{layer}.0": ("column", "row")[layer % 2] for layer in range(6)}
 STEPS = 4
 
@@ -34,6 +40,24 @@ def make() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh() if i % 2 else nn.Identity()) for i in range(6)]
     return nn.Sequential(*layers, nn.Linear(16, 4))
+
+
+class Recorded(nn.Module):
+    """Layers with a skip connection, which no nn.Sequential has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head(x + self.down(torch.tanh(self.up(x))))
+
+
+def recorded() -> nn.Module:
+    torch.manual_seed(0)
+    return Recorded()
 
 
 def batches() -> list[Batch]:
@@ -75,17 +99,21 @@ def joined(backend: str) -> torch.device:
     return device
 
 
+def train(plan: up.Plan, make: Callable[[], nn.Module], device: torch.device, **more: Any) -> None:
+    """Assert that the losses under a plan are those of one process, and print them."""
+    run = up.parallelize(make().to(device), plan, optimizer=adamw, loss=functional.cross_entropy, **more)
+    losses = [run.step((x.to(device), y.to(device))) for x, y in run.shard(batches())]
+    torch.testing.assert_close(losses, alone(make(), batches(), adamw, plan.clip), atol=1e-5, rtol=0)
+    if dist.get_rank() == 0:
+        print(f"{plan}: {losses}", flush=True)
+
+
 def main() -> None:
     device = joined(sys.argv[1])
     for plan in PLANS:
-        cuts = CUTS if plan.tensor > 1 else None
-        run = up.parallelize(
-            make().to(device), plan, optimizer=adamw, loss=functional.cross_entropy, cuts=cuts
-        )
-        losses = [run.step((x.to(device), y.to(device))) for x, y in run.shard(batches())]
-        torch.testing.assert_close(losses, alone(make(), batches(), adamw, plan.clip), atol=1e-5, rtol=0)
-        if dist.get_rank() == 0:
-            print(f"{plan}: {losses}", flush=True)
+        train(plan, make, device, cuts=CUTS if plan.tensor > 1 else None)
+    for plan in RECORDED:
+        train(plan, recorded, device, sample=batches()[0][0].to(device))
     dist.destroy_process_group()
 
 

@@ -1,100 +1,42 @@
-"""The zoo: small models from configurations, with batches and a loss for each.
-
-Inputs are what one calls the model with: a tensor, a tuple, or a dict. The loss is a mean over rows.
-"""
+"""The zoo: small models from configurations and from own.py, with batches and a loss for each."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from . import own
+from .animal import (
+    EXPERTS,
+    HEADS,
+    ROWS,
+    STILL,
+    TIME,
+    WIDTH,
+    WORDS,
+    Animal,
+    causal,
+    class_loss,
+    hugging_face,
+    ids,
+    image,
+    masked,
+    pair,
+    seq2seq,
+    text,
+    token_loss,
+    two_losses,
+)
+from .families import FAMILIES
 
-WIDTH, HEADS, WORDS, TIME = own.WIDTH, own.HEADS, own.WORDS, own.TIME
-Batch = tuple[Any, Any]
-
-
-class Animal(NamedTuple):
-    """A model, one batch of it, and its loss."""
-
-    make: Callable[[], nn.Module]
-    batch: Callable[[torch.Generator], Batch]
-    loss: Callable[[Any, Any], Tensor]
-
-
-ROWS = 4
-
-
-def ids(generator: torch.Generator, time: int = TIME) -> Tensor:
-    return torch.randint(2, WORDS, (ROWS, time), generator=generator)
-
-
-def text(generator: torch.Generator) -> Batch:
-    tokens = ids(generator, TIME + 1)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def masked(generator: torch.Generator) -> Batch:
-    tokens, targets = text(generator)
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, targets
-
-
-def pair(generator: torch.Generator) -> Batch:
-    tokens, targets = text(generator)
-    return (ids(generator), tokens), targets
-
-
-def seq2seq(generator: torch.Generator) -> Batch:
-    tokens, targets = text(generator)
-    return {"input_ids": ids(generator), "decoder_input_ids": tokens}, targets
-
-
-def image(generator: torch.Generator, size: int = 8) -> Batch:
-    return torch.randn(ROWS, 3, size, size, generator=generator), torch.randint(
-        4, (ROWS,), generator=generator
-    )
-
-
-def token_loss(output: Any, targets: Tensor) -> Tensor:
-    logits = output if isinstance(output, Tensor) else output.logits
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def class_loss(output: Any, targets: Tensor) -> Tensor:
-    logits = output if isinstance(output, Tensor) else output.logits
-    return functional.cross_entropy(logits.float(), targets)
-
-
-def two_losses(output: dict[str, Tensor], targets: Tensor) -> Tensor:
-    return token_loss(output["words"], targets) + 0.1 * class_loss(output["kind"], targets[:, 0] % 4)
-
-
-def hugging_face(name: str, config: str, **more: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import transformers
-
-        settings = {
-            "vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 2 * TIME,
-            "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
-        } | more  # fmt: skip
-        settings = {key: value for key, value in settings.items() if value is not None}
-        return getattr(transformers, name)(getattr(transformers, config)(**settings))
-
-    return make
-
-
-def causal(name: str, config: str = "", batch: Any = text, **more: Any) -> Animal:
-    return Animal(hugging_face(f"{name}ForCausalLM", f"{config or name}Config", **more), batch, token_loss)
-
-
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-WITH_EXPERTS = ("qwen2-moe", "qwen3-moe", "mixtral", "deepseek-v3")
-EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+WITH_EXPERTS = ("qwen2-moe", "qwen3-moe", "mixtral", "deepseek-v3", "olmoe", "gpt-oss", "qwen3-next")
+WITHOUT_SEQUENCES = (
+    "vit", "swin", "clip", "resnet", "resnet-bn", "unet", "dlrm", "convnext", "segformer", "dinov2",
+    "patchtst",
+)  # fmt: skip
+NORMALISED_BY_BATCH = ("resnet-bn",)
+USED_UNEVENLY = ("switch",)  # an expert without rows gets no gradient
 
 ANIMALS: dict[str, Animal] = {
     "gpt2": Animal(
@@ -125,6 +67,7 @@ ANIMALS: dict[str, Animal] = {
     "mixtral": causal("Mixtral", num_local_experts=4, num_experts_per_tok=2),
     "deepseek-v3": causal(
         "DeepseekV3",
+        num_key_value_heads=HEADS,
         moe_intermediate_size=16,
         n_routed_experts=4,
         n_shared_experts=1,
@@ -295,19 +238,22 @@ ANIMALS: dict[str, Animal] = {
     "mixer": Animal(own.Mixer, text, token_loss),
     "soft-experts": Animal(own.Soft, text, token_loss),
     "resnet": Animal(own.ResNet, image, class_loss),
+    "resnet-bn": Animal(own.BatchNormResNet, image, class_loss),
     "unet": Animal(own.UNet, image, class_loss),
+    "scan": Animal(own.Scan, text, token_loss),
     "lstm": Animal(own.Lstm, text, token_loss),
     "translator": Animal(own.Translator, pair, token_loss),
     "dlrm": Animal(
         own.Dlrm,
         lambda g: (
-            (torch.randn(ROWS, 8, generator=g), torch.randint(200, (ROWS, 4), generator=g)),
+            (torch.randn(ROWS, 8, generator=g), torch.randint(own.CATEGORIES, (ROWS, 4), generator=g)),
             torch.randint(2, (ROWS,), generator=g),
         ),
         class_loss,
     ),
     "two-losses": Animal(own.TwoLosses, text, two_losses),
     "between": Animal(own.Between, text, token_loss),
+    **FAMILIES,
 }
 
 

@@ -1,4 +1,4 @@
-"""Trains every animal of the zoo under every plan on two ranks, beside one process, and says what came of it.
+"""Trains every animal of the zoo under every plan on its ranks, beside one process, and says what came of it.
 
 | word | meaning |
 |---|---|
@@ -7,60 +7,42 @@
 | refused | an error of Unisono's own, raised by all ranks |
 | WRONG | trained, with other losses or with ranks that differ |
 | RAW | another library's error |
+
+Under the launcher with `--virtual-gpus 4` it takes the plans of virtual GPUs, over "nccl".
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import logging
+import os
+import sys
 import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import unisono.parallel as up
 from parallel.plain_training import apart
-
-from . import animals
+from unisono.parallel.graph.containers import mapped
+from zoo import animals
+from zoo.cells import Cell
+from zoo.plans import GPU_PLANS, PLANS, fitted
 
 with contextlib.suppress(ImportError):  # once, not in every rank
     import transformers.models.auto.modeling_auto  # noqa: F401
 
 STEPS = 4
-PLANS: dict[str, up.Plan] = {
-    "data": up.Plan(data=2),
-    "zero=1": up.Plan(data=2, zero=1),
-    "zero=2": up.Plan(data=2, zero=2, micro_batches=2),
-    "zero=3": up.Plan(data=2, zero=3),
-    "recompute": up.Plan(data=2, recompute=True),
-    "bf16": up.Plan(data=2, precision="bf16"),
-    "tensor": up.Plan(tensor=2),
-    "sequence": up.Plan(tensor=2, sequence=True),
-    "tensor zero=1": up.Plan(tensor=2, zero=1),
-    "tensor zero=3": up.Plan(tensor=2, zero=3, micro_batches=2),
-    "tensor recompute": up.Plan(tensor=2, recompute=True),
-    "tensor bf16": up.Plan(tensor=2, precision="bf16"),
-    "pipeline": up.Plan(pipeline=2, micro_batches=2),
-    "expert": up.Plan(data=2, expert=2),
-    "expert zero=3": up.Plan(data=2, expert=2, zero=3, micro_batches=2),
-    "context": up.Plan(context=2),
-}
-
-
-class Cell(NamedTuple):
-    """What came of one animal under one plan."""
-
-    animal: str
-    plan: str
-    word: str
-    text: str
-    seconds: float
+Curve = tuple[list[float], float]
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -77,8 +59,13 @@ def made(animal: animals.Animal) -> torch.nn.Module:
     return animal.make()
 
 
-def alone(animal: animals.Animal) -> tuple[list[float], float]:
-    """The losses of one process, and the first norm."""
+def on(device: torch.device, given: Any) -> Any:
+    """Tensors of a batch, on a device."""
+    return mapped(given, lambda tensor: tensor.to(device), Tensor)
+
+
+def alone(animal: animals.Animal) -> Curve:
+    """The losses of one process on the CPU, and the first norm."""
     model, losses, norms = made(animal), [], []
     optimizer = sgd([parameter for parameter in model.parameters() if parameter.requires_grad])
     for inputs, targets in batches(animal):
@@ -98,34 +85,31 @@ def alone(animal: animals.Animal) -> tuple[list[float], float]:
     return losses, norms[0]
 
 
-def under(
-    name: str, animal: animals.Animal, plan: up.Plan, wanted: tuple[list[float], float]
-) -> tuple[str, str]:
+def under(name: str, plan: up.Plan, wanted: Curve, device: torch.device) -> tuple[str, str]:
     """Train by a plan; return the word and its reason."""
-    given = batches(animal)
-    loss = animal.loss
-    run = up.parallelize(
-        made(animal), dataclasses.replace(plan, clip=1e9), optimizer=sgd, loss=loss, sample=given[0][0],
-    )  # fmt: skip
+    animal = animals.ANIMALS[name]
+    given = on(device, batches(animal))
+    model = made(animal).to(device)
+    run = up.parallelize(model, fitted(name, plan), optimizer=sgd, loss=animal.loss, sample=given[0][0])
     losses, norms = [], []
     for batch in run.shard(copy.deepcopy(given)):
         losses.append(run.step(batch))
         norms.append(run.grad_norm or 0.0)
+    run.close()  # what is swapped comes back
     far = max(abs(a - b) for a, b in zip(losses, wanted[0], strict=True))
     norm = abs(norms[0] - wanted[1]) / max(wanted[1], 1.0)
     ranks = apart(run)
-    shares = "" if run.cut is None else f", cut {run.cut.parameters[0] / max(run.cut.parameters[1], 1):.0%}"
-    text = f"losses {far:.1e}, norm {norm:.1e}, ranks {ranks:.1e}{shares}"
-    run.close()
+    share = "" if run.cut is None else f", cut {run.cut.parameters[0] / max(run.cut.parameters[1], 1):.0%}"
+    text = f"losses {far:.1e}, norm {norm:.1e}, ranks {ranks:.1e}{share}"
     if plan.precision != "f32":
         return ("lossy" if far < 5e-2 and ranks < 1e-5 else "WRONG"), text
     return ("same" if far < 1e-5 and norm < 1e-4 and ranks < 1e-5 else "WRONG"), text
 
 
-def cell(name: str, plan: str, wanted: tuple[list[float], float]) -> Cell:
+def cell(name: str, title: str, plan: up.Plan, wanted: Curve, device: torch.device) -> Cell:
     start = time.perf_counter()
     try:
-        word, text = under(name, animals.ANIMALS[name], PLANS[plan], wanted)
+        word, text = under(name, plan, wanted, device)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = "/unisono/" in frames[-1].filename and isinstance(error, (ValueError, TypeError, RuntimeError))
@@ -136,23 +120,35 @@ def cell(name: str, plan: str, wanted: tuple[list[float], float]) -> Cell:
     words: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(words, (word, text))
     worst = max(words, key=lambda pair: ("same", "lossy", "refused", "RAW", "WRONG").index(pair[0]))
-    return Cell(name, plan, *worst, time.perf_counter() - start)
+    return Cell(name, title, *worst, time.perf_counter() - start, device.type.replace("cuda", "gpu"))
 
 
-def main(rank: int, size: int, folder: Path, names: str, plans: str) -> None:
+def train(names: str, titles: str, plans: dict[str, up.Plan], device: torch.device) -> None:
+    """Print a line for each cell; one group of ranks is there."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     for name in names.split(","):
         wanted = alone(animals.ANIMALS[name])
-        for plan in plans.split(","):
-            found = cell(name, plan, wanted)
-            if rank == 0:
-                print(
-                    f"{found.animal}\t{found.plan}\t{found.word}\t{found.seconds:.1f}\t{found.text}".replace(
-                        "\n", " "
-                    ),
-                    flush=True,
-                )
+        for title in titles.split(","):
+            found = cell(name, title, plans[title], wanted, device)
+            if dist.get_rank() == 0:
+                print(found.line(), flush=True)
     dist.destroy_process_group()
+
+
+def main(rank: int, size: int, folder: Path, names: str, titles: str) -> None:
+    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    train(names, titles, PLANS, torch.device("cpu"))
+
+
+def on_gpus(names: str, titles: str) -> None:
+    """This rank of a job of the launcher, on its GPU."""
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    train(names, titles, GPU_PLANS, device)
+
+
+if __name__ == "__main__":
+    on_gpus(*sys.argv[1:])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDTH, HEADS, WORDS, TIME = 32, 4, 64, 8
+CATEGORIES, STATES = 5000, 4
 
 
 class NanoAttention(nn.Module):
@@ -81,6 +82,42 @@ class ResNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Bottleneck(nn.Module):
+    """A block of a ResNet-50: three convolutions, a BatchNorm after each, and a shortcut."""
+
+    def __init__(self, came: int, inner: int, goes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(came, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3, self.bn3 = nn.Conv2d(inner, goes, 1, bias=False), nn.BatchNorm2d(goes)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = nn.Sequential(nn.Conv2d(came, goes, 1, stride, bias=False), nn.BatchNorm2d(goes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        out += self.downsample(x)
+        return self.relu(out)
+
+
+class BatchNormResNet(nn.Module):
+    """A ResNet-50 in small, as in torchvision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        self.layer1 = nn.Sequential(Bottleneck(8, 8, 16, 1), Bottleneck(16, 8, 16, 1))
+        self.layer2 = nn.Sequential(Bottleneck(16, 16, 32, 2), Bottleneck(32, 16, 32, 1))
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(torch.flatten(self.avgpool(self.layer2(self.layer1(x))), 1))
+
+
 class UNet(nn.Module):
     """Skip connections across all levels; convolutions without norms can be cut by channel."""
 
@@ -109,20 +146,47 @@ class Lstm(nn.Module):
         return self.head(self.rnn(self.embed(tokens))[0])
 
 
+class Scan(nn.Module):
+    """A selective state-space layer as in Mamba: its state is a loop over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.into, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.step, self.select = nn.Linear(2 * WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, 2 * STATES)
+        self.decay = nn.Parameter(torch.arange(1.0, STATES + 1).log().repeat(2 * WIDTH, 1))
+        self.skip, self.head = nn.Parameter(torch.ones(2 * WIDTH)), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        inner, gate = self.into(self.norm(x)).chunk(2, -1)
+        inner = functional.silu(inner)
+        step = functional.softplus(self.step(inner)).unsqueeze(-1)
+        enter, leave = self.select(inner).chunk(2, -1)
+        kept = torch.exp(-step * self.decay.exp())
+        added = step * enter.unsqueeze(-2) * inner.unsqueeze(-1)
+        state, found = torch.zeros_like(added[:, 0]), []
+        for at in range(tokens.shape[1]):
+            state = kept[:, at] * state + added[:, at]
+            found.append((state * leave[:, at].unsqueeze(-2)).sum(-1))
+        mixed = (torch.stack(found, 1) + inner * self.skip) * functional.silu(gate)
+        return self.head(x + self.out(mixed))
+
+
 class Translator(nn.Module):
     """An encoder and a decoder of LSTM cells, with dot-product attention between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.source, self.target = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
-        self.encoder, self.cell = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.GRUCell(WIDTH, WIDTH)
+        self.encoder, self.cell = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.LSTMCell(WIDTH, WIDTH)
         self.mix, self.head = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        states, last = self.encoder(self.source(source))
-        hidden, found = last[0], []
+        states, (last, memory) = self.encoder(self.source(source))
+        hidden, memory, found = last[0], memory[0], []
         for word in self.target(target).unbind(1):
-            hidden = self.cell(word, hidden)
+            hidden, memory = self.cell(word, (hidden, memory))
             weights = (states @ hidden.unsqueeze(-1)).softmax(1)
             context = (weights * states).sum(1)
             found.append(torch.tanh(self.mix(torch.cat([hidden, context], -1))))
@@ -130,11 +194,11 @@ class Translator(nn.Module):
 
 
 class Dlrm(nn.Module):
-    """Tables of categories, an MLP of dense features, pairwise products, and an MLP over both."""
+    """Big tables of categories, an MLP of dense features, pairwise products, and an MLP over both."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(200, 16) for _ in range(4))
+        self.tables = nn.ModuleList(nn.Embedding(CATEGORIES, 16) for _ in range(4))
         self.bottom = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
         self.top = nn.Sequential(
             nn.Linear(10 + 16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.parallel.graph.program import Graph, Node, Ref
+from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
 from unisono.parallel.layouts.cost import Link
 
 from .exchange import ContextGroup
@@ -72,6 +72,16 @@ class RuleCall:
         if found is None:
             raise LayoutError("it takes a value that is cut beside one that has to be, and is not")
         return found
+
+    def written_later(self, ref: Ref) -> bool:
+        """Whether a later operator writes into the memory of an input."""
+        values = self.graph.values
+        memory = values[ref.value].storage
+        return memory in self.written and any(
+            values[before].storage == memory
+            for node in self.graph.nodes[self.node.number + 1 :]
+            for before, _ in writes_of(node)
+        )
 
     def stays_whole(self, *given: Any) -> None:
         """Refuse inputs that are cut."""

@@ -20,7 +20,7 @@ from torch.autograd.profiler import record_function
 
 from .layout import PositionSpan, SequenceDim
 
-__all__ = ["ContextGroup", "move", "take", "total", "whole"]
+__all__ = ["ContextGroup", "gathered", "move", "take", "total", "whole"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,18 @@ def move(
     """
     moved: Tensor = _Moved.apply(_rows_first(value, shape, place), place.span, span, ranks, label)
     return moved.movedim(0, place.dim + 1).flatten(place.dim, place.dim + 2)
+
+
+def gathered(
+    value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str
+) -> Tensor:
+    """All positions of a value, on every rank. Its gradient is the sum of what the ranks do with them.
+
+    Args:
+        shape: of the whole value.
+    """
+    found: Tensor = _Gathered.apply(value, shape, place, ranks, label)
+    return found
 
 
 @torch.no_grad()
@@ -108,6 +120,21 @@ def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     with record_function(label):
         dist.all_reduce(made, group=ranks.group)
     return made
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str
+    ) -> Tensor:
+        ctx.how = place, ranks, label
+        return whole(value, shape, place, ranks, label)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        place, ranks, label = ctx.how
+        return take(_sum(grad, ranks, label), place, ranks.rank), None, None, None, None
 
 
 class _Moved(torch.autograd.Function):

@@ -22,6 +22,7 @@ from .attention import attend, heads_are_cheaper
 from .call import RuleCall
 from .exchange import total
 from .layout import LayoutError, SequenceDim, local_shape, viewed
+from .products import product
 from .ring import Attention
 
 __all__ = ["ATTENTION", "run_rule"]
@@ -92,11 +93,18 @@ def _embedding(call: RuleCall) -> list[SequenceDim | None]:
 
 def _index(call: RuleCall) -> list[SequenceDim | None]:
     table, given = call.args[0], call.args[1]
-    indices = [ref for ref in given if ref is not None]
-    if len(indices) != 1 or call.graph.values[indices[0].value].dtype == torch.bool:
-        raise LayoutError("it picks by several indices, or by a mask")
+    at = [dim for dim, ref in enumerate(given) if ref is not None]
+    indices = [given[dim] for dim in at]
+    if any(call.graph.values[ref.value].dtype == torch.bool for ref in indices):
+        raise LayoutError("it picks by a mask")
+    place = call.place(table)
+    if place is not None and at == list(range(at[0], at[0] + len(at))) and place.dim not in at:
+        call.stays_whole(*indices)
+        return [place.at(place.dim + (place.dim > at[0]) * (len(call.out()) - len(call.shape(table))))]
+    if len(indices) != 1:
+        raise LayoutError("it picks by several indices")
     call.stays_whole(table)
-    return [call.cut(indices[0]).at(call.cut(indices[0]).dim + given.index(indices[0]))]
+    return [call.cut(indices[0]).at(call.cut(indices[0]).dim + at[0])]
 
 
 def _gather(call: RuleCall) -> list[SequenceDim | None]:
@@ -153,6 +161,8 @@ def _select(call: RuleCall) -> list[SequenceDim | None]:
     place, dim = call.cut(came), _dim(call, 1)
     if dim != place.dim:
         return [_without(place, dim)]
+    if call.written_later(came):
+        raise LayoutError("it takes a position as a copy of memory that is written later, or through it")
     position = call.given(2, "index", 0)
     _only_sequence(call, came, place)
     position += place.span.size * (position < 0)
@@ -234,50 +244,22 @@ def _padded(call: RuleCall) -> list[SequenceDim | None]:
     if not front and not back:
         return [place]
     _only_sequence(call, came, place)
-    if front < 0 or back < 0:
-        raise LayoutError("it takes positions off the sequence")
-    span = place.span.part(-front, place.span.size + back)
-    held = span.positions(call.ranks.rank)
-    pads[at] = sum(position < front for position in held)
-    pads[at + 1] = sum(position >= front + place.span.size for position in held)
+    size, span = place.span.size, place.span.part(-front, place.span.size + back)
+    if span.size < 1:
+        raise LayoutError("it takes all positions off the sequence")
+    had, made = (each.positions(call.ranks.rank) for each in (place.span, span))
+    pads[at] = _count(made, 0, front) - _count(had, 0, -front)  # padding, or positions off
+    pads[at + 1] = _count(made, front + size, span.size) - _count(had, size + back, size)
     op = call.node.op
     call.run = lambda tensor, _pads, *args, **named: op(tensor, pads, *args, **named)
     return [SequenceDim(place.dim, 1, span)]
 
 
+def _count(positions: Sequence[int], begin: int, end: int) -> int:
+    return sum(begin <= position < end for position in positions)
+
+
 # ---- sums ----
-
-
-def _product(call: RuleCall) -> list[SequenceDim | None]:
-    """mm, bmm, and both with a term that is added."""
-    one, other = call.args[-2:]
-    dims = len(call.out())
-    first, second = call.place(one), call.place(other)
-    if (first and first.dim == dims - 1) or (second and second.dim == dims - 2):
-        raise LayoutError("it sums over the sequence, as attention that is written out does")
-    if first is not None and second is not None and (first.dim, second.dim) == (dims - 2, dims - 1):
-        raise LayoutError("it compares each position with every other one")
-    place = first or second
-    if place is None:  # only the term is cut
-        place = call.cut(call.args[0])
-        raise LayoutError("it adds a value that is cut to one that is not")
-    if dims == 3 and place.dim == 0:
-        call.want(one, place)
-        call.want(other, place)
-    elif first is not None and second is not None:
-        raise LayoutError("it takes two values that are cut in different dimensions")
-    if len(call.args) > 2:
-        _term(call, call.args[0], place)
-    return [place]
-
-
-def _term(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
-    shape = call.shape(ref)
-    dim = place.dim - len(call.out()) + len(shape)
-    if dim >= 0 and shape[dim] == call.out()[place.dim]:
-        call.want(ref, place.at(dim))
-    else:
-        call.stays_whole(ref)
 
 
 def _norm(call: RuleCall) -> list[SequenceDim | None]:
@@ -460,7 +442,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.cat", "aten.stack"), _cat),
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _padded,
-    **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _product),
+    **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), product),
     "aten.embedding": _embedding,
     "aten.index": _index,
     "aten.gather": _gather,

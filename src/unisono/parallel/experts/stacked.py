@@ -51,12 +51,12 @@ def cut_stacked(path: str, module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class _Routing(NamedTuple):
-    """The arguments of a layer of experts, and what they are called."""
+    """The arguments of a layer of experts, and what they are called: a name, or a place."""
 
     rows: Tensor
     chosen: Tensor
     weight: Tensor
-    names: tuple[str, str, str]
+    names: tuple[str | int, ...]
 
 
 class StackedExperts(Forward):
@@ -87,14 +87,14 @@ class StackedExperts(Forward):
         back = exchange.back(self._here(x, i, w, given.names))
         return back.new_zeros(rows.shape).index_add(0, row, back).view(given.rows.shape)
 
-    def _here(self, rows: Tensor, index: Tensor, weight: Tensor, names: tuple[str, str, str]) -> Tensor:
+    def _here(self, rows: Tensor, index: Tensor, weight: Tensor, names: tuple[str | int, ...]) -> Tensor:
         """The sum over this rank's experts for each row that came. Shapes: as in `__call__`."""
         row, slot = (index >= 0).nonzero(as_tuple=True)
         with self._parts() as parts:
             if len(row) == 0:
                 return used(rows, parts)
             pairs = rows[row], index[row, slot].unsqueeze(1), weight[row, slot].unsqueeze(1)
-            made = self._run(**dict(zip(names, pairs, strict=True)))
+            made = self._called(dict(zip(names, pairs, strict=True)))
         if not isinstance(made, Tensor) or made.shape != pairs[0].shape:
             what = f"{list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
             raise ValueError(
@@ -102,6 +102,12 @@ class StackedExperts(Forward):
                 f'returns rows of the same shape. Write experts={{"{self._path}": "whole"}}'
             )
         return made.new_zeros(rows.shape).index_add(0, row, made)
+
+    def _called(self, given: dict[str | int, Tensor]) -> Any:
+        """Call the layer as the model does: a decorator may pass places on, and not know the names."""
+        places = sorted(name for name in given if isinstance(name, int))
+        named = {name: value for name, value in given.items() if isinstance(name, str)}
+        return self._run(*(given[place] for place in places), **named)
 
     @contextmanager
     def _parts(self) -> Iterator[list[Tensor]]:
@@ -152,4 +158,6 @@ class StackedExperts(Forward):
                 f"{index.dtype} and weights {list(weight.shape)}; expected indices and weights [{count}, "
                 f'experts of a row]. Write experts={{"{self._path}": "whole"}}'
             )
-        return _Routing(rows, index.long(), weight, (floating[0], whole[0], floating[1]))
+        places = {name: place for place, name in enumerate(bound) if name not in named}
+        names = tuple(places.get(name, name) for name in (floating[0], whole[0], floating[1]))
+        return _Routing(rows, index.long(), weight, names)

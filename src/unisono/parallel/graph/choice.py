@@ -84,7 +84,8 @@ class Choice:
             if (found := roots([each]))
         ]
         for (name, dim), why in banned.items():
-            block(self.rules.dims[graph.names[name]][dim], why)
+            if name in graph.names:  # a part of a layer may be one with the others again
+                block(self.rules.dims[graph.names[name]][dim], why)
         for number in graph.outputs:
             block_all(self.rules.dims[number], "the model returns it")
         for numbers, why in (

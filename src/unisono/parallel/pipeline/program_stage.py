@@ -57,7 +57,7 @@ class StagePrograms:
                     told = [choose_starts(graph, stages)]
                 except StageError as error:
                     told = [str(error)]
-            dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+            dist.broadcast_object_list(told, src=0)
             if isinstance(told[0], str):
                 raise StageError(told[0])
             self.starts: list[StageStart] = told[0]
