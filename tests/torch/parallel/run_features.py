@@ -20,6 +20,7 @@ import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from parallel import models, sweep
 from unisono.parallel.gradients import local
+from unisono.parallel.step_trace import trace_step
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -224,6 +225,15 @@ def check_explain_and_trace(folder: Path) -> None:
     assert {event["pid"] for event in written} == {0, 1}
     assert any(event["name"] == "pipeline|F0 of stage 0" for event in written)
     assert any(event["name"] == "unisono:all_gather" and event["args"]["bytes"] for event in written)
+
+
+def check_bytes_received_leave_out_those_sent(folder: Path) -> None:
+    run = made("mlp", up.Plan(pipeline=2))
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    _, trace = trace_step(lambda: run.step(batch, watch=False))
+    calls = trace.calls(run.mesh, up.Link())
+    assert {"send", "recv"} <= {call.operation for call in calls}
+    assert trace.received(2) == sum(call.nbytes for call in calls if call.operation != "send")
 
 
 def check_loaders(folder: Path) -> None:
