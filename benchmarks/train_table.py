@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training_ways import ALONE, COMPARED_STEPS, same, width_of
-from turns import ROOT, WorkerGroup, arguments, ranks_run, started, take_turns, write
+from turns import ROOT, WorkerGroup, arguments, metered, ranks_run, take_turns, write
 
 from unisono.commands.bench.measure import Timing, ratio
 from unisono.commands.bench.worker_group import BenchError
@@ -93,7 +93,8 @@ class Sides:
             way: WorkerGroup("unisono-torch", 1 if way == ALONE else ranks, ranks_run(program))
             for way in ways
         }
-        stack.enter_context(started(list(self._groups.values())))
+        for side in self._groups.values():
+            stack.enter_context(side)
         self.refused: dict[str, str] = {}
 
     def train(self, shape: Shape) -> tuple[dict[str, list[float]], dict[str, float], int]:
@@ -126,7 +127,8 @@ class Sides:
             answers = self._groups[way].ask({"do": "received", "way": way})
             received[way] = max(answer["bytes"] for answer in answers)
         turns = {way: (self._groups[way], way) for way in ways}
-        return received, take_turns(turns, rounds=rounds, calls=steps)
+        with metered([side for side, _ in turns.values()]):
+            return received, take_turns(turns, rounds=rounds, calls=steps)
 
 
 def rows_of(shape: Shape, args: Any, program: str, ways: list[str]) -> tuple[str, list[Row], dict[str, str]]:
@@ -178,8 +180,11 @@ def main(words: list[str] | None = None) -> None:
     add("--steps", type=int, default=5, help="steps in a turn (default 5)")
     add("--tiny", action="store_true", help="models that take no time, without a limit of memory")
     args = parser.parse_args(words)
-    ways, records = args.ways.split(","), {}
-    for name in args.shapes.split(","):
+    ways, shapes, records = args.ways.split(","), args.shapes.split(","), {}
+    for given, known in ((ways, TITLES), (shapes, SHAPES)):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"{unknown[0]!r} is none of {', '.join(known)}")
+    for name in shapes:
         shape = SHAPES[name].tiny() if args.tiny else SHAPES[name]
         title, rows, refused = rows_of(shape, args, str(ROOT / "benchmarks" / "train.py"), ways)
         show(title, rows, refused, ways, args.ranks)
