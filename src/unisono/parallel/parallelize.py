@@ -18,6 +18,7 @@ from .loss_weights import Weigh, check_weigh
 from .materialize import Init
 from .model_setup import Optimizer, set_up
 from .plan import Plan
+from .replaced_parameters import replaced_parameters_raise
 from .run import Run
 
 
@@ -80,7 +81,9 @@ def parallelize(
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
-    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    with replaced_parameters_raise(model):
+        built = set_up(model, plan, **options)
+    return Run(built, plan, optimizer, loss, weigh)
 
 
 def _elastic(
@@ -98,7 +101,8 @@ def _elastic(
         membership = RunMembership(plan.data)
         stack.callback(membership.close)
         here = plan.resized(membership.size)
-        built = set_up(model, here, **options)
+        with replaced_parameters_raise(model):
+            built = set_up(model, here, **options)
         run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
         stack.pop_all()
     return run
