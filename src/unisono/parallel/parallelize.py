@@ -16,7 +16,7 @@ from .elastic.run import ElasticRun
 from .experts.layers import check_experts
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .model_setup import Optimizer, set_up
+from .model_setup import ModelSetup, Optimizer, set_up
 from .plan import Plan
 from .replaced_parameters import replaced_parameters_raise
 from .run import Run
@@ -81,9 +81,12 @@ def parallelize(
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
+    return Run(_set_up(model, plan, options), plan, optimizer, loss, weigh)
+
+
+def _set_up(model: nn.Module, plan: Plan, options: dict[str, Any]) -> ModelSetup:
     with replaced_parameters_raise(model):
-        built = set_up(model, plan, **options)
-    return Run(built, plan, optimizer, loss, weigh)
+        return set_up(model, plan, **options)
 
 
 def _elastic(
@@ -101,8 +104,7 @@ def _elastic(
         membership = RunMembership(plan.data)
         stack.callback(membership.close)
         here = plan.resized(membership.size)
-        with replaced_parameters_raise(model):
-            built = set_up(model, here, **options)
+        built = _set_up(model, here, options)
         run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
         stack.pop_all()
     return run
