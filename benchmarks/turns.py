@@ -101,9 +101,16 @@ def started(sides: Sequence[WorkerGroup]) -> Iterator[None]:
     with ExitStack() as stack:
         for side in sides:
             stack.enter_context(side)
-        meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
-        yield
-        print(noise_line(meter.read(), len(os.sched_getaffinity(0))), flush=True)
+        with metered(sides):
+            yield
+
+
+@contextmanager
+def metered(sides: Sequence[WorkerGroup]) -> Iterator[None]:
+    """Print at the end whether the machine was quiet beside these sides."""
+    meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
+    yield
+    print(noise_line(meter.read(), len(os.sched_getaffinity(0))), flush=True)
 
 
 def take_turns(

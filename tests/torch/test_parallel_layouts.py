@@ -44,7 +44,7 @@ FEWER = {2: 8, 4: 8, 6: 12, 8: 12}  # chains, of twelve, with PyTorch 2.13; DTen
 @pytest.mark.timeout(220)
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=SWEEP) for size in (4, 6, 8))])
 def test_chains_move_no_more_bytes_than_dtensor(forks: suite.Forks, tmp_path: Path, size: int) -> None:
-    """The table of docs/parallel.md, by `make test-parallel ARGS="-k dtensor -s"`."""
+    """The table of docs/shard.md, by `make test-parallel ARGS="-k dtensor -s"`."""
     found = run(forks, tmp_path, size, "compare", 200 if size == 2 else 800)
     assert len(found) == 12
     assert all(ours <= theirs for ours, theirs in found.values()), found

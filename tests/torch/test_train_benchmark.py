@@ -30,3 +30,16 @@ def test_all_sides_decode_the_same(ranks):
     assert re.search(rf"^# {ranks} ranks, 4 layers of width 512; logits differ by \d", out, re.MULTILINE), out
     for side in ("unisono-torch", "gloo", "unisono", "alone"):
         assert re.search(rf"^{side} +\d+ tokens/s ", out, re.MULTILINE), out
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(600)
+def test_the_table_of_plans():
+    """Bytes are exact: one row makes tensor ranks and stages exchange less than DDP's gradients."""
+    tiny = ["table", "--tiny", "--shapes", "row", "--ways", "ddp,tensor,pipeline", "--rounds", "1"]
+    out = run(str(BENCHMARKS / "train.py"), *tiny, "--steps", "1", limit_s=580)
+    found = dict(re.findall(r"^\| (\S+) \|.*\| (\d+\.\d+) \| \d+ \|$", out, re.MULTILINE))
+    assert found.keys() == {"DDP", "`tensor=2`", "`pipeline=2`"}, out
+    received = {way: float(mb) for way, mb in found.items()}
+    assert received["DDP"] > 5 * received["`pipeline=2`"] > 0, out
+    assert received["DDP"] > 5 * received["`tensor=2`"] > 0, out

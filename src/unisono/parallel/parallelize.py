@@ -18,11 +18,12 @@ from .elastic.run import ElasticRun
 from .experts.layers import check_experts
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .model_setup import set_up
+from .model_setup import ModelSetup, set_up
 from .optimizer_groups import Optimizer
 from .plan import Plan
 from .planning.choice import ModelChoice
 from .planning.planner import resolved
+from .replaced_parameters import replaced_parameters_raise
 from .run import Run
 
 
@@ -105,7 +106,12 @@ def _run(
         torch.set_float32_matmul_precision("high")
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
-    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh, prediction)
+    return Run(_set_up(model, plan, options), plan, optimizer, loss, weigh, prediction)
+
+
+def _set_up(model: nn.Module, plan: Plan, options: dict[str, Any]) -> ModelSetup:
+    with replaced_parameters_raise(model):
+        return set_up(model, plan, **options)
 
 
 def _elastic(
@@ -123,7 +129,7 @@ def _elastic(
         membership = RunMembership(plan.data)
         stack.callback(membership.close)
         here = plan.resized(membership.size)
-        built = set_up(model, here, **options)
+        built = _set_up(model, here, options)
         run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
         stack.pop_all()
     return run

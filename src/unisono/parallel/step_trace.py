@@ -87,9 +87,11 @@ class StepTrace:
         """The bytes that this rank has received, where all collectives are over so many ranks."""
         total = 0.0
         for event in self.events:
-            if found := COLLECTIVE.match(event["name"]):
-                moves = found[1] in MOVED and ranks > 1
-                total += Link().received(found[1], ranks, _nbytes(event)) if moves else _nbytes(event)
+            found = COLLECTIVE.match(event["name"])
+            if found is None or found[1] == "send":
+                continue
+            moves = found[1] in MOVED and ranks > 1
+            total += Link().received(found[1], ranks, _nbytes(event)) if moves else _nbytes(event)
         return total
 
     def share(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
@@ -113,3 +113,23 @@ def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
     in_group(rank, size, folder, globals()[name])
+
+
+def check_a_parameter_that_the_plan_has_replaced_is_no_constant(folder: Path) -> None:
+    """A loss that holds a parameter from before `parallelize`: as in one process, or refused in backward."""
+    batch = models.vector_batches(1, 8)[0]
+
+    def losses(plan: up.Plan) -> list[float]:
+        model = models.mlp()
+        held = model[0].weight
+
+        def penalised(output: Tensor, targets: Tensor) -> Tensor:
+            return functional.cross_entropy(output, targets) + held.pow(2).mean()
+
+        run = up.parallelize(model, plan, optimizer=adamw, loss=penalised)
+        return [run.step(part) for part in run.shard([batch] * 2)]
+
+    assert losses(up.Plan(data=2))[1] > 0  # the model has it still
+    for plan in (up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2)):
+        with pytest.raises(RuntimeError, match=r'the parameter "0.weight" that the model had before'):
+            losses(plan)

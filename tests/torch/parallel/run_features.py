@@ -22,6 +22,7 @@ import unisono.torch  # noqa: F401
 from parallel import models, sweep
 from unisono.parallel import sharded_parameters
 from unisono.parallel.gradients import local
+from unisono.parallel.step_trace import trace_step
 
 SMALL_MODEL_BYTES = sharded_parameters.SMALL_MODEL_BYTES
 
@@ -250,6 +251,15 @@ def check_a_small_model_is_one_unit(folder: Path) -> None:
     assert low == train(0, precision="bf16")[2]
     run.evaluate(next(iter(run.shard([batch]))))
     assert all(isinstance(value, DTensor) for value in run.model.parameters())  # gathered ones are plain
+
+
+def check_bytes_received_leave_out_those_sent(folder: Path) -> None:
+    run = made("mlp", up.Plan(pipeline=2))
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    _, trace = trace_step(lambda: run.step(batch, watch=False))
+    calls = trace.calls(run.mesh, up.Link())
+    assert {"send", "recv"} <= {call.operation for call in calls}
+    assert trace.received(2) == sum(call.nbytes for call in calls if call.operation != "send")
 
 
 def check_loaders(folder: Path) -> None:

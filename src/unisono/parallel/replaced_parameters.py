@@ -1,0 +1,41 @@
+"""Refuses the gradient of a parameter that a plan has replaced: its value is old, and nothing trains it.
+
+A loss, a hook or a closure may hold a parameter that it took from the model before `parallelize`. Where the
+plan shards or cuts parameters, or moves them to other stages, the model has other ones then. Without this
+refusal autograd would follow the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from functools import partial
+
+from torch import Tensor, nn
+
+__all__ = ["replaced_parameters_raise"]
+
+
+@contextlib.contextmanager
+def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
+    """What is a parameter of `model` before the block, and none after it, raises RuntimeError in backward.
+
+    Example: w = model.head.weight before; a loss with w.pow(2) under Plan(data=2, zero=3).
+    """
+    before = [(name, weakref.ref(parameter)) for name, parameter in model.named_parameters()]
+    yield
+    now = {id(parameter) for parameter in model.parameters()}
+    for name, reference in before:
+        parameter = reference()
+        if parameter is not None and parameter.requires_grad and id(parameter) not in now:
+            parameter.register_hook(partial(_refuse, name))
+
+
+def _refuse(name: str, _gradient: Tensor) -> None:
+    raise RuntimeError(
+        f'a gradient came to the parameter "{name}" that the model had before parallelize: the plan has put '
+        "another one in its place, so this value is old, and nothing trains it. The loss, a hook or a "
+        "closure holds it: compute what needs it in the forward of the model, from the module's attribute, "
+        "and return it"
+    )
