@@ -47,20 +47,6 @@ if TYPE_CHECKING:
     from .sharded_parameters import DataAxis
 
 
-class Parameters(list[nn.Parameter]):
-    """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.
-
-    Example of groups: lambda p: AdamW([{"params": [v for k, v in p.named.items() if "bias" in k]}, ...])
-    """
-
-    def __init__(self, named: dict[str, nn.Parameter]) -> None:
-        super().__init__(named.values())
-        self.named = named
-
-
-Optimizer = Callable[[Parameters], torch.optim.Optimizer]
-
-
 @dataclass
 class ModelSetup:
     """A model ready to train, and its properties."""
@@ -93,6 +79,12 @@ class ModelSetup:
         self.mesh = mesh
         self.units.follow(mesh)
         self.runtime = PipelineRuntime(self.units, mesh, self.family.output, single=True)
+
+    def follow_frozen(self) -> None:
+        """Train those parameters that require gradients now."""
+        assert not isinstance(self.units, ParameterSwap)
+        self.units.follow_frozen()
+        self.runtime.follow_frozen()
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""

@@ -31,7 +31,7 @@ from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .experts.axis import ExpertAxis
     from .materialize import Initializer
@@ -277,6 +277,15 @@ class ShardedParameters:
             fsdp.unwrap(unit)
         fsdp.unwrap(self.root)
         self._wrap(mesh, lambda _: None)
+
+    def shown(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield (parameter, what the model shows in its place) where a forward has left it gathered."""
+        return fsdp.shown(self.root)
+
+    def follow_frozen(self) -> None:
+        """Train those parameters that require gradients now."""
+        reshard(self.root)
+        fsdp.follow_frozen(self.root)
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""

@@ -53,7 +53,8 @@ NAMES = {
     "sequence": PrivateName(
         "torch.autograd.graph:Node._sequence_nr",
         purpose="tell what a loss has computed from what the model has",
-        without="a loss that takes a parameter which the tensor axis cuts is not refused",
+        without="a loss that takes a parameter which the tensor axis cuts is not refused, and "
+        "up.StepPredictor cannot run",
     ),
     "compiled": PrivateName(
         "torch.nn:Module._wrapped_call_impl",  # it calls _compiled_call_impl, which is None at first

@@ -141,6 +141,10 @@ class PipelineRuntime:
         self.interrupted = False
         return step.loss, step.count, step.spans
 
+    def follow_frozen(self) -> None:
+        """Other activations than before may require gradients. All ranks of a pipeline call this."""
+        self._messages.forget()
+
     def forget(self) -> None:
         """Drop what earlier runs have left, when the next one begins: gradients, collectives in flight."""
         self._stale = True

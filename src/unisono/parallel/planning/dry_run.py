@@ -23,7 +23,7 @@ from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.model_setup import Parameters
+from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput

@@ -13,7 +13,7 @@ from torch import nn
 from unisono.engine.environment.env import parse_size
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
-from unisono.parallel.model_setup import Optimizer
+from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
 
 from .choice import ModelChoice

@@ -17,7 +17,8 @@ from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.loss_weights import own_loss
-from unisono.parallel.model_setup import Optimizer, forget_caches
+from unisono.parallel.model_setup import forget_caches
+from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.precision import BATCH_NORM
 
 from .dry_tensor import cut_of_program
