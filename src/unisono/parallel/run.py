@@ -31,7 +31,7 @@ from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
 from .model_setup import ModelSetup
 from .optimizer_groups import Optimizer, Parameters, check_groups, extend_optimizers, optimizers_of
-from .optimizer_step import has_mixed_parameters, step
+from .optimizer_step import has_cut_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
@@ -94,7 +94,7 @@ class Run:
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
-        self._mixed = has_mixed_parameters(self._trained.values())
+        self._cut = has_cut_parameters(self._trained.values())
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
@@ -580,7 +580,7 @@ class Run:
         extend_optimizers(self._optimizers, made)
         self._flags.take(flags)
         self._trained |= new
-        self._mixed = has_mixed_parameters(self._trained.values())
+        self._cut = has_cut_parameters(self._trained.values())
         self._built.follow_frozen()
 
     def _optimizers_for(self, new: Mapping[str, nn.Parameter]) -> tuple[list[torch.optim.Optimizer], str]:
@@ -663,7 +663,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                if self._mixed:
+                if self._cut:
                     step(optimizer)
                 else:
                     optimizer.step()

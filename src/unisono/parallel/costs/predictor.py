@@ -222,7 +222,7 @@ class StepPredictor:
         model = traced.model
         modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
-        kept = set(gathered_units(own_units(model, modules), plan)) if sharded else set()
+        kept = set(gathered_units(model, own_units(model, modules), plan)) if sharded else set()
         paths = {path for path, module in model.named_modules() if module in kept}
         inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}

@@ -16,7 +16,7 @@ from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .forecast import CAUSES, StepForecast
-from .trace import TracedOperator, TracedStep
+from .trace import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,10 +145,16 @@ class _StepPricer:
     def _light(self, nbytes: float) -> float:
         return self._parts.costs.at("light", max(1.0, nbytes)) * self._parts.factor
 
-    def _gathered(self, stage: int) -> tuple[float, float]:
-        """Seconds to gather all units of a stage once: compute, communication."""
+    def _gathered(self, stage: int, *, again: bool = False) -> tuple[float, float]:
+        """Seconds to gather all units of a stage once: compute, communication.
+
+        Args:
+            again: for backward, which begins right after the forward of a root where there is one stage.
+        """
         compute = communication = 0.0
-        for size in self._parts.units.get(stage, {}).values():
+        for unit, size in self._parts.units.get(stage, {}).items():
+            if again and unit == NO_UNIT and self._plan.pipeline == 1:
+                continue
             nbytes = size.elements * self._width
             compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
@@ -293,7 +299,7 @@ class _StepPricer:
             if self._plan.zero >= 2:
                 self._data(rank, self._reduced(action.stage))
         if action.kind == "B" and self._plan.zero == 3:
-            self._data(rank, self._gathered(action.stage))
+            self._data(rank, self._gathered(action.stage, again=True))
 
     @property
     def _sharded(self) -> bool:

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from unisono.parallel.batches import tensors_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.loss_weights import mean, pair
+from unisono.parallel.sharded_parameters import reshard
 from unisono.torch_internals import training
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
@@ -137,6 +138,8 @@ class PipelineRuntime:
             self._units.reduce_now()
         if reduces:
             self._units.finish()
+        if not step_input.train and self._mesh.plan.zero == 3:
+            reshard(self._root)  # no backward frees what the last forward has gathered
         self._messages.finish()
         self.interrupted = False
         return step.loss, step.count, step.spans

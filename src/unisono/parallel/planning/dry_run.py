@@ -331,7 +331,7 @@ class _StepRun:
             return DryReplicas(root, plan, watch), held
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
-        outer = [unit for unit in gathered_units(own, plan) if unit not in covered]
+        outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
         return DryShards(root, outer, alone, plan, watch, last=self._last), held
 
     def _shard(self, value: nn.Parameter) -> nn.Parameter:
