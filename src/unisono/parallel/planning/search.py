@@ -10,6 +10,7 @@ from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.program import Graph
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
+from unisono.planner.planner import NoPlanFitsError
 
 from .candidates import changes, neighbours, plans
 from .choice import ModelChoice, PricedPlan, RefusedPlan, refusal
@@ -25,10 +26,6 @@ SHOWN = 4  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
 FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at least
 RECOMPUTED = {False: 0, "selective": 1, True: 2}
-
-
-class NoPlanFitsError(ValueError):
-    """No plan fits into the memory of a rank, or none can be run. It names the one that needs least."""
 
 
 class PlanSearch:
