@@ -137,22 +137,29 @@ def set_up(
     same_everywhere(model)
     if plan.recompute or plan.context > 1:
         _forget_caches(model)
-    context = ContextModel.of(model, family.output, mesh)
     trial: CutCheck | ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     axis, region, decision = None, None, None
+    if plan.expert > 1:
+        spread_ = partial(spread, exact=kept_in_f32(model, plan), pieces=_are_pieces(model, family, pieces, sample))
+        axis, trial = spread_(model, mesh, experts, check, fill, family.output)
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     starts = _starts(family, plan, sample, initial) if plan.pipeline > 1 and programs is None else ()
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
         decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
         _check_cut(model, decision, plan)
-        if should_check(model, family, decision.cut, check):
+        if axis is not None and not decision.cut.proved:
+            raise ValueError(
+                f"expert={plan.expert} with tensor={plan.tensor} needs a cut that follows from the program of "
+                f"{type(model).__name__}: leave out cuts= but for those that are \"whole\", and write "
+                "sample=inputs of a batch"
+            )
+        if axis is None and should_check(model, family, decision.cut, check):
             trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
         _split(model, decision.cut)
+    context = ContextModel.of(model, family.output, mesh, None if decision is None else decision.cut)
     names, kept, norms = _names(model), kept_in_f32(model, plan), sync_batch_norms(model, mesh)
-    if plan.expert > 1:
-        axis, trial = spread(model, mesh, experts, check, fill, family.output, exact=kept)
     if decision is not None:
         region = _cut(model, family, decision, mesh)
     if plan.pipeline == 1:
@@ -160,7 +167,7 @@ def set_up(
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
-        built = _staged(model, family, mesh, programs, starts, names, initial)
+        built = _staged(model, family, mesh, programs, starts, names, initial, axis)
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
@@ -256,14 +263,20 @@ def _sums(cut: Cut, names: dict[str, str], mesh: PlanMesh) -> list[TiedParameter
     return [TiedParameter(names[name], group, 1, "up::sums") for name in cut.sums]
 
 
+def _are_pieces(
+    model: nn.Module, family: ModelFamily, pieces: Sequence[nn.Module] | None, sample: Any
+) -> bool:
+    """Whether the stages of a pipeline are pieces that run one after the other."""
+    alone = sample is None or isinstance(sample, torch.Tensor)
+    known = bool(family.pieces) and not family.no_pieces and alone
+    return pieces is not None or isinstance(model, nn.Sequential) or known
+
+
 def _programs(
     model: nn.Module, family: ModelFamily, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any
 ) -> StagePrograms | None:
     """The program from which stages are cut; None: pieces that run one after the other are the stages."""
-    given = pieces is not None or isinstance(model, nn.Sequential)
-    if given or (
-        family.pieces and not family.no_pieces and (sample is None or isinstance(sample, torch.Tensor))
-    ):
+    if _are_pieces(model, family, pieces, sample):
         return None
     if plan.cuts is not None:
         raise ValueError(
@@ -296,6 +309,7 @@ def _staged(
     starts: Sequence[int],
     names: dict[str, str],
     initial: Initializer,
+    experts: ExpertAxis | None,
 ) -> ModelSetup:
     plan = mesh.plan
     stages: list[Any]
@@ -327,6 +341,7 @@ def _staged(
         last=plan.stages - 1 in here,
         initial=initial,
         exact=kept,
+        experts=experts,
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from unisono.parallel.layouts.cost import Link
 
     from .exchange import ContextGroup
+    from .tensor_axis import CutParts
 
 __all__ = ["ContextError", "ContextProgram"]
 
@@ -153,7 +154,7 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return ProgramStep(node, draws=_draws(node))
+            return ProgramStep(node, draws=_draws(node), apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
         call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
@@ -171,7 +172,11 @@ class ContextProgram:
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
         draws = _draws(node) and not any(number in self.places for number in made)
-        return ProgramStep(node, wants, call.run, draws=draws)
+        return ProgramStep(node, wants, call.run, draws=draws, apart=self._apart(node))
+
+    def _apart(self, node: Node) -> bool:
+        """Whether it draws numbers that are others on each rank of the tensor axis."""
+        return _draws(node) and any(first <= node.number < last for first, last in self.graph.apart)
 
     def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
@@ -260,16 +265,25 @@ class ContextProgram:
 
     # ---- run ----
 
-    def run(self, where: dict[str, nn.Module], shared: int, device: str, *inputs: Tensor) -> Any:
+    def run(
+        self,
+        where: dict[str, nn.Module],
+        parts: CutParts | None,
+        shared: int,
+        device: str,
+        *inputs: Tensor,
+    ) -> Any:
         """What the recorded program returned, with this rank's part of what is cut.
 
         Args:
             where: the modules of the model that runs, by path.
+            parts: of its parameters on the tensor axis, if there is one.
             shared: a seed, the same on the ranks of the group.
             inputs: whole.
         """
         written, places = self._written, self.places
-        values = ReplayValues(Replay(self.graph, places, written, self._ranks, where, shared, device))
+        replay = Replay(self.graph, places, written, self._ranks, where, shared, device, parts)
+        values = ReplayValues(replay)
         values.update(zip(self._inputs, inputs, strict=True))
         values.take(self._parts)
         values.run(self.items)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import ModuleOp
 from unisono.parallel.graph.program import Ref, refs, replayed
 
 from .call import label_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
 
     from .exchange import ContextGroup
+    from .tensor_axis import CutParts
 
 __all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayValues", "UnitItem"]
 
@@ -35,6 +37,7 @@ class ProgramStep:
         wants: value -> where this operator needs it.
         run: what runs in place of the operator.
         draws: random numbers for a value that all ranks have.
+        apart: random numbers that are others on each rank of the tensor axis.
         idle: nothing takes what it makes; it does not run.
         taken: value -> the number of the part of it that is taken once for all operators.
         parts: (value, the number of its part, where), taken when this operator has made the value.
@@ -45,6 +48,7 @@ class ProgramStep:
     wants: dict[int, SequenceDim] = field(default_factory=dict)
     run: Any = None
     draws: bool = False
+    apart: bool = False
     idle: bool = False
     taken: dict[int, int] = field(default_factory=dict)
     parts: list[tuple[int, int, SequenceDim]] = field(default_factory=list)
@@ -84,6 +88,7 @@ class Replay:
         where: the modules of the model that runs, by path.
         shared: a seed, the same on the ranks of the group.
         device: its type.
+        parts: this rank's parts of parameters; None: the plan has no tensor axis.
     """
 
     graph: Graph
@@ -93,6 +98,25 @@ class Replay:
     where: dict[str, nn.Module]
     shared: int
     device: str
+    parts: CutParts | None = None
+
+    def runs(self, step: ProgramStep) -> Callable[..., Any]:
+        """What runs in place of an operator."""
+        if isinstance(step.node.op, ModuleOp):
+            module = self.where[step.node.op.path]
+            return lambda rows, chosen, weight, names, _: module(
+                **dict(zip(names, (rows, chosen, weight), strict=True))
+            )
+        return step.run or replayed(step.node, self.graph, self.written)
+
+    def seeded(self, step: ProgramStep) -> contextlib.AbstractContextManager[None]:
+        """Seed what an operator draws, where the generators are not already those of this rank."""
+        if not (step.draws or step.apart):
+            return contextlib.nullcontext()
+        where = [] if step.draws else [self.ranks.rank]
+        if step.apart and self.parts is not None:
+            where += ["tensor", self.parts.axis.place]
+        return drawing(seed_of(self.shared, step.node.number, *where), self.device)
 
 
 class ForwardCall:
@@ -133,7 +157,8 @@ class ReplayValues(dict[int, Tensor]):
             assert constant is not None, "a constant has no values"
             return constant
         path, _, leaf = value.name.rpartition(".")
-        return getattr(where[path], leaf)
+        held = getattr(where[path], leaf)
+        return held if self._replay.parts is None else self._replay.parts.local(value.name, held)
 
     def run(self, items: Sequence[Any]) -> None:
         """Run operators and units in order."""
@@ -163,10 +188,8 @@ class ReplayValues(dict[int, Tensor]):
             return found if place is None else self._placed(ref.value, found, place, node)
 
         args, named = mapped((node.args, node.named), given, Ref)
-        seed = seed_of(self._replay.shared, node.number)
-        with drawing(seed, self._replay.device) if step.draws else contextlib.nullcontext():
-            run = step.run or replayed(node, self._replay.graph, self._replay.written)
-            output = run(*args, **named)
+        with self._replay.seeded(step):
+            output = self._replay.runs(step)(*args, **named)
         flat = output if isinstance(output, (tuple, list)) else (output,)
         self.update((n, t) for n, t in zip(node.outputs, flat, strict=True) if n is not None)
         self.take(step.parts)

@@ -397,6 +397,31 @@ def _distance(at: int) -> Rule:
     return rule
 
 
+# ---- the tensor axis ----
+
+
+def _tensor_move(call: RuleCall) -> list[SequenceDim | None]:
+    came, kind, dim = call.args
+    place = call.cut(came)
+    if kind not in ("enter", "sum") and dim == place.dim:
+        raise LayoutError("the tensor axis gathers the dimension of the sequence")
+    return [place]
+
+
+# ---- experts ----
+
+
+def _experts(call: RuleCall) -> list[SequenceDim | None]:
+    rows, chosen, weight, *_ = call.args
+    shape, cut = call.shape(rows), call.cut(rows)
+    place = viewed(shape, cut, (math.prod(shape[:-1]), shape[-1]))
+    if place.dim:
+        raise LayoutError("its rows are cut along their features")
+    for ref in (chosen, weight):
+        call.want(ref, place)
+    return [cut]
+
+
 # ---- attention ----
 
 
@@ -481,5 +506,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), _nll),
     **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),
     "aten.binary_cross_entropy": _distance(3),
+    "unisono.tensor_move": _tensor_move,
+    "unisono.experts": _experts,
     ATTENTION: _attention,
 }  # fmt: skip

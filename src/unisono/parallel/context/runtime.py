@@ -20,14 +20,17 @@ from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
+from unisono.parallel.tensor_parallel import axis_of
 
 from .exchange import ContextGroup, whole
 from .program import ContextError, ContextProgram
 from .replay import ForwardCall
+from .tensor_axis import CutParts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from unisono.parallel.graph.cut import Cut
     from unisono.parallel.mesh import PlanMesh
 
 __all__ = ["ContextModel"]
@@ -42,6 +45,7 @@ class ContextModel:
         model: the user's, before it is wrapped.
         dtype: in which it computes; None: in that of its parameters.
         output: what the loss gets of what the model returns.
+        cut: of the tensor axis; None: the plan has none.
     Raises:
         ValueError: the model has hooks, which a run of operators does not call.
     """
@@ -52,12 +56,15 @@ class ContextModel:
         dtype: torch.dtype | None,
         output: Callable[[Any], Any],
         mesh: PlanMesh,
+        cut: Cut | None,
     ) -> None:
         _check_hooks(model)
         self._model, self._output, self._dtype = model, output, dtype
+        self._parts = None if cut is None else CutParts(cut, axis_of(mesh.part("tensor")))
         self._recorder = ModelRecorder(
-            model, dtype, ContextError, where="a context axis", remedy="Leave out context=", attention=True
-        )
+            model, dtype, ContextError, where="a context axis", remedy="Leave out context=", attention=True,
+            prepare=None if self._parts is None else self._parts.prepare,
+        )  # fmt: skip
         self._name = self._recorder.name
         self._group, self._device = mesh.context, mesh.axes.device_type
         self._ranks = ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
@@ -67,12 +74,24 @@ class ContextModel:
         self._where: dict[str, nn.Module] = {}
 
     @classmethod
-    def of(cls, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh) -> ContextModel | None:
-        """The model under a plan; None: the plan has no context axis."""
-        if mesh.plan.context == 1:
+    def of(
+        cls, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh, cut: Cut | None
+    ) -> ContextModel | None:
+        """The model under a plan, before it is cut; None: the plan has no context axis.
+
+        Raises:
+            ValueError: nothing proves the cut.
+        """
+        plan = mesh.plan
+        if plan.context == 1:
             return None
-        precision = mesh.plan.precision
-        return cls(model, None if precision == "f32" else TYPES[precision], output, mesh)
+        if cut is not None and not cut.proved:
+            raise ValueError(
+                f"context={plan.context} with tensor={plan.tensor} needs a cut that follows from the program "
+                f"of {type(model).__name__}: leave out cuts= but for those that are \"whole\", and write "
+                "sample=inputs of a batch"
+            )
+        return cls(model, None if plan.precision == "f32" else TYPES[plan.precision], output, mesh, cut)
 
     def follow(self, units: Iterable[nn.Module], sample: Any) -> None:
         """Run by `units` from now on, which are wrapped. Prove the program of `sample`, if there is one."""
@@ -187,7 +206,7 @@ class ContextModel:
         shared = int(torch.randint(2**62, (), device="cpu"))
         inputs = [*tensors_in(given)]
         with drawing(seed_of(shared, self._ranks.rank), self._device):
-            run = functools.partial(program.run, self._where, shared, self._device)
+            run = functools.partial(program.run, self._where, self._parts, shared, self._device)
             return root(ForwardCall(run), *inputs)
 
 

@@ -30,6 +30,7 @@ from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from .attention_call import ATTENTION, FUNCTION, bound
 from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
+from .noted_call import noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .shapes import CaptureError, Shapes
 
@@ -195,6 +196,9 @@ class Recorder:
         name, ordinal = getattr(function, "__name__", str(function)), -1
         if self._attention and name == FUNCTION:
             return self.attention(function, args, named)
+        if function is noted_call:
+            op, given, run, flops = args
+            return self.noted(op, given, {}, run, flops)
         if name in SIZED:
             ordinal = self._ordinals[-1]
             self._ordinals[-1] += 1
@@ -210,21 +214,22 @@ class Recorder:
 
     def attention(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run scaled_dot_product_attention and note it as one operator."""
+        return self.noted(ATTENTION, (), bound(args, named), lambda: function(*args, **named))
+
+    def noted(self, op: Any, args: Any, named: Any, run: Callable[[], Tensor], flops: int = 0) -> Any:
+        """Run what makes one tensor, and note it as the operator `op` with these arguments."""
         if self.paused:
-            return function(*args, **named)
-        came = mapped(bound(args, named), lambda t: Ref(self.value(t)))
+            return run()
+        came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         self.paused += 1
-        output = function(*args, **named)
+        output = run()
         self.paused -= 1
         number = len(self.graph.nodes)
         made = self._new(output, "operator", node=number)
-        node = Node(
-            number, ATTENTION, (), came, (made,), tuple(self.frames), self._call, _line(), 0,
-            torch.is_grad_enabled(),
-        )  # fmt: skip
         if _is_recomputed():
             self.graph.recomputed.add(number)
-        self.graph.nodes.append(node)
+        where = tuple(self.frames), self._call, _line()
+        self.graph.nodes.append(Node(number, op, *came, (made,), *where, flops, torch.is_grad_enabled()))
         return output
 
     @contextlib.contextmanager

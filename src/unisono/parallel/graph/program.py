@@ -149,6 +149,7 @@ class Graph:
         rebound: buffers that are another tensor afterwards.
         recomputed: operators that a module has run by torch.utils.checkpoint.
         stand_ins: values of another shape that the program got in place of its own.
+        apart: bounds of operators, [first, last), within which ranks of the tensor axis draw other numbers.
     """
 
     model: str
@@ -166,6 +167,7 @@ class Graph:
     rebound: dict[str, int] = field(default_factory=dict)
     recomputed: set[int] = field(default_factory=set)
     stand_ins: dict[int, int] = field(default_factory=dict)
+    apart: list[tuple[int, int]] = field(default_factory=list)
 
     def uses(self, name: str) -> list[Use]:
         """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""

@@ -1,0 +1,120 @@
+"""Axes of sequences and of experts with those of matrices and of layers: all of training against one process.
+
+On four ranks: losses of eight steps, the norm of the first gradients, and every parameter afterwards.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import unisono.parallel as up
+from parallel import contexts, expert_models, sweep
+from parallel.context_axes import hugging_face
+from parallel.contexts import Decoder, Encoder
+from parallel.plain_training import Make, apart, seeded
+from parallel.run_features import in_group
+
+STEPS, TOLERANCE = 8, 1e-5
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Whose parameters depend on gradients, not on their signs."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def same(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: Any) -> up.Run:
+    """Assert that a plan trains as one process does."""
+    plan = dataclasses.replace(plan, clip=1e9)
+    model, losses, norms = seeded(make), [], []
+    optimizer = sgd(model.parameters())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        value = loss(getattr(output, "logits", output), targets)
+        value.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())
+        optimizer.step()
+        losses.append(value.item())
+    run = up.parallelize(seeded(make), plan, optimizer=sgd, loss=loss, **more)
+    found = [(run.step(batch), run.grad_norm or 0.0) for batch in run.shard(batches)]
+    far = {
+        "losses": max(abs(a - b) for (a, _), b in zip(found, losses, strict=True)),
+        "norm": abs(found[0][1] - norms[0]) / max(norms[0], 1.0),
+        "state": 0.0,
+    }
+    state, wanted = run.state_dict(), model.state_dict()
+    if dist.get_rank() == 0:
+        assert set(state) == set(wanted), set(state) ^ set(wanted)
+        far["state"] = max(
+            ((state[name] - value).abs().max() / value.abs().max().clamp(min=1.0)).item()
+            for name, value in wanted.items()
+            if value.is_floating_point()
+        )
+    if dist.get_rank() == 0:
+        print(plan, type(model).__name__, far, flush=True)
+    assert max(far.values()) < TOLERANCE, (plan, far, found, losses)
+    return run
+
+
+def check_context_with_tensor(folder: Path) -> None:
+    ids, classes = contexts.batches(18, STEPS), contexts.classes(STEPS)
+    decoder = partial(Decoder, 4, 2)
+    for more in ({}, {"zero": 3, "recompute": True, "micro_batches": 2}):
+        run = same(up.Plan(context=2, tensor=2, **more), decoder, ids, contexts.mean)
+        assert run.cut is not None
+        assert run.cut.modules
+    same(up.Plan(context=2, tensor=2), Encoder, classes, contexts.of_class, sample=classes[0][0])
+
+
+def check_draws_of_context_with_tensor(folder: Path) -> None:
+    """Dropout in cut regions differs between tensor ranks, and elsewhere does not: what is whole stays equal."""
+    for make, given, loss in (
+        (partial(Decoder, 4, 2, 0.2), contexts.batches(18), contexts.mean),
+        (partial(Encoder, 0.2), contexts.classes(), contexts.of_class),
+    ):
+        run = up.parallelize(
+            seeded(make), up.Plan(context=2, tensor=2), optimizer=sgd, loss=loss, sample=given[0][0]
+        )
+        losses = [run.step(batch) for batch in run.shard(given)]
+        whole = [run.evaluate(batch) for batch in run.shard(given[:1])]
+        assert all(torch.tensor([*losses, *whole]).isfinite())
+        assert apart(run) < TOLERANCE, apart(run)
+
+
+def check_hugging_faces_models_under_context_with_tensor(folder: Path) -> None:
+    if not sweep.HAVE_TRANSFORMERS:
+        return
+    ids = torch.randint(64, (STEPS, 4, 25), generator=torch.Generator().manual_seed(5))
+    logits = [(each[:, :-1], each[:, 1:]) for each in ids]
+    for kind in ("Llama", "GPT2", "Qwen2"):
+        for more in ({}, {"zero": 3, "micro_batches": 2}):
+            same(up.Plan(context=2, tensor=2, **more), partial(hugging_face, kind), logits, contexts.mean)
+
+
+def check_experts_with_tensor(folder: Path) -> None:
+    """Experts on four ranks: a row goes from one rank of its tensor group."""
+    given = expert_models.batches(STEPS, 7)  # ranks have uneven shares of rows
+    for more in ({"zero": 0}, {"zero": 3, "recompute": True, "micro_batches": 2}):
+        run = same(up.Plan(data=2, tensor=2, expert=2, **more), expert_models.stacked, given, expert_models.loss)
+        assert run.cut is not None
+        assert run.cut.modules
+        mine = [p for name, p in run.model.named_parameters() if ".experts." in name]
+        assert {p.device_mesh.shape[-1] for p in mine} == {4}
+
+
+def check_experts_with_pipeline(folder: Path) -> None:
+    given = expert_models.batches(STEPS)
+    for make in (expert_models.stacked, expert_models.listed):
+        for more in ({"zero": 0}, {"zero": 3, "recompute": True}):
+            plan = up.Plan(data=2, pipeline=2, expert=2, micro_batches=2, **more)
+            same(plan, make, given, expert_models.loss)
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])
