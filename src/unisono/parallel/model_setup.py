@@ -140,6 +140,7 @@ def set_up(
     trial: CutCheck | ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     axis, region, decision = None, None, None
+    names = _names(model)
     if plan.expert > 1:
         spread_ = partial(spread, exact=kept_in_f32(model, plan), pieces=_are_pieces(model, family, pieces, sample))
         axis, trial = spread_(model, mesh, experts, check, fill, family.output)
@@ -158,8 +159,9 @@ def set_up(
         if axis is None and should_check(model, family, decision.cut, check):
             trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
         _split(model, decision.cut)
+        names = _names(model)  # of the layers that stand for fused ones
     context = ContextModel.of(model, family.output, mesh, None if decision is None else decision.cut)
-    names, kept, norms = _names(model), kept_in_f32(model, plan), sync_batch_norms(model, mesh)
+    kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     if decision is not None:
         region = _cut(model, family, decision, mesh)
     if plan.pipeline == 1:

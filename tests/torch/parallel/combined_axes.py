@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import unisono.parallel as up
 from parallel import contexts, expert_models, sweep
@@ -23,16 +23,17 @@ from parallel.run_features import in_group
 STEPS, TOLERANCE = 8, 1e-5
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters: Any, rate: float = 0.1) -> torch.optim.Optimizer:
     """Whose parameters depend on gradients, not on their signs."""
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
 
 def same(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: Any) -> up.Run:
     """Assert that a plan trains as one process does."""
+    optimizes = partial(sgd, rate=more.pop("rate", 0.1))
     plan = dataclasses.replace(plan, clip=1e9)
     model, losses, norms = seeded(make), [], []
-    optimizer = sgd(model.parameters())
+    optimizer = optimizes(model.parameters())
     for inputs, targets in batches:
         optimizer.zero_grad()
         output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
@@ -41,7 +42,7 @@ def same(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: A
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())
         optimizer.step()
         losses.append(value.item())
-    run = up.parallelize(seeded(make), plan, optimizer=sgd, loss=loss, **more)
+    run = up.parallelize(seeded(make), plan, optimizer=optimizes, loss=loss, **more)
     found = [(run.step(batch), run.grad_norm or 0.0) for batch in run.shard(batches)]
     far = {
         "losses": max(abs(a - b) for (a, _), b in zip(found, losses, strict=True)),
@@ -114,6 +115,56 @@ def check_experts_with_pipeline(folder: Path) -> None:
         for more in ({"zero": 0}, {"zero": 3, "recompute": True}):
             plan = up.Plan(data=2, pipeline=2, expert=2, micro_batches=2, **more)
             same(plan, make, given, expert_models.loss)
+
+
+class ExpertDecoder(Decoder):
+    """Attention, and a layer of experts after each block."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.layers = nn.ModuleList(expert_models.Layer(expert_models.Stacked()) for _ in self.blocks)
+
+    def forward(self, ids: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block, layer in zip(self.blocks, self.layers, strict=True):
+            x = layer(block(x, padding))
+        return self.norm(x) @ self.words.weight.T
+
+
+def check_experts_with_context(folder: Path) -> None:
+    ids = contexts.batches(18, STEPS)
+    for more in (
+        {"data": 2, "context": 2, "expert": 2},
+        {"data": 2, "context": 2, "expert": 4, "zero": 3, "recompute": True},
+        {"context": 2, "tensor": 2, "expert": 2, "micro_batches": 2},
+    ):
+        same(up.Plan(**more), ExpertDecoder, ids, contexts.mean, rate=0.01)  # a larger one amplifies rounding
+
+
+def check_hugging_faces_experts(folder: Path) -> None:
+    """Of each family the axes together that its attention allows."""
+    if not sweep.HAVE_TRANSFORMERS:
+        return
+    given = expert_models.batches(STEPS)
+    for name, make in expert_models.HUGGING_FACE.items():
+        for more in (
+            {"data": 2, "tensor": 2},
+            {"data": 2, "tensor": 2, "zero": 3, "recompute": True},
+            {"data": 2, "pipeline": 2, "micro_batches": 2, "zero": 1},
+            {"data": 2, "context": 2},
+        ):
+            if dist.get_rank() == 0:
+                print(name, flush=True)
+            same(up.Plan(expert=2, **more), sdpa(make), given, expert_models.loss, sample={"input_ids": given[0][0]})
+
+
+def sdpa(make: Make) -> Make:
+    def made() -> nn.Module:
+        model: Any = make()
+        model.set_attn_implementation("sdpa")
+        return model
+
+    return made
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
