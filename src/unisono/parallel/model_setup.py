@@ -145,6 +145,11 @@ def set_up(
         spread_ = partial(spread, exact=kept_in_f32(model, plan), pieces=_are_pieces(model, family, pieces, sample))
         axis, trial = spread_(model, mesh, experts, check, fill, family.output)
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
+    if plan.context > 1 and plan.pipeline > 1 and pieces is not None:
+        raise ValueError(
+            f"context={plan.context} cuts the stages of a pipeline from the program of {type(model).__name__}: "
+            "leave out pieces=, and write sample=inputs of a batch"
+        )
     starts = _starts(family, plan, sample, initial) if plan.pipeline > 1 and programs is None else ()
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
@@ -160,7 +165,8 @@ def set_up(
             trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
         _split(model, decision.cut)
         names = _names(model)  # of the layers that stand for fused ones
-    context = ContextModel.of(model, family.output, mesh, None if decision is None else decision.cut)
+    cut = None if decision is None else decision.cut
+    context = ContextModel.of(model, family.output, mesh, cut, programs)
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     if decision is not None:
         region = _cut(model, family, decision, mesh)
@@ -209,7 +215,8 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     if context is None:
         return
     calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
-    context.follow(built.family.units if calls else (), sample)
+    units = [unit for unit in built.family.units if calls and unit not in built.elsewhere]
+    context.follow(units, sample)
     built.runtime.context = context
 
 
@@ -278,7 +285,7 @@ def _programs(
     model: nn.Module, family: ModelFamily, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any
 ) -> StagePrograms | None:
     """The program from which stages are cut; None: pieces that run one after the other are the stages."""
-    if _are_pieces(model, family, pieces, sample):
+    if plan.context == 1 and _are_pieces(model, family, pieces, sample):
         return None
     if plan.cuts is not None:
         raise ValueError(

@@ -333,9 +333,13 @@ class Plan:
     def _check_context(self) -> None:
         if self.context == 1:
             return
+        if self.pipeline > 1 and self.schedule in SPLIT_BACKWARD:
+            raise ValueError(
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and "
+                f"exchanges of positions go back in one; use schedule 1f1b with context={self.context}"
+            )
         for name, only, why in (
             ("sequence", False, "its ranks would cut what the context ranks have cut already"),
-            ("pipeline", 1, "stages and parts of sequences are not combined yet"),
             ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
             ("keep_f32", (), "the recorded program has one type of parameters"),
             ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),

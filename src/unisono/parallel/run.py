@@ -496,7 +496,7 @@ class Run:
         """
         if self._built.runtime.context is not None:
             self._built.runtime.context.confirm(micros, self._loss if loss else None)
-        if self._built.programs is not None:
+        elif self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
             self._built.decision.confirm(given for given, _ in micros)

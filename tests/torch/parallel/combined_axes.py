@@ -158,6 +158,41 @@ def check_hugging_faces_experts(folder: Path) -> None:
             same(up.Plan(expert=2, **more), sdpa(make), given, expert_models.loss, sample={"input_ids": given[0][0]})
 
 
+def check_balance_losses(folder: Path) -> None:
+    """Of Hugging Face's Mixtral, whose loss has a product of means over the rows of a data rank."""
+    if not sweep.HAVE_TRANSFORMERS:
+        return
+
+    def balanced() -> nn.Module:
+        model: Any = sdpa(expert_models.HUGGING_FACE["mixtral"])()
+        model.config.output_router_logits, model.config.router_aux_loss_coef = True, 0.5
+        model.router_aux_loss_coef = 0.5
+        return model
+
+    tokens = [inputs for inputs, _ in expert_models.batches(STEPS)]
+    model, wanted = seeded(balanced), []
+    optimizer = sgd(model.parameters())
+    for inputs in tokens:
+        optimizer.zero_grad()
+        value = sum(model(input_ids=part, labels=part).loss for part in inputs.chunk(2)) / 2
+        value.backward()
+        wanted.append(value.item())
+        optimizer.step()
+    given = [{"input_ids": x, "labels": x} for x in tokens]
+    for axis in ("tensor", "pipeline", "context"):
+        plan = up.Plan(data=2, expert=2, **{axis: 2})
+        run = up.parallelize(seeded(balanced), plan, optimizer=sgd, loss=None, sample=given[0], weigh="rows")
+        losses = [run.step(batch) for batch in run.shard(given)]
+        worst = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
+        if dist.get_rank() == 0:
+            print(plan, worst, flush=True)
+        assert worst < TOLERANCE, (plan, losses, wanted)
+        state, last = run.state_dict(), model.state_dict()
+        if dist.get_rank() == 0:
+            name = "model.layers.0.mlp.gate.weight"
+            torch.testing.assert_close(state[name], last[name], rtol=1e-5, atol=1e-5)
+
+
 def sdpa(make: Make) -> Make:
     def made() -> nn.Module:
         model: Any = make()
@@ -165,6 +200,21 @@ def sdpa(make: Make) -> Make:
         return model
 
     return made
+
+
+def check_context_with_pipeline(folder: Path) -> None:
+    ids, classes = contexts.batches(18, STEPS), contexts.classes(STEPS)
+    decoder = partial(Decoder, 4, 2)
+    for more in (
+        {"micro_batches": 2},
+        {"zero": 3, "recompute": True, "micro_batches": 4, "schedule": "interleaved"},
+    ):
+        run = same(up.Plan(context=2, pipeline=2, **more), decoder, ids, contexts.mean, sample=ids[0][0])
+        run.model.eval()
+        (x, y), *_ = run.shard(ids)
+        whole = run.predict(x)
+        assert abs(contexts.mean(whole, y).item() - run.evaluate((x, y))) < TOLERANCE
+    same(up.Plan(context=2, pipeline=2), Encoder, classes, contexts.of_class, sample=classes[0][0])
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

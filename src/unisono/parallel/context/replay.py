@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .exchange import ContextGroup
     from .tensor_axis import CutParts
 
-__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayValues", "UnitItem"]
+__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayModel", "ReplayValues", "UnitItem"]
 
 
 @dataclass
@@ -79,31 +79,43 @@ class UnitItem:
 
 
 @dataclass(frozen=True)
+class ReplayModel:
+    """The model that runs.
+
+    Args:
+        where: its modules by path.
+        held: name of a parameter or buffer -> what it is now.
+        device: its type.
+        parts: this rank's parts of parameters; None: the plan has no tensor axis.
+    """
+
+    where: dict[str, nn.Module]
+    held: Callable[[str], Any]
+    device: str
+    parts: CutParts | None
+
+
+@dataclass(frozen=True)
 class Replay:
     """What a run of a program needs.
 
     Args:
         places: where the values that are cut have the sequence.
         written: memory that some operator writes in place.
-        where: the modules of the model that runs, by path.
         shared: a seed, the same on the ranks of the group.
-        device: its type.
-        parts: this rank's parts of parameters; None: the plan has no tensor axis.
     """
 
     graph: Graph
     places: dict[int, SequenceDim]
     written: set[int]
     ranks: ContextGroup
-    where: dict[str, nn.Module]
+    model: ReplayModel
     shared: int
-    device: str
-    parts: CutParts | None = None
 
     def runs(self, step: ProgramStep) -> Callable[..., Any]:
         """What runs in place of an operator."""
         if isinstance(step.node.op, ModuleOp):
-            module = self.where[step.node.op.path]
+            module = self.model.where[step.node.op.path]
             return lambda rows, chosen, weight, names, _: module(
                 **dict(zip(names, (rows, chosen, weight), strict=True))
             )
@@ -114,9 +126,9 @@ class Replay:
         if not (step.draws or step.apart):
             return contextlib.nullcontext()
         where = [] if step.draws else [self.ranks.rank]
-        if step.apart and self.parts is not None:
-            where += ["tensor", self.parts.axis.place]
-        return drawing(seed_of(self.shared, step.node.number, *where), self.device)
+        if step.apart and self.model.parts is not None:
+            where += ["tensor", self.model.parts.axis.place]
+        return drawing(seed_of(self.shared, step.node.number, *where), self.model.device)
 
 
 class ForwardCall:
@@ -148,17 +160,16 @@ class ReplayValues(dict[int, Tensor]):
         found = self.get(ref.value)
         if found is not None:
             return found
-        graph, where = self._replay.graph, self._replay.where
+        graph, model = self._replay.graph, self._replay.model
         value = graph.values[ref.value]
         if value.kind == "constant":
             constant = graph.constants[ref.value]
             if isinstance(constant, tuple):
-                return getattr(where[constant[0]], constant[1])
+                return getattr(model.where[constant[0]], constant[1])
             assert constant is not None, "a constant has no values"
             return constant
-        path, _, leaf = value.name.rpartition(".")
-        held = getattr(where[path], leaf)
-        return held if self._replay.parts is None else self._replay.parts.local(value.name, held)
+        held = model.held(value.name)
+        return held if model.parts is None else model.parts.local(value.name, held)
 
     def run(self, items: Sequence[Any]) -> None:
         """Run operators and units in order."""
@@ -168,7 +179,7 @@ class ReplayValues(dict[int, Tensor]):
                 if isinstance(item, ProgramStep):
                     self._operator(item)
                 else:
-                    unit = self._replay.where[item.frame.path]
+                    unit = self._replay.model.where[item.frame.path]
                     made = unit(
                         ForwardCall(functools.partial(self.unit, item)),
                         *(self[number] for number in item.reads),

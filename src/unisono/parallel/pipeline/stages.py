@@ -11,17 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 
 
 class PipelineStages(nn.Module):
-    """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs."""
+    """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs.
+
+    A ForwardCall in place of the inputs runs the stage itself.
+    """
 
     def __init__(self, stages: dict[int, nn.Module]) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
 
     def forward(self, stage: int, came: Sequence[Tensor], inputs: Any) -> Any:
+        if isinstance(inputs, ForwardCall):
+            return inputs.run(self.stages[str(stage)], came)
         return self.stages[str(stage)](came, inputs)
 
 
