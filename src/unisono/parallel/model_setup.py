@@ -29,6 +29,7 @@ from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_agreement import agree, same_everywhere
 from .model_buffers import ModelBuffers
+from .output_check import OutputCheck
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
@@ -75,6 +76,7 @@ class ModelSetup:
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
     seed: int = 0  # of what the model draws in steps, the same on all ranks
     trial: CutCheck | ExpertCheck | None = None  # of the tensor or expert axis, before the first step
+    compared: OutputCheck | None = None  # of the stages, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
     experts: ExpertAxis | None = None
@@ -140,27 +142,21 @@ def set_up(
     trial: CutCheck | ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     axis, region, decision = None, None, None
-    names = _names(model)
+    names, compared = _names(model), None
+    if check and (plan.pipeline > 1 or plan.context > 1):
+        compared = OutputCheck(model, fill, family.output)
     if plan.expert > 1:
-        spread_ = partial(spread, exact=kept_in_f32(model, plan), pieces=_are_pieces(model, family, pieces, sample))
+        spread_ = partial(
+            spread, exact=kept_in_f32(model, plan), pieces=_are_pieces(model, family, pieces, sample)
+        )
         axis, trial = spread_(model, mesh, experts, check, fill, family.output)
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
-    if plan.context > 1 and plan.pipeline > 1 and pieces is not None:
-        raise ValueError(
-            f"context={plan.context} cuts the stages of a pipeline from the program of {type(model).__name__}: "
-            "leave out pieces=, and write sample=inputs of a batch"
-        )
     starts = _starts(family, plan, sample, initial) if plan.pipeline > 1 and programs is None else ()
     if plan.tensor > 1:
         opened = None if programs is None else programs.first.open
         decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
         _check_cut(model, decision, plan)
-        if axis is not None and not decision.cut.proved:
-            raise ValueError(
-                f"expert={plan.expert} with tensor={plan.tensor} needs a cut that follows from the program of "
-                f"{type(model).__name__}: leave out cuts= but for those that are \"whole\", and write "
-                "sample=inputs of a batch"
-            )
+        _check_proved(model, decision.cut, plan)
         if axis is None and should_check(model, family, decision.cut, check):
             trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
         _split(model, decision.cut)
@@ -182,6 +178,7 @@ def set_up(
         _leave_regions(family.units, region)
     built.others = norms.begin()
     built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    built.compared = compared
     _follow(built, context, sample)
     built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
     if decision is not None:
@@ -266,6 +263,17 @@ def _check_cut(model: nn.Module, decision: Decision, plan: Plan) -> None:
         )
 
 
+def _check_proved(model: nn.Module, cut: Cut, plan: Plan) -> None:
+    """Refuse a cut by names with an axis that needs the program of the cut model."""
+    axis = "expert" if plan.expert > 1 else "context" if plan.context > 1 else None
+    if axis is not None and not cut.proved:
+        raise ValueError(
+            f"{axis}={getattr(plan, axis)} with tensor={plan.tensor} needs a cut that follows from the "
+            f'program of {type(model).__name__}: leave out cuts= but for those that are "whole", and write '
+            "sample=inputs of a batch"
+        )
+
+
 def _sums(cut: Cut, names: dict[str, str], mesh: PlanMesh) -> list[TiedParameter]:
     """Whole parameters whose gradients add up over the tensor axis: each of its ranks holds a part."""
     group = mesh.group("tensor")
@@ -287,6 +295,11 @@ def _programs(
     """The program from which stages are cut; None: pieces that run one after the other are the stages."""
     if plan.context == 1 and _are_pieces(model, family, pieces, sample):
         return None
+    if pieces is not None:
+        raise ValueError(
+            f"context={plan.context} cuts the stages of a pipeline from the program of "
+            f"{type(model).__name__}: leave out pieces=, and write sample=inputs of a batch"
+        )
     if plan.cuts is not None:
         raise ValueError(
             f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "

@@ -281,8 +281,8 @@ class Plan:
             raise ValueError(f"Plan: expert={self.expert} does not divide {of}")
         if self.pipeline > 1 and self.schedule in SPLIT_BACKWARD:
             raise ValueError(
-                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and rows "
-                f"of experts go back in one; use schedule 1f1b with expert={self.expert}"
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and "
+                f"rows of experts go back in one; use schedule 1f1b with expert={self.expert}"
             )
         for name, only, why in (
             ("sequence", False, "experts take all positions on each rank of the tensor axis"),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .graph.capture import CaptureError, Recorder, Shapes
-from .graph.containers import mapped, strange_in, tensors_in
+from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
 from .program_state import ModuleSettings
 
@@ -76,9 +76,7 @@ class ModelRecorder:
                 f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
             )
         self.changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
-        if self.changing and _operators(graph) != _operators(
-            self._run(shapes, inputs, forward, prepared)
-        ):
+        if self.changing and graph.operators != self._run(shapes, inputs, forward, prepared).operators:
             path, leaf = min(self.changing)
             raise self._refuses(
                 f'{self.name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
@@ -94,7 +92,3 @@ class ModelRecorder:
         if prepared is not None:
             prepared.begin(recorder)
         return recorder.run(shapes.model, inputs, run)
-
-
-def _operators(graph: Graph) -> list[Any]:
-    return [(node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in graph.nodes]

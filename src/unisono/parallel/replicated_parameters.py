@@ -159,9 +159,7 @@ class ReplicatedParameters:
         if self._experts is not None and self._experts.mesh.plan.data > 1:
             held = self._experts.mesh.group("replica")
             others = set(self.root.parameters()) - experts
-            self._buckets += _buckets(
-                self.root, held, leave=others, first=len(self._buckets), of="experts, "
-            )
+            self._buckets += _buckets(self.root, held, leave=others, first=len(self._buckets), of="experts, ")
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:

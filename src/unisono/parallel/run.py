@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -478,6 +479,10 @@ class Run:
         several = into.calls > 0 or not update
         cut = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh, several=several)
         micros, weights = cut.micros, into.weights(cut)
+        if self._built.compared is not None:
+            confirm = partial(self._confirm, loss=False)
+            self._built.compared.run(self.model, self._built.runtime, confirm, inputs, self.mesh)
+            self._built.compared = None
         self._confirm(micros)
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"

@@ -124,6 +124,7 @@ class _Search:
         self._settings: ModuleSettings | None = None
         self._proved: list[Any] = []  # inputs, settings of modules, gradients
         self._found: Cut | None = None
+        self._set_once: set[tuple[str, str]] = set()
 
     def cut(self, sample: Any) -> Cut | CaptureError:
         """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
@@ -132,14 +133,16 @@ class _Search:
             self._shapes = Shapes(self._model, self._pieces)
             if dist.get_rank() == 0:
                 with torch.enable_grad():
-                    told = [self._prove(sample)]
+                    cut = self._prove(sample)
+                told = [(cut, self._shapes.set_once)]
         except CaptureError as error:
             told = [error]
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        if isinstance(told[0], Cut):
-            self._found = told[0]
-            self._proved.append((kinds_of(sample), None, True))
-        return told[0]  # type: ignore[no-any-return]
+        if isinstance(told[0], CaptureError):
+            return told[0]
+        self._found, self._set_once = told[0]
+        self._proved.append((kinds_of(sample), None, True))
+        return self._found
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
@@ -157,7 +160,7 @@ class _Search:
 
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""
-        self._settings = ModuleSettings(model, counters=True)
+        self._settings = ModuleSettings(model, self._set_once, counters=True)
         self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
 
     def confirm(self, batches: Iterable[Any]) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -52,15 +53,65 @@ def same(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: A
     state, wanted = run.state_dict(), model.state_dict()
     if dist.get_rank() == 0:
         assert set(state) == set(wanted), set(state) ^ set(wanted)
-        far["state"] = max(
-            ((state[name] - value).abs().max() / value.abs().max().clamp(min=1.0)).item()
+        far["state"], worst = max(
+            (((state[name] - value).abs().max() / value.abs().max().clamp(min=1.0)).item(), name)
             for name, value in wanted.items()
             if value.is_floating_point()
         )
     if dist.get_rank() == 0:
-        print(plan, type(model).__name__, far, flush=True)
+        print(plan, type(model).__name__, far, worst, flush=True)
     assert max(far.values()) < TOLERANCE, (plan, far, found, losses)
     return run
+
+
+def check_short(folder: Path) -> None:
+    """All four axes, in pairs and more, for few steps."""
+    ids = contexts.batches(10, 2)
+    same(up.Plan(context=2, tensor=2, expert=2), ExpertDecoder, ids, contexts.mean, rate=0.01)
+    plan = up.Plan(context=2, pipeline=2, micro_batches=2, zero=1)
+    same(plan, partial(Decoder, 4, 2), ids, contexts.mean, sample=ids[0][0], check=True)
+
+
+def refused(says: str, make: Make, plan: up.Plan, **more: Any) -> None:
+    with pytest.raises(ValueError, match=says):
+        up.parallelize(seeded(make), plan, optimizer=sgd, loss=contexts.mean, **more)
+
+
+def check_what_is_refused(folder: Path) -> None:
+    refused(
+        r'"1\.experts" \(ModuleList\) is a list of experts, and tensor=2 records .* Or leave out tensor=',
+        expert_models.listed, up.Plan(data=2, tensor=2, expert=2),
+    )  # fmt: skip
+
+    def two() -> nn.Module:
+        model: Any = ExpertDecoder()
+        for layer in model.layers:
+            for name, value in layer.experts.named_parameters():
+                setattr(layer.experts, name, nn.Parameter(value[:2].detach()))
+            layer.experts.num_experts = 2
+        return model
+
+    refused(
+        r'"layers\.0\.experts" \(Stacked\) has 2 experts, which expert=2 x tensor=2 does not divide',
+        two, up.Plan(data=2, tensor=2, expert=2),
+    )  # fmt: skip
+    cuts = {"blocks.*.up": "column", "blocks.*.down": "row"}
+    refused(
+        "context=2 with tensor=2 needs a cut that follows from the program of Decoder: leave out cuts=",
+        partial(Decoder, 4, 2), up.Plan(context=2, tensor=2), cuts=cuts,
+    )  # fmt: skip
+    refused(
+        "expert=2 with tensor=2 needs a cut that follows from the program of ExpertDecoder: leave out cuts=",
+        ExpertDecoder, up.Plan(data=2, tensor=2, expert=2), cuts=cuts,
+    )  # fmt: skip
+
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
+
+    refused(
+        "context=2 cuts the stages of a pipeline from the program of Sequential: leave out pieces=",
+        layers, up.Plan(context=2, pipeline=2), pieces=[*layers()],
+    )  # fmt: skip
 
 
 def check_context_with_tensor(folder: Path) -> None:
@@ -74,7 +125,7 @@ def check_context_with_tensor(folder: Path) -> None:
 
 
 def check_draws_of_context_with_tensor(folder: Path) -> None:
-    """Dropout in cut regions differs between tensor ranks, and elsewhere does not: what is whole stays equal."""
+    """Dropout differs between tensor ranks in cut regions only: what is whole stays equal."""
     for make, given, loss in (
         (partial(Decoder, 4, 2, 0.2), contexts.batches(18), contexts.mean),
         (partial(Encoder, 0.2), contexts.classes(), contexts.of_class),
@@ -98,11 +149,42 @@ def check_hugging_faces_models_under_context_with_tensor(folder: Path) -> None:
             same(up.Plan(context=2, tensor=2, **more), partial(hugging_face, kind), logits, contexts.mean)
 
 
+def check_stages_are_compared(folder: Path) -> None:
+    """check=True: what stages return is compared with a copy of the model, and what is wrong is an error."""
+    ids = contexts.batches(18, STEPS)
+    sample, decoder = ids[0][0], partial(Decoder, 4, 2, 0.1)
+    for more in ({"context": 2, "pipeline": 2, "zero": 1}, {"context": 4}):
+        run = up.parallelize(
+            seeded(decoder), up.Plan(**more), optimizer=sgd, loss=contexts.mean, sample=sample, check=True
+        )
+        assert run.step(ids[0]) > 0
+        assert all(module.training for module in run.model.modules())
+    given = expert_models.batches(2)
+    run = up.parallelize(
+        seeded(expert_models.stacked), up.Plan(data=2, pipeline=2, expert=2), optimizer=sgd,
+        loss=expert_models.loss, check=True,
+    )  # fmt: skip
+    assert [run.step(batch) for batch in run.shard(given)]
+    run = up.parallelize(
+        seeded(decoder), up.Plan(pipeline=4), optimizer=sgd, loss=contexts.mean, sample=sample, check=True
+    )
+    with torch.no_grad():
+        for name, parameter in run.model.named_parameters():
+            if name == "blocks.1.up.weight" and not parameter.is_meta:
+                parameter.mul_(2)
+    with pytest.raises(  # or, where a rank comes too late: the run ends, with this text
+        (ValueError, RuntimeError), match=r"does not compute what Decoder does: tensor 0 of its output differs"
+    ):
+        run.step(ids[0])
+
+
 def check_experts_with_tensor(folder: Path) -> None:
     """Experts on four ranks: a row goes from one rank of its tensor group."""
     given = expert_models.batches(STEPS, 7)  # ranks have uneven shares of rows
     for more in ({"zero": 0}, {"zero": 3, "recompute": True, "micro_batches": 2}):
-        run = same(up.Plan(data=2, tensor=2, expert=2, **more), expert_models.stacked, given, expert_models.loss)
+        run = same(
+            up.Plan(data=2, tensor=2, expert=2, **more), expert_models.stacked, given, expert_models.loss
+        )
         assert run.cut is not None
         assert run.cut.modules
         mine = [p for name, p in run.model.named_parameters() if ".experts." in name]
@@ -155,7 +237,8 @@ def check_hugging_faces_experts(folder: Path) -> None:
         ):
             if dist.get_rank() == 0:
                 print(name, flush=True)
-            same(up.Plan(expert=2, **more), sdpa(make), given, expert_models.loss, sample={"input_ids": given[0][0]})
+            sample = {"input_ids": given[0][0]}
+            same(up.Plan(expert=2, **more), sdpa(make), given, expert_models.loss, sample=sample, rate=0.02)
 
 
 def check_balance_losses(folder: Path) -> None:

@@ -58,7 +58,7 @@ class ContextError(ValueError):
 
 
 class ContextStage(NamedTuple):
-    """What a stage of a pipeline runs: operators and calls of units. `stage` None: it is the whole program."""
+    """What a stage of a pipeline runs: operators and calls of units. `stage` None: the whole program."""
 
     items: list[Any]
     stage: Stage | None
@@ -260,7 +260,9 @@ class ContextProgram:
         here = {item.first for item in stage.items} if stage is not None else set(range(len(steps)))
         mine = [replace(step, idle=step.idle or step.node.number not in here) for step in steps]
         last = {number: step.node.number for step in mine if not step.idle for number in step.used}
-        last |= dict.fromkeys(self.graph.outputs if stage is None else (*stage.goes, *stage.result), len(mine))
+        last |= dict.fromkeys(
+            self.graph.outputs if stage is None else (*stage.goes, *stage.result), len(mine)
+        )
         called = {
             frame.number
             for frame in self.graph.frames

@@ -397,6 +397,16 @@ def _distance(at: int) -> Rule:
     return rule
 
 
+def _histogram(call: RuleCall) -> list[SequenceDim | None]:
+    least, most = call.given(2, "min", 0), call.given(3, "max", 0)
+    if least == most:
+        raise LayoutError("its bounds are those of the values: give it min and max")
+    call.cut(call.args[0])
+    op, ranks, label = call.node.op, call.ranks, call.label()
+    call.run = lambda *args, **named: total(op(*args, **named), ranks, label)
+    return [None]
+
+
 # ---- the tensor axis ----
 
 
@@ -502,6 +512,7 @@ RULES: dict[str, Rule] = {
         _along(1),
     ),
     "aten.linalg_vector_norm": _along(2),
+    "aten.histc": _histogram,
     **dict.fromkeys(("aten.sum", "aten.mean"), _sum),
     **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), _nll),
     **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),

@@ -87,20 +87,10 @@ class ContextModel:
         cut: Cut | None,
         programs: StagePrograms | None,
     ) -> ContextModel | None:
-        """The model under a plan, before it is cut; None: the plan has no context axis.
-
-        Raises:
-            ValueError: nothing proves the cut.
-        """
+        """The model under a plan, before it is cut; None: the plan has no context axis."""
         plan = mesh.plan
         if plan.context == 1:
             return None
-        if cut is not None and not cut.proved:
-            raise ValueError(
-                f"context={plan.context} with tensor={plan.tensor} needs a cut that follows from the program "
-                f"of {type(model).__name__}: leave out cuts= but for those that are \"whole\", and write "
-                "sample=inputs of a batch"
-            )
         dtype = None if plan.precision == "f32" else TYPES[plan.precision]
         return cls(model, dtype, output, mesh, cut, programs)
 
@@ -241,9 +231,7 @@ class ContextModel:
             self.confirm([(inputs, ())], None)
         return self._known[self._key(inputs, targets, loss)]
 
-    def _run(
-        self, root: Any, program: ContextProgram, stage: int, came: Sequence[Tensor], given: Any
-    ) -> Any:
+    def _run(self, root: Any, program: ContextProgram, stage: int, came: Sequence[Tensor], given: Any) -> Any:
         shared = int(torch.randint(2**62, (), device="cpu"))
         inputs = [*tensors_in(given)]
 

@@ -1,9 +1,10 @@
 """The experts of a model on the expert axis: whose parameters they are, and over which ranks.
 
 The expert axis lies inside the data axis: its ranks are next to each other, and have different rows. To an
-expert's parameter, Plan(data=8, expert=2) is Plan(data=4, tensor=2): four ranks hold the same values. Ranks of
-one tensor group have the same rows; each sends its share of them, so Plan(data=4, tensor=2, expert=2) spreads
-experts over four ranks, and two ranks hold the same values.
+expert's parameter, Plan(data=8, expert=2) is Plan(data=4, tensor=2): four ranks hold the same values.
+
+Ranks of one tensor group have the same rows; each sends its share. So Plan(data=4, tensor=2, expert=2)
+spreads experts over four ranks, and two ranks hold the same values.
 
 A rank's experts get rows from all ranks of the axis, and so do their gradients. What averages over the ranks
 with the same values leaves out the factor 1 / expert; `average` multiplies by it.

@@ -39,7 +39,7 @@ def spread(
         ValueError: no layer is known, or one cannot be spread or tried, or its experts are to keep f32; the
             text names it.
     """
-    layers = expert_layers(model, experts, mesh.plan.expert * mesh.plan.tensor)
+    layers = expert_layers(model, experts, mesh.plan.expert, mesh.plan.tensor)
     _check_recorded(model, layers, mesh.plan, pieces)
     axis = ExpertAxis(model, layers, mesh)
     _check_exact(model, axis, exact)
@@ -50,7 +50,11 @@ def spread(
 
 def _check_recorded(model: nn.Module, layers: list[ExpertLayer], plan: Plan, pieces: bool) -> None:
     """Refuse lists of experts where the program is recorded: the rows of each are what values decide."""
-    axes = {"context": plan.context > 1, "tensor": plan.tensor > 1, "pipeline": plan.pipeline > 1 and not pieces}
+    axes = {
+        "context": plan.context > 1,
+        "tensor": plan.tensor > 1,
+        "pipeline": plan.pipeline > 1 and not pieces,
+    }
     axis = next((name for name, recorded in axes.items() if recorded), None)
     listed = next((layer.path for layer in layers if layer.kind == "list"), None)
     if axis is not None and listed is not None:

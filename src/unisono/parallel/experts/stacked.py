@@ -7,8 +7,8 @@ A rank holds the experts of its place: 8 experts on 4 ranks are 0 1 | 2 3 | 4 5 
 rank that has one of its experts, with all its indices. There the layer's own forward runs, once for each pair
 of a row and an expert, on this rank's part of the parameters. The sum over a row's experts on a rank returns.
 
-Ranks of one tensor group have the same rows. Each sends its share of them, and they add up what returns: 7 rows
-on 2 such ranks are 0 1 2 3 | 4 5 6. A recorded program has the call as one operator.
+Ranks of one tensor group have the same rows. Each sends its share of them, and they add up what returns: 7
+rows on 2 such ranks are 0 1 2 | 3 4 5 6. A recorded program has the call as one operator.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class StackedExperts(Forward):
         owner = torch.where((index < 0) | (owner >= self._ranks), self._ranks, owner)  # no expert at all
         goes = torch.zeros(len(rows), self._ranks + 1, dtype=torch.bool, device=rows.device)
         goes = goes.scatter_(1, owner, value=True)[:, : self._ranks]
-        first, last = (len(rows) * at // self._tensor.parts for at in (self._tensor.place, self._tensor.place + 1))
+        first, last = (
+            len(rows) * at // self._tensor.parts for at in (self._tensor.place, self._tensor.place + 1)
+        )
         goes[:first], goes[last:] = False, False  # what other ranks of the tensor group send
         rank, row = goes.t().nonzero(as_tuple=True)
         sends = goes.sum(0)

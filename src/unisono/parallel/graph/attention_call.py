@@ -25,4 +25,4 @@ def bound(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     return DEFAULTS | dict(zip(DEFAULTS, args, strict=False)) | named
 
 
-ATTENTION: Any = NotedOp("unisono.attention", lambda **named: getattr(functional, FUNCTION)(**named))
+ATTENTION: Any = NotedOp("unisono.attention", functional.scaled_dot_product_attention)

@@ -246,7 +246,9 @@ class Backward:
                 uses.add(True)
                 cut = produced or choice.chosen
                 self._why.setdefault(number, (choice.first(cut), node.line))
-            elif kind or isinstance(node.op, ModuleOp) or self._scattered(number):  # the bias of a layer is added once; own positions are all
+            elif (
+                kind or isinstance(node.op, ModuleOp) or self._scattered(number)
+            ):  # the bias of a layer is added once; own positions are all
                 uses.add(False)
             elif produced or summed or scattered:
                 uses.add(True)

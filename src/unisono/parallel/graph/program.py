@@ -18,6 +18,8 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
+from .containers import mapped
+
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
 
@@ -176,6 +178,13 @@ class Graph:
             Use(node.number, self.module_of(node)) for node in self.nodes if Ref(number) in refs(node.args)
             or Ref(number) in refs(node.named)
         ]  # fmt: skip
+
+    @property
+    def operators(self) -> list[Any]:
+        """All operators with their arguments but for tensors: equal for programs that do the same."""
+        return [
+            (node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in self.nodes
+        ]
 
     def module_of(self, node: Node) -> str:
         """The path of the innermost module around an operator."""

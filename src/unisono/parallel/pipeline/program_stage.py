@@ -110,7 +110,6 @@ class StagePrograms:
                 "rows"
             )
 
-
     def check_parameters(self, number: int, parameters: set[str], calls: Iterable[str] = ()) -> None:
         """Refuse a stage that needs more than the sample's stage of this number has.
 
