@@ -484,6 +484,10 @@ class Run:
             self._built.compared.run(self.model, self._built.runtime, confirm, inputs, self.mesh)
             self._built.compared = None
         self._confirm(micros)
+        if not all(weights):  # whose loss counts nothing, and is not computed
+            self._confirm(
+                [micro for micro, weight in zip(micros, weights, strict=True) if not weight], loss=False
+            )
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"
         factor = self.scaler.scale * self.mesh.plan.data

@@ -173,7 +173,8 @@ def check_stages_are_compared(folder: Path) -> None:
             if name == "blocks.1.up.weight" and not parameter.is_meta:
                 parameter.mul_(2)
     with pytest.raises(  # or, where a rank comes too late: the run ends, with this text
-        (ValueError, RuntimeError), match=r"does not compute what Decoder does: tensor 0 of its output differs"
+        (ValueError, RuntimeError),
+        match=r"does not compute what Decoder does: tensor 0 of its output differs",
     ):
         run.step(ids[0])
 

@@ -117,7 +117,9 @@ class StagePrograms:
             StageError: it does; the text names what it needs.
         """
         first = self.first.stages[number]
-        more = set(calls) - set(first.calls) | parameters - first.parameters
+        inside = tuple(f"{path}." for path in first.calls)  # where others stand for a fused layer
+        missing = {name for name in parameters - first.parameters if not name.startswith(inside)}
+        more = set(calls) - set(first.calls) | missing
         if more:
             raise StageError(
                 f'this batch runs another program of {self._name} than the sample: stage {number} needs "'

@@ -230,7 +230,7 @@ class PipelineRuntime:
             elif weight:
                 loss, count = given.counted(self._output(outputs), given.micros[micro][1])
             else:
-                loss, count = _nothing(outputs), 0.0
+                loss, count = _nothing(self._output(outputs)), 0.0
             step.count += count
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * given.factor),)
