@@ -21,10 +21,11 @@ from .generators import drawing
 from .graph.capture import call
 from .graph.containers import tensors_in
 from .pipeline.runtime import PipelineRuntime, StepInput
-from .prediction import proved_schedule
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
+    from .pipeline.schedule import Schedule
+    from .plan import Plan
 
 __all__ = ["OutputCheck"]
 
@@ -56,13 +57,32 @@ class OutputCheck:
         fill(self._copy)
         self._output = output
 
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        plan: Plan,
+        check: bool | None,
+        fill: Callable[[nn.Module], object],
+        output: Callable[[Any], Any],
+    ) -> OutputCheck | None:
+        """What the user asks for; None: nothing, or the plan has no such axis."""
+        return cls(model, fill, output) if check and (plan.pipeline > 1 or plan.context > 1) else None
+
     def run(
-        self, model: nn.Module, runtime: PipelineRuntime, confirm: Confirm, inputs: Any, mesh: PlanMesh
+        self,
+        model: nn.Module,
+        runtime: PipelineRuntime,
+        schedule: Schedule,
+        confirm: Confirm,
+        inputs: Any,
+        mesh: PlanMesh,
     ) -> None:
         """Run both on some rows of this rank's batch. All ranks call this.
 
         Args:
             model: that trains; of other stages it has no parameters.
+            schedule: of one micro-batch.
             confirm: proves the programs of micro-batches.
         Raises:
             ValueError: the outputs differ.
@@ -78,7 +98,7 @@ class OutputCheck:
         step = StepInput(micros, [1.0], keep, train=False, recorded=False)
         with torch.no_grad(), drawing(SEED, mesh.axes.device_type), _evaluating(model):
             confirm(micros)
-            runtime.run(proved_schedule(mesh.plan, 1), step)
+            runtime.run(schedule, step)
         wrong = None if not outputs else self._difference(few, outputs[0], mesh)
         told: list[Any] = [None] * mesh.plan.ranks
         dist.all_gather_object(told, wrong, group=mesh.world)

@@ -481,7 +481,8 @@ class Run:
         micros, weights = cut.micros, into.weights(cut)
         if self._built.compared is not None:
             confirm = partial(self._confirm, loss=False)
-            self._built.compared.run(self.model, self._built.runtime, confirm, inputs, self.mesh)
+            alone = proved_schedule(self.plan, 1)
+            self._built.compared.run(self.model, self._built.runtime, alone, confirm, inputs, self.mesh)
             self._built.compared = None
         self._confirm(micros)
         if not all(weights):  # whose loss counts nothing, and is not computed

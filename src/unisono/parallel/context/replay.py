@@ -115,20 +115,25 @@ class Replay:
     def runs(self, step: ProgramStep) -> Callable[..., Any]:
         """What runs in place of an operator."""
         if isinstance(step.node.op, ModuleOp):
-            module = self.model.where[step.node.op.path]
-            return lambda rows, chosen, weight, names, _: module(
-                **dict(zip(names, (rows, chosen, weight), strict=True))
-            )
-        return step.run or replayed(step.node, self.graph, self.written)
+            return functools.partial(_call_experts, self.model.where[step.node.op.path])
+        run: Callable[..., Any] = step.run or replayed(step.node, self.graph, self.written)
+        return run
 
     def seeded(self, step: ProgramStep) -> contextlib.AbstractContextManager[None]:
         """Seed what an operator draws, where the generators are not already those of this rank."""
         if not (step.draws or step.apart):
             return contextlib.nullcontext()
-        where = [] if step.draws else [self.ranks.rank]
+        where: list[int | str] = [] if step.draws else [self.ranks.rank]
         if step.apart and self.model.parts is not None:
             where += ["tensor", self.model.parts.axis.place]
         return drawing(seed_of(self.shared, step.node.number, *where), self.model.device)
+
+
+def _call_experts(
+    module: nn.Module, rows: Tensor, chosen: Tensor, weight: Tensor, names: Sequence[str], _parameters: Any
+) -> Any:
+    """Call a layer of experts. names: of its arguments."""
+    return module(**dict(zip(names, (rows, chosen, weight), strict=True)))
 
 
 class ForwardCall:

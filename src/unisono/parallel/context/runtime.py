@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.pipeline.program_stage import StagePrograms
+    from unisono.parallel.shared import Decision
 
 __all__ = ["ContextModel"]
 
@@ -84,7 +85,7 @@ class ContextModel:
         model: nn.Module,
         output: Callable[[Any], Any],
         mesh: PlanMesh,
-        cut: Cut | None,
+        decision: Decision | None,
         programs: StagePrograms | None,
     ) -> ContextModel | None:
         """The model under a plan, before it is cut; None: the plan has no context axis."""
@@ -92,6 +93,7 @@ class ContextModel:
         if plan.context == 1:
             return None
         dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+        cut = None if decision is None else decision.cut
         return cls(model, dtype, output, mesh, cut, programs)
 
     def follow(self, units: Iterable[nn.Module], sample: Any) -> None:

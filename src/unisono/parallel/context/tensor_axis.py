@@ -112,7 +112,8 @@ class _RecordedForward(LocalForward):
 
     def _part(self, leaf: str, _dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)
-        return self._module._buffers[leaf] if value is None else value
+        found: Tensor = self._module._buffers[leaf] if value is None else value
+        return found
 
     def _share(self, bias: Tensor) -> Tensor:
         parts = self._axis.parts

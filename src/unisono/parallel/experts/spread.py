@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unisono.parallel.precision import kept_in_f32
+
 from .axis import ExpertAxis
 from .check import ExpertCheck, should_try
 from .layers import ExpertLayer, expert_layers
@@ -24,7 +26,6 @@ def spread(
     fill: Callable[[nn.Module], object],
     output: Callable[[Any], Any],
     *,
-    exact: Sequence[nn.Module] = (),
     pieces: bool = False,
 ) -> tuple[ExpertAxis, ExpertCheck | None]:
     """Leave this rank its experts, in place; return their axis, and what tries it in the first step.
@@ -33,7 +34,6 @@ def spread(
         experts, check: see `parallelize`.
         fill: gives a copy on the meta device its values.
         output: of the model -> what the loss takes.
-        exact: modules that compute in f32 in low precision.
         pieces: stages are pieces, so that nothing is recorded for them.
     Raises:
         ValueError: no layer is known, or one cannot be spread or tried, or its experts are to keep f32; the
@@ -42,7 +42,7 @@ def spread(
     layers = expert_layers(model, experts, mesh.plan.expert, mesh.plan.tensor)
     _check_recorded(model, layers, mesh.plan, pieces)
     axis = ExpertAxis(model, layers, mesh)
-    _check_exact(model, axis, exact)
+    _check_exact(model, axis, kept_in_f32(model, mesh.plan))
     trial = ExpertCheck(model, axis, fill, output) if should_try(model, axis, check) else None
     axis.cut(model)
     return axis, trial

@@ -11,13 +11,11 @@ import dataclasses
 import linecache
 import logging
 import os
-import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -32,6 +30,7 @@ from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .noted_call import noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
+from .python_draws import draws_in_python, python_states
 from .shapes import CaptureError, Shapes
 
 __all__ = [
@@ -41,8 +40,6 @@ __all__ = [
     "Shapes",
     "call",
     "capture",
-    "draws_in_python",
-    "python_states",
 ]
 
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -228,8 +225,8 @@ class Recorder:
         made = self._new(output, "operator", node=number)
         if _is_recomputed():
             self.graph.recomputed.add(number)
-        where = tuple(self.frames), self._call, _line()
-        self.graph.nodes.append(Node(number, op, *came, (made,), *where, flops, torch.is_grad_enabled()))
+        frames, grad = tuple(self.frames), torch.is_grad_enabled()
+        self.graph.nodes.append(Node(number, op, *came, (made,), frames, self._call, _line(), flops, grad))
         return output
 
     @contextlib.contextmanager
@@ -347,20 +344,6 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.function(func, args, kwargs or {})
-
-
-def draws_in_python(model: str) -> str:
-    """The error of a model whose draws decide what it does."""
-    return (
-        f"{model} draws numbers from Python's random or NumPy while it runs, so it does not run one program. "
-        "Draw them outside, and give them to it"
-    )
-
-
-def python_states() -> Any:
-    """Of the generators whose numbers decide what Python does."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), kind, np.asarray(keys).tobytes(), rest
 
 
 @contextlib.contextmanager
