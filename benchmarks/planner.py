@@ -1,25 +1,31 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
-    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [fit] [search]
+    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [moe] [context] [fit] [search]
+    python benchmarks/planner.py machine [--rounds N]
 
-`fit` solves for the two constants of a100-80g that are fitted, on the rows FITTED, and says how much the
-other two matter. `search` times the largest search. Nothing here needs a GPU.
+`machine` says what steps take on this machine, and measures them: planner_machine.py. `fit` solves for the
+two constants of a100-80g that are fitted, on the rows FITTED, and says how much the other two matter.
+`search` times the largest search. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
+from planner_machine import machine
+from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
 import unisono as un
 from unisono.planner import Hardware, TransformerShape, find_hardware, shape_of
 from unisono.planner.memory import layer_activations, model_states
+from unisono.planner.model_config import read_shape
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import in_flight
 from unisono.planner.training_plan import TrainingPlan
@@ -27,69 +33,6 @@ from unisono.planner.training_plan import TrainingPlan
 GIB = 1 << 30
 HARDWARE = "a100-80g"
 
-KORTHIKANTI = {
-    "source": "Korthikanti et al., 2022, arXiv:2205.05198: table 5, figures 1 and 7; one replica",
-    "columns": ("layers", "hidden", "heads", "tensor", "pipeline", "batch", "micro_batch", "interleave"),
-    "rows": {
-        "22B": (48, 6144, 64, 8, 1, 4, 4, 1),
-        "175B": (96, 12288, 96, 8, 8, 64, 1, 3),
-        "530B": (105, 20480, 128, 8, 35, 280, 1, 3),
-        "1T": (128, 25600, 160, 8, 64, 512, 1, 1),
-    },
-    "states_GiB": (45.5625, 45.5625, 31.640625, 32.958984375),
-    "activations_GiB": (59.25, 66.84375, 114.0234375, 131.25),
-    "activations_selective_GiB": (9.5625, 12.3515625, 23.076171875, 26.5625),
-    "step_full_s": (1.42, 18.13, 49.05, 94.42),
-    "step_selective_s": (1.10, 13.75, 37.83, 71.49),
-}
-ZERO = {
-    "source": "Rajbhandari et al., 2020, arXiv:1910.02054, table 1, K=12: GB of a rank, ZeRO 1, 2, 3",
-    "cells": {
-        7.5e9: {
-            1: "120 120 120", 4: "52.5 41.3 30", 16: "35.6 21.6 7.5", 64: "31.4 16.6 1.88",
-            256: "30.4 15.4 0.47", 1024: "30.1 15.1 0.12",
-        },
-        128e9: {
-            1: "2048 2048 2048", 4: "896 704 512", 16: "608 368 128", 64: "536 284 32", 256: "518 263 8",
-            1024: "513 257 2",
-        },
-        1e12: {
-            1: "16000 16000 16000", 4: "7000 5500 4000", 16: "4750 2875 1000", 64: "4187 2218 250",
-            256: "4046 2054 62.5", 1024: "4011 2013 15.6",
-        },
-    },
-}  # fmt: skip
-SC21 = {
-    "source": "Narayanan et al., 2021, arXiv:2104.04473, table 1; activations are recomputed",
-    "columns": ("heads", "hidden", "layers", "tensor", "pipeline", "gpus", "batch", "tflops"),
-    "rows": {
-        "1.7B": (24, 2304, 24, 1, 1, 32, 512, 137),
-        "18.4B": (48, 6144, 40, 8, 1, 256, 1024, 135),
-        "145.6B": (96, 12288, 80, 8, 8, 1536, 2304, 148),
-        "1008B": (160, 25600, 128, 8, 64, 3072, 3072, 163),
-    },
-}
-LLAMA3 = {
-    "source": "Llama team, 2024, arXiv:2407.21783, table 4: TFLOP/s of an H100, 16M tokens a step",
-    "plan": "tensor=8,sequence=yes,pipeline=16,zero=1,micro_batch=1,interleave=4",
-    "rows": {8192: 430, 16384: 400},
-}
-FSDP = {
-    "source": "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, H100 80GB BF16: tokens/s of a GPU",
-    "columns": (
-        "layers", "hidden", "heads", "sequence", "gpus", "micro_batch", "micro_batches", "recompute",
-        "tokens_per_s", "parameters",
-    ),
-    "rows": {
-        "70b": (80, 8192, 64, 2048, 64, 8, 4, "full", 1039, 64_862_437_376),
-        "30b": (48, 7168, 56, 2048, 32, 14, 3, "full", 2308, 29_975_214_080),
-        "30b on 16": (48, 7168, 56, 2048, 16, 10, 3, "full", 2263, 29_975_214_080),
-        "13b": (40, 5120, 40, 2048, 64, 2, 1, "none", 4800, 12_853_954_560),
-        "7b": (32, 4096, 32, 2048, 8, 6, 1, "none", 10643, 6_658_859_008),
-        "7b of 8192": (32, 4096, 32, 8192, 8, 8, 2, "full", 6935, 6_684_024_832),
-        "1b": (24, 2048, 16, 2048, 64, 20, 1, "none", 44402, 1_315_950_592),
-    },
-}  # fmt: skip
 FITTED = (("22B", "full"), ("530B", "full"))
 MODES = {"full": "recompute=full", "selective": "recompute=selective,sequence=yes"}
 
@@ -324,15 +267,56 @@ def fsdp() -> bool:
     return held
 
 
+def moe() -> bool:
+    """Models with experts. Nothing is fitted, and nothing of DeepEP is modelled: rows go to each expert."""
+    print(MOE["source"])
+    errors = {}
+    for name, (model, sequence, gpus, batch, plan, published) in MOE["rows"].items():
+        shape = read_shape(model, sequence)
+        plan = plan if "micro_batch" in plan else f"{plan},micro_batch=1"
+        choice = un.plan(shape, batch=batch, gpus=gpus, hardware="h100-80g", plan=plan)
+        if isinstance(published, str):
+            tflops = float(published.split()[0])
+            published = choice.seconds * choice.model_tflops_per_gpu / tflops
+        errors[name] = choice.seconds / published - 1
+        time = choice.chosen.time
+        print(
+            f"    {name:>20} {choice.seconds:7.2f} s ({published:5.2f})  {errors[name]:+.1%}; rows of "
+            f"experts {time.experts / time.total:.0%}, recomputation {time.recompute / time.total:.0%}, "
+            f"{choice.memory_bytes / GIB:.0f} GiB"
+        )
+    within = sum(abs(error) <= 0.25 for error in errors.values())
+    verdict("all within 25 %", within == len(errors), f"{within} of {len(errors)}")
+    return True
+
+
+def context() -> bool:
+    """Long sequences. The paper does not say whether all scores count, or the half of a causal mask."""
+    print(CONTEXT["source"])
+    shape = msgspec.structs.replace(llama(), sequence=131072)
+    choice = un.plan(shape, batch=128, gpus=16384, hardware="h100-80g", plan=CONTEXT["plan"])
+    whole = choice.model_tflops_per_gpu
+    scores = 3 * 128 * shape.layers * shape.core_flops(131072) / 16384 / choice.seconds / 1e12
+    half = whole - scores / 2
+    print(
+        f"    {half:.0f} with half of the scores, {whole:.0f} with all ({CONTEXT['tflops']}); context "
+        f"{choice.chosen.time.context / choice.seconds:.1%}, {choice.memory_bytes / GIB:.0f} GiB"
+    )
+    error = abs(half / CONTEXT["tflops"] - 1)
+    return verdict("within 10 %, half of the scores counted", error <= 0.10, f"{error:.1%}")
+
+
 def search() -> bool:
     """A model like Llama 3 405B on 16,384 ranks."""
     held = True
-    for batch in (2048, 16384):
-        begun = time.perf_counter()
-        choice = un.plan(llama(), batch=batch, gpus=16384, hardware="h100-80g", network="dgx_h100")
-        took = time.perf_counter() - begun
+    experts = read_shape("deepseek-v3", 4096)
+    jobs = [(llama(), 2048, 16384), (llama(), 16384, 16384), (experts, 15360, 2048)]
+    for shape, batch, gpus in jobs:
+        begun = time.process_time()
+        choice = un.plan(shape, batch=batch, gpus=gpus, hardware="h100-80g", network="dgx_h100")
+        took = time.process_time() - begun
         print(choice)
-        what = f"405 billion parameters, batch {batch}, 16,384 ranks in 10 s"
+        what = f"{shape.parameters / 1e9:.0f} billion parameters, batch {batch}, {gpus:,} ranks in 10 s"
         held &= verdict(what, took <= 10, f"{took:.1f} s for {choice.candidates:,} plans")
     return held
 
@@ -341,11 +325,15 @@ def main() -> int:
     """Run what was asked for, or all; the exit code is 1 if a bound does not hold."""
     parts: dict[str, Callable[[], Any]] = {
         "memory": memory, "zero": zero, "times": times, "sc21": sc21, "llama3": llama3, "fsdp": fsdp,
-        "fit": fit, "search": search,
+        "moe": moe, "context": context, "fit": fit, "search": search,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all)")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all of these), machine")
+    parser.add_argument("--rounds", type=int, default=5, help="of machine: turns of each plan")
+    parser.add_argument("--cores", action="store_true", help="of machine: seconds on a core, without waits")
     args = parser.parse_args()
+    if "machine" in args.parts:
+        parts["machine"] = functools.partial(machine, args.rounds, cores=args.cores)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"no part {min(unknown)}: there are {', '.join(parts)}")
     held = [parts[part]() for part in args.parts or parts]

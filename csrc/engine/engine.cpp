@@ -97,7 +97,6 @@ Connections completed(Connections given, uint32_t ranks) {
   given.region_indices.resize(ranks);
   std::iota(given.region_indices.begin(), given.region_indices.end(), 0);
   given.hosts.assign(ranks, 0);
-  given.pids.assign(ranks, 0);
   return given;
 }
 
@@ -107,7 +106,8 @@ Connections checked(int rank, const EngineOptions& options, Connections given) {
   const auto one_each = [&](const auto& list) { return list.size() == ranks; };
   if (rank < 0 || static_cast<size_t>(rank) >= ranks || given.region_indices[static_cast<size_t>(rank)] < 0)
     throw std::invalid_argument("this rank is not in the group, or has no place in the shared memory");
-  if (!one_each(given.hosts) || !one_each(given.pids) || !one_each(options.pidfds))
+  if (!one_each(given.hosts) || !one_each(options.pidfds) ||
+      !(options.pids.empty() || one_each(options.pids)))
     throw std::invalid_argument("hosts, pids and pidfds name every rank once");
   const bool has_remote_ranks =
       std::ranges::any_of(given.region_indices, [](int index) { return index < 0; });
@@ -140,8 +140,8 @@ Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, 
 
 Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options,
                Connections connections, int)
-    : group_(region, std::move(connections.region_indices), std::move(connections.hosts), connections.pids,
-             rank),
+    : group_(region, std::move(connections.region_indices), std::move(connections.hosts),
+             std::move(options.pids), rank),
       rank_(rank),
       shares_process_(has_threads(group_, rank, options.pidfds)),
       forks_(forks()),
@@ -494,7 +494,7 @@ Fault Engine::fault_unless_alive(std::span<const int> ranks, size_t needed) {
   }
   if (there >= needed) return {};
   if (found.kind == FaultKind::kPeerLost && group_.on_this_host(found.rank))
-    peers_.look_up(group_.cell(found.rank).pid.load(std::memory_order_relaxed), found);
+    peers_.look_up(group_.process_of(found.rank), found);
   return found;
 }
 

@@ -30,8 +30,8 @@ constexpr uint64_t kLateTicket = UINT64_MAX;  // a call queued after the group w
 // How the ranks of a group are connected. Empty lists: all are on one host, rank r at place r. Owns the
 // sockets until an engine takes them over.
 struct Connections {
-  std::vector<int> region_indices, hosts, pids;  // see GroupState
-  FileDescriptors control, data, messages;       // sockets by rank, -1 for those of this host
+  std::vector<int> region_indices, hosts;   // see GroupState
+  FileDescriptors control, data, messages;  // sockets by rank, -1 for those of this host
 };
 
 struct EngineOptions {
@@ -41,6 +41,7 @@ struct EngineOptions {
   double spin_us = -1;                // < 0: chosen from ranks and cores
   size_t segment_bytes = 256 * 1024;  // what one pass over all chunks touches, on one host
   bool spread = true;                 // waiting threads may move to other cores; see Placement
+  std::vector<int> pids = {};         // see GroupState
 };
 
 // The caller's source line of an asynchronous call. The engine has no access to Python, so it stores

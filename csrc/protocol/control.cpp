@@ -271,7 +271,7 @@ std::vector<int> ControlPlane::find_deaths() {
     found.push_back(peer);
     if (group_.cell(peer).left.load(std::memory_order_acquire) != 0) continue;
     Fault fault{FaultKind::kPeerLost};
-    peers_.look_up(group_.cell(peer).pid.load(std::memory_order_relaxed), fault);
+    peers_.look_up(group_.process_of(peer), fault);
     report(peer, fault);
   }
   return found;

@@ -15,14 +15,15 @@
 namespace unisono {
 
 GroupState::GroupState(std::shared_ptr<Region> region, std::vector<int> region_indices,
-                       std::vector<int> hosts, const std::vector<int>& pids, int rank)
+                       std::vector<int> hosts, std::vector<int> pids, int rank)
     : region_(std::move(region)),
       region_indices_(std::move(region_indices)),
       hosts_(std::move(hosts)),
+      pids_(std::move(pids)),
       own_region_index_(region_indices_.at(static_cast<size_t>(rank))),
       arenas_(region_indices_.size()) {
   const size_t ranks = region_indices_.size();
-  if (ranks == 0 || hosts_.size() != ranks || pids.size() != ranks)
+  if (ranks == 0 || hosts_.size() != ranks || (!pids_.empty() && pids_.size() != ranks))
     throw std::invalid_argument("places, hosts and pids name every rank once");
   if (own_region_index_ < 0) throw std::invalid_argument("a rank has no place in its own host's memory");
   size_t local_ranks = 0;
@@ -39,8 +40,12 @@ GroupState::GroupState(std::shared_ptr<Region> region, std::vector<int> region_i
   for (size_t rank = 0; rank < ranks; ++rank) {
     cells_.push_back(region_indices_[rank] >= 0 ? &region_->cell(region_indices_[rank])
                                                 : &remote_cells_[rank]);
-    if (region_indices_[rank] < 0) cells_[rank]->pid.store(pids[rank], std::memory_order_relaxed);
   }
+}
+
+int GroupState::process_of(int rank) {
+  const int joined = cell(rank).pid.load(std::memory_order_relaxed);
+  return joined != 0 || pids_.empty() ? joined : pids_[static_cast<size_t>(rank)];
 }
 
 int GroupState::member(int64_t rank) const {

@@ -29,9 +29,9 @@ struct RankStatus {
 class GroupState {
  public:
   // places[rank]: the index of that rank in `region`, or -1 when it is on another host. hosts[rank]: a number
-  // that is equal for ranks of one host. pids[rank]: the pid of a rank on another host. rank: this rank.
+  // that is equal for ranks of one host. pids[rank]: its process; empty: unknown. rank: this rank.
   GroupState(std::shared_ptr<Region> region, std::vector<int> region_indices, std::vector<int> hosts,
-             const std::vector<int>& pids, int rank);
+             std::vector<int> pids, int rank);
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
@@ -48,6 +48,8 @@ class GroupState {
   bool shares_memory() const;
   int region_index(int rank) const { return region_indices_[static_cast<size_t>(rank)]; }
   RankCell& cell(int rank) { return *cells_[static_cast<size_t>(rank)]; }
+  // The pid of a rank, also before it has made its engine; 0: unknown.
+  int process_of(int rank);
   Region& region() { return *region_; }
   const std::shared_ptr<Region>& shared_region() const { return region_; }
 
@@ -101,7 +103,7 @@ class GroupState {
   RankCell& own_cell() { return region_->cell(own_region_index_); }
 
   const std::shared_ptr<Region> region_;
-  const std::vector<int> region_indices_, hosts_;
+  const std::vector<int> region_indices_, hosts_, pids_;
   const int own_region_index_;
   std::atomic<bool> elastic_{false};
   std::mutex aborting_;  // guards this rank's `fault` until the abort cell names it

@@ -57,14 +57,6 @@ const char* read_proc(const char* path, char (&text)[kBytes]) {
   return text;
 }
 
-// The process of a pidfd, for a rank that has not made its engine yet; 0: it has ended.
-int process_of(int pidfd) {
-  char path[40], text[512];
-  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
-  const char* const line = std::strstr(read_proc(path, text), "Pid:");
-  return line == nullptr ? 0 : std::max(0, std::atoi(line + 4));
-}
-
 }  // namespace
 
 Nanoseconds now_ns() {
@@ -135,7 +127,7 @@ std::vector<int> PeerProcesses::ended() const { return dead_of(watched_); }
 int PeerProcesses::find_dead(GroupState& group, Fault& fault, int awaited) const {
   for (const int rank : dead_of(chosen(kMostWatched - kNeighbours, awaited))) {
     if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
-    look_up(group.cell(rank).pid.load(std::memory_order_relaxed), fault);
+    look_up(group.process_of(rank), fault);
     return rank;
   }
   return -1;
@@ -144,10 +136,8 @@ int PeerProcesses::find_dead(GroupState& group, Fault& fault, int awaited) const
 int PeerProcesses::find_stopped(GroupState& group, int awaited) const {
   for (const int rank : chosen(0, awaited)) {
     if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
-    int pid = group.cell(rank).pid.load(std::memory_order_relaxed);
-    if (pid == 0) pid = process_of(pidfd(rank));
     char path[32], text[512];
-    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    std::snprintf(path, sizeof path, "/proc/%d/stat", group.process_of(rank));
     const char* const name_end = std::strrchr(read_proc(path, text), ')');  // the name may contain anything
     if (name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't'))
       return rank;

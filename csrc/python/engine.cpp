@@ -210,6 +210,21 @@ void bind_request(nb::module_& m) {
           "The status of a receive that has ended without an error.");
 }
 
+void bind_connections(nb::module_& m) {
+  nb::class_<Connections>(m, "Connections", "How the ranks of a group are connected across hosts.")
+      .def(
+          "__init__",
+          [](Connections* self, std::vector<int> places, std::vector<int> hosts,
+             const std::vector<int>& control, const std::vector<int>& data,
+             const std::vector<int>& messages) {
+            new (self) Connections{std::move(places), std::move(hosts), owned(control), owned(data),
+                                   owned(messages)};
+          },
+          nb::arg("places"), nb::arg("hosts"), nb::arg("control"), nb::arg("data"), nb::arg("messages"),
+          "Lists by rank: place in the shared memory or -1, host, and sockets, -1 on this host. "
+          "Takes the sockets over, for one engine.");
+}
+
 void bind_region(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
@@ -238,19 +253,7 @@ void bind_region(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
   bind_region(m);
-  nb::class_<Connections>(m, "Connections", "How the ranks of a group are connected across hosts.")
-      .def(
-          "__init__",
-          [](Connections* self, std::vector<int> places, std::vector<int> hosts, std::vector<int> pids,
-             const std::vector<int>& control, const std::vector<int>& data,
-             const std::vector<int>& messages) {
-            new (self) Connections{std::move(places), std::move(hosts), std::move(pids),
-                                   owned(control),    owned(data),      owned(messages)};
-          },
-          nb::arg("places"), nb::arg("hosts"), nb::arg("pids"), nb::arg("control"), nb::arg("data"),
-          nb::arg("messages"),
-          "Lists by rank: place in the shared memory or -1, host, process id, and sockets, -1 on this host. "
-          "Takes the sockets over, for one engine.");
+  bind_connections(m);
   bind_status(m);
   bind_request(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
@@ -263,8 +266,9 @@ void bind_engine(nb::module_& m) {
           "__init__",
           [](Engine* self, std::shared_ptr<Region> region, int rank, const std::vector<int>& pidfds,
              int status_fd, int cores, double spin_us, size_t segment_bytes, bool spread,
-             Connections* connections) {
-            EngineOptions options{owned(pidfds), status_fd, cores, spin_us, segment_bytes, spread};
+             Connections* connections, std::vector<int> pids) {
+            EngineOptions options{owned(pidfds), status_fd, cores,          spin_us,
+                                  segment_bytes, spread,    std::move(pids)};
             // Not a default `Connections`: all engines would take over the same one.
             Connections given = connections == nullptr ? Connections{} : std::move(*connections);
             new (self) Engine(std::move(region), rank, std::move(options), std::move(given));
@@ -272,8 +276,9 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
           nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("spread") = true,
-          nb::arg("connections").none() = nb::none(),
-          "Takes over the pidfds and the sockets of `connections`, also when it raises an error.")
+          nb::arg("connections").none() = nb::none(), nb::arg("pids") = std::vector<int>(),
+          "Takes over the pidfds and the sockets of `connections`, also when it raises an error. pids: the "
+          "process of every rank; empty: not known where a rank has not made its engine.")
       .def(
           "operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,

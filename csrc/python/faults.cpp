@@ -32,7 +32,7 @@ struct FaultRecord {
 
 RankRecord record_of(Engine& engine, int rank) {
   const RankCell& cell = engine.group().cell(engine.member(rank));
-  return {rank, cell.pid.load(), cell.left.load() != 0, engine.group().status_of(rank)};
+  return {rank, engine.group().process_of(rank), cell.left.load() != 0, engine.group().status_of(rank)};
 }
 
 FaultRecord record(Engine& engine, const Fault& fault) {

@@ -19,6 +19,7 @@ struct Passing {
   int fd;
   size_t sent = 0;
   bool arrived = false, ended = false;
+  bool incomplete = false;  // fewer bytes than a marker have arrived
 
   bool done(size_t marker) const { return ended || (arrived && sent == marker); }
 };
@@ -46,9 +47,16 @@ void drop(Passing& one, std::vector<unsigned char>& into, size_t nbytes) {
   }
 }
 
+// Whether the other end sends no more bytes than have arrived.
+bool has_last_bytes(int fd) {
+  pollfd polled{fd, POLLRDHUP, 0};
+  return poll(&polled, 1, 0) > 0;
+}
+
 // Reads up to the marker, and not a byte more: what follows belongs to the next membership.
 void read_more(Passing& one, std::span<const unsigned char> marker, std::vector<unsigned char>& into) {
   while (!one.ended && !one.arrived) {
+    const bool last = has_last_bytes(one.fd);  // before they are looked at
     const ssize_t there = recv(one.fd, into.data(), into.size(), MSG_DONTWAIT | MSG_PEEK);
     if (there < 0 && comes_later(errno)) return;
     if (there <= 0) {
@@ -62,7 +70,11 @@ void read_more(Passing& one, std::span<const unsigned char> marker, std::vector<
     // The last bytes may be the marker's first.
     const size_t keep = std::min<size_t>(static_cast<size_t>(there), marker.size() - 1);
     const size_t drops = one.arrived ? before + marker.size() : static_cast<size_t>(there) - keep;
-    if (drops == 0) return;
+    one.incomplete = drops == 0;
+    if (one.incomplete) {
+      one.ended = last;  // a rank that died before it sent its marker
+      return;
+    }
     drop(one, into, drops);
   }
 }
@@ -77,17 +89,21 @@ void pass_markers(std::span<const int> sockets, std::span<const unsigned char> m
   std::vector<unsigned char> into(kPeekBytes);
   for (;;) {
     std::vector<pollfd> polled;
+    bool incomplete = false;
     for (Passing& one : all) {
       send_more(one, marker);
       read_more(one, marker, into);
       if (one.done(marker.size())) continue;
-      // Fewer bytes than a marker have arrived: more must come before the next attempt, and poll would not
-      // wait.
-      polled.push_back({one.fd, static_cast<short>(one.sent < marker.size() ? POLLIN | POLLOUT : POLLIN), 0});
+      // Where bytes are there already, POLLIN would not wait for more.
+      const short arrives = one.arrived || one.incomplete ? POLLRDHUP : POLLIN;
+      incomplete = incomplete || one.incomplete;
+      polled.push_back(
+          {one.fd, static_cast<short>(one.sent < marker.size() ? arrives | POLLOUT : arrives), 0});
     }
     const Nanoseconds left = deadline - now_ns();
     if (polled.empty() || left <= 0) return;
-    poll(polled.data(), polled.size(), static_cast<int>(std::min<Nanoseconds>(left / kMillisecond, 20)));
+    poll(polled.data(), polled.size(),
+         static_cast<int>(std::min<Nanoseconds>(left / kMillisecond, incomplete ? 1 : 20)));
   }
 }
 

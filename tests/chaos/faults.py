@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,7 +236,7 @@ class Run:
         hit = set(self.struck) | {n for n in case["victims"] if facts[n].get("struck_at")}
         if case["phase"] == "start" and case["kind"] in ("raise", "slow"):
             hit |= set(case["victims"])
-        sides = self.sides(hit)
+        sides = self.sides(hit, facts)
         for n, mine in facts.items():
             if "wrong" in mine:
                 self.wrong.append(f"WRONG VALUE on rank {n}: {mine['wrong']}")
@@ -244,7 +245,7 @@ class Run:
                 self.wrong.append(f"rank {n} was ended by signal {-code}")
             if n in hit or case["phase"] == "start":
                 continue
-            if "ended_by" in mine and not (n >= case["size"] and "RendezvousError" in mine["ended_by"]):
+            if "ended_by" in mine and not self.cannot_start(n, mine, hit):
                 self.wrong.append(f"rank {n} ended by {mine['ended_by'][:400]}")
             if "evicted" in mine and n not in sides:
                 self.wrong.append(f"rank {n} was evicted though it is well: {mine['evicted']}")
@@ -253,13 +254,22 @@ class Run:
         self.check_names(facts, hit, sides)
         self.check_groups(facts, hit)
 
-    def sides(self, hit: set[int]) -> set[int]:
+    def cannot_start(self, n: int, mine: dict[str, Any], hit: set[int]) -> bool:
+        """Whether a rank has ended as it should: a newcomer that nobody took in, or one without a store."""
+        if n >= self.case["size"]:
+            return "RendezvousError" in mine["ended_by"]
+        return 0 in hit and not mine["groups"] and "the store at" in mine["ended_by"]
+
+    def sides(self, hit: set[int], facts: dict[int, dict[str, Any]]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
 
-        A rank that is alone on its host and stopped or late looks like a host behind a cut link.
+        A rank that is alone on its host and stopped or late looks like a host behind a cut link. It is alone,
+        too, once the others there have made all their calls and left.
         """
         case, per_host = self.case, int(self.case["environment"]["UNISONO_RANKS_PER_HOST"])
-        place = {n: n // per_host if per_host else self.home[n] for n in range(case["size"])}
+        left = {n for n, mine in facts.items() if mine.get("done") and not mine["faults"] and n not in hit}
+        there = set(range(case["size"])) - left
+        place = {n: n // per_host if per_host else self.home[n] for n in there}
         alone = any(list(place.values()).count(place.get(n)) <= len(hit) for n in hit if n in place)
         silent = case["kind"] in ("stop", "slow") and alone and len(set(place.values())) > 1
         cut = case["kind"] == "cut" or silent
@@ -297,7 +307,7 @@ class Run:
         if self.case["elastic"] and self.case["phase"] in ("calls", "shrink", "admit"):
             well = [n for n, mine in facts.items() if n not in hit and n < self.case["size"]]
             done = [n for n in well if facts[n].get("done")]
-            if well and not done and not self.sides(hit) > hit:
+            if well and not done and not self.sides(hit, facts) > hit:
                 self.wrong.append("no rank went on")
 
 
@@ -443,7 +453,10 @@ class Series:
             case["port"] = free_port()
         case["folder"] = tempfile.mkdtemp(prefix="chaos")
         run, at = Run(case, made, network), time.monotonic()
-        wrong = run.go()
+        try:
+            wrong = run.go()
+        except Exception:  # of this kit: no worker ends silently
+            wrong = [f"THE KIT FAILED: {traceback.format_exc()}"]
         took_s = time.monotonic() - at
         with self.lock:
             self.done += 1

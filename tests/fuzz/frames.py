@@ -10,7 +10,6 @@ which ends this process. Prints the seed of each failure: `--seed` with it and `
 
 import argparse
 import contextlib
-import os
 import random
 import socket
 import struct
@@ -118,7 +117,7 @@ class Rank:
             near.setblocking(False)
             far.setblocking(False)
         lists = {kind: [-1, near.detach()] for kind, (near, _) in pairs.items()}
-        joined = _native.Connections(places=[0, -1], hosts=[0, 1], pids=[os.getpid(), 1], **lists)
+        joined = _native.Connections(places=[0, -1], hosts=[0, 1], **lists)
         region = _native.Region(-1, 1, 1 << 16, True)
         engine = _native.Engine(region, 0, [-1, -1], -1, 2, 0.0, 1 << 18, connections=joined)
         self.ends = {kind: far for kind, (_, far) in pairs.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +12,9 @@ import pytest
 from loops import each
 from unisono.commands import cli
 from unisono.planner import find_hardware
+from unisono.planner.choice_page import ChoicePage, Neighbour
 from unisono.planner.hardware import shipped
+from unisono.planner.trade_picture import TradePoint
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"
@@ -28,7 +31,7 @@ def test_json_has_all_of_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["memory_bytes"] <= record["limit_bytes"]
     assert record["fits"] is True
     plan = record["plan"]
-    assert plan["data"] * plan["tensor"] * plan["pipeline"] == 64
+    assert plan["data"] * plan["context"] * plan["tensor"] * plan["pipeline"] == 64
     assert 100 < record["model_tflops_per_gpu"] <= record["tflops_per_gpu"] < 312
     assert record["limit"] in record["time"]
     assert record["bubble_seconds"] == record["time"]["bubble"]
@@ -47,7 +50,8 @@ def test_one_plan_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(capsys.readouterr().out)
     assert record["plan"] == {
         "data": 4, "tensor": 8, "sequence": False, "pipeline": 12, "interleave": 1, "zero": 0,
-        "micro_batch": 1, "recompute": "full",
+        "micro_batch": 1, "recompute": "full", "context": 1, "expert": 1, "shard": 0, "schedule": "1f1b",
+        "tail": 0, "swap": "none", "codec": "none",
     }  # fmt: skip
     assert record["tflops_per_gpu"] == pytest.approx(4 / 3 * record["model_tflops_per_gpu"], rel=0.01)
 
@@ -76,7 +80,7 @@ def test_less_memory_is_another_plan(capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads(capsys.readouterr().out)
     assert record["limit_bytes"] == 40_000_000_000
     assert record["memory_bytes"] <= 40_000_000_000
-    assert cli.main(f"{ON_128} --memory 4G".split()) == 1
+    assert cli.main(f"{GPT3} --batch 8 --gpus 8 --hardware a100-80g --memory 4G".split()) == 1
     assert "the smallest needs" in capsys.readouterr().err
 
 
@@ -95,6 +99,15 @@ def test_less_memory_is_another_plan(capsys: pytest.CaptureFixture[str]) -> None
         (f"{ON_64} --family bert", "no family"),
         (f"{ON_64} --hardware z80", "no hardware"),
         (f"{ON_64} --compute fp8", "fp8"),
+        (f"{ON_64} --experts 8", "needs --top-k"),
+        (f"{ON_64} --top-k 2", "--top-k needs --experts"),
+        (f"{ON_64} --experts 8 --top-k 9", "top_k=9 is more than"),
+        (f"{ON_64} --codecs int4", "codec is 'int4'"),
+        (f"{ON_64} --codecs int8,int8", "expected each once"),
+        (f"{ON_64} --imbalance 0.5", "expected 1 or more"),
+        (f"{ON_64} --plan expert=2", "this model has no experts"),
+        (f"{ON_64} --plan data=64,shard=3,zero=1", "shard=3 needs zero > 0"),
+        (f"{ON_64} --plan data=64,swap=disk", "expected none, moments, states"),
     ],
 )
 def test_wrong_options_are_errors(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
@@ -102,7 +115,20 @@ def test_wrong_options_are_errors(capsys: pytest.CaptureFixture[str], words: str
     assert message in capsys.readouterr().err
 
 
-@each("option", ["--experts 8", "--context 2", "--gpu 8", "--layers ten", "--seq 8"])
+def test_experts_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Mixtral 8x7B, from its numbers and by its name."""
+    numbers = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 32000 --family llama"
+    rest = "--sequence 4096 --batch 64 --gpus 8 --hardware h100-80g --plan expert=8,zero=1 --json"
+    found = []
+    for model in (f"{numbers} --experts 8 --top-k 2", "--model mixtral-8x7b"):
+        assert cli.main(f"plan {model} {rest}".split()) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["parameters"] == 46_702_792_704
+    assert found[0]["time"]["experts"] > 0
+
+
+@each("option", ["--context 2", "--gpu 8", "--layers ten", "--seq 8"])
 def test_unknown_options_are_errors(capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(f"{ON_64} {option}".split())
@@ -128,6 +154,67 @@ def test_the_trade_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for words in (f"{ON_64} --plan tensor=8 -o {file}", f"{ON_64} -o trade.png"):
         assert cli.main(words.split()) == 2
         assert "expected a name that ends in .svg" in capsys.readouterr().err
+
+
+class Page(HTMLParser):
+    """Tags that are open, and what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "circle", "line"):
+            self.open.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("circle", "line"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "choice.html"
+    assert (
+        cli.main(f"plan --model gpt2-xl --batch 8 --gpus 8 --hardware v100-32g --json -o {file}".split()) == 0
+    )
+    record = json.loads(capsys.readouterr().out)
+    page = Page()
+    page.feed(file.read_text())
+    page.close()
+    text = " ".join(page.text)
+    assert page.open == page.loaded == []
+    assert "<script" not in file.read_text()
+    for title in (
+        "Time over memory",
+        "A step",
+        "Memory",
+        "Collectives of a rank",
+        "Next best",
+        "One step away",
+    ):
+        assert title in text
+    assert all(neighbour["change"] in text for neighbour in record["refused"])
+    assert f"{record['memory_bytes'] / 2**30:.2f} of {record['limit_bytes'] / 2**30:.2f} GiB" in text
+
+
+def test_a_page_of_plain_data_is_escaped() -> None:
+    point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
+    page = ChoicePage(
+        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, [], [],
+        [Neighbour("zero=1", "<i>")], [point], {"ours": "ours"},
+    ).html()  # fmt: skip
+    assert "DOES NOT FIT" in page
+    for raw in ("<b>", "<i>", "A & B", "1 < 2"):
+        assert raw not in page
+    parser = Page()
+    parser.feed(page)
+    assert parser.open == []
 
 
 # ---- hardware ----------------------------------------------------------------------------------------------

@@ -7,17 +7,20 @@ import json
 import random
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
 import unisono as un
-from effort import cases, times
+from effort import LONG, cases, times
 from loops import each
 from unisono.planner import NoPlanFitsError, TrainingPlan, find_hardware, shape_of
 from unisono.planner.interconnect import interconnect_of
+from unisono.planner.memory import MemoryModel
 from unisono.planner.search import divisors, price, search
 from unisono.planner.step_time import TimeModel
-from unisono.planner.training_plan import RECOMPUTE, TrainingJob
+from unisono.planner.sublayers import ExpertShape
+from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob
 
 GIB = 1 << 30
 LLAMA_405B = shape_of(
@@ -29,65 +32,98 @@ def random_job(seed: int) -> TrainingJob:
     """A small space: any shape, hardware, batch and limit."""
     draw = random.Random(seed)
     heads = draw.choice([2, 3, 4, 6, 8])
+    layers = draw.randint(*((1, 9) if LONG else (1, 6)))
+    experts = None
+    if draw.random() < 0.4:
+        count = draw.choice([2, 4, 6, 8])
+        experts = ExpertShape(
+            count=count,
+            top_k=draw.randint(1, count),
+            ffn=draw.choice([96, 384]),
+            shared_ffn=draw.choice([0, 96]),
+            dense_layers=draw.choice([0, 0, min(layers, 2), layers]),
+        )
     shape = shape_of(
         draw.choice(["gpt", "llama"]),
-        layers=draw.randint(1, 9),
+        layers=layers,
         hidden=heads * draw.choice([16, 64, 128]),
         heads=heads,
         kv_heads=draw.choice(divisors(heads)),
         ffn=draw.choice([0, 96, 1024]),
         vocab=draw.randint(10, 50000),
         sequence=draw.choice([8, 128, 1000, 2048]),
+        experts=experts,
     )
-    ranks = draw.choice([1, 2, 3, 4, 6, 8, 12, 16, 24])
+    ranks = draw.choice([1, 2, 3, 4, *cases([6, 8], [12, 16, 24])])
     hardware = find_hardware(draw.choice(["a100-80g", "h100-80g", "v100-32g"]))
+    if draw.random() < 0.3:
+        hardware = msgspec.structs.replace(hardware, host=None)
+    if draw.random() < 0.3:
+        hardware = msgspec.structs.replace(hardware, ranks=draw.choice([2, 3, 4]))
     return TrainingJob(
         shape=shape,
         hardware=hardware,
         links=interconnect_of(hardware, None, ranks),
-        batch=draw.choice([1, 2, 6, 8, 12, 24, 32, 48]),
+        batch=draw.choice([1, 2, 6, 8, *cases([12], [24, 32, 48])]),
         ranks=ranks,
         limit_bytes=round(10 ** draw.uniform(6, 10.5)),
         compute=hardware.compute,
         reduce=draw.choice(["f32", "low"]),
         overlap=draw.random() < 0.5,
+        codecs=draw.choice([(), (), ("bf16", "int8"), ("rank2",)]),
+        imbalance=draw.choice([1.0, 1.3]),
     )
 
 
 def all_plans(job: TrainingJob) -> list[TrainingPlan]:
-    """Every combination of every value, and what the job allows of them."""
+    """Every combination of every value, and what the job allows of them.
+
+    What `problem` says of one field alone is looked at before the fields are combined.
+    """
     sizes, batches = divisors(job.ranks), divisors(job.batch)
     found = []
-    for data, tensor, pipeline in itertools.product(sizes, repeat=3):
-        if data * tensor * pipeline != job.ranks:
+    for data, context, tensor, pipeline in itertools.product(sizes, repeat=4):
+        if data * context * tensor * pipeline != job.ranks:
             continue
-        chunks = [n for n in range(1, job.shape.layers + 1) if -(-job.shape.layers // pipeline) % n == 0]
-        rest = itertools.product((False, True), chunks, range(4), batches, RECOMPUTE)
-        for sequence, interleave, zero, micro_batch, recompute in rest:
-            plan = TrainingPlan(
-                data=data,
-                tensor=tensor,
-                sequence=sequence,
-                pipeline=pipeline,
-                interleave=interleave,
-                zero=zero,
-                micro_batch=micro_batch,
-                recompute=recompute,
-            )
+        axes = {"data": data, "context": context, "tensor": tensor, "pipeline": pipeline}
+        plain = TrainingPlan(**axes)
+        for sequence, expert, micro_batch in itertools.product((False, True), divisors(data), batches):
+            fields = {"sequence": sequence, "expert": expert, "micro_batch": micro_batch}
+            root = msgspec.structs.replace(plain, **fields)
+            if not root.problem(job):
+                found += _below(root, job)
+    return found
+
+
+def _below(root: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
+    """Stages and recomputation, then sharing, swapping and codecs."""
+    layers = job.shape.layers
+    chunks = [n for n in range(1, layers + 1) if -(-layers // root.pipeline) % n == 0]
+    shards = [0, *(n for n in range(2, root.data) if root.data % n == 0)]
+    found = []
+    for chunk, tail, name, recompute in itertools.product(chunks, range(MOST_TAIL + 1), SCHEDULES, RECOMPUTE):
+        stages = msgspec.structs.replace(
+            root, interleave=chunk, tail=tail, schedule=name, recompute=recompute
+        )
+        if stages.problem(job):
+            continue
+        for zero, shard, swap, codec in itertools.product(range(4), shards, SWAPS, ("none", *job.codecs)):
+            plan = msgspec.structs.replace(stages, zero=zero, shard=shard, swap=swap, codec=codec)
             if not plan.problem(job):
                 found.append(plan)
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @each("seed", range(times(60, 1000)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
     model = TimeModel(job)
     plans = all_plans(job)
-    priced = [price(TimeModel(job), plan) for plan in plans]
-    fitting = sorted((p for p in priced if p.memory.total <= job.limit_bytes), key=lambda p: p.order)
-    found = search(model, {}, 6)
+    memory = MemoryModel(job)
+    priced = [price(model, plan) for plan in plans]
+    fitting = sorted((p for p in priced if not memory.excess_bytes(p.plan, p.memory)), key=lambda p: p.order)
+    found = search(TimeModel(job), {}, 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
     if not fitting and plans:
@@ -99,9 +135,31 @@ def test_random_spaces_are_of_all_kinds() -> None:
     found = [search(TimeModel(random_job(seed)), {}, 6) for seed in range(60)]
     assert sum(not result.best for result in found) > 3
     assert sum(bool(result.best) for result in found) > 20
-    assert max(result.candidates for result in found) > 500
+    assert max(result.candidates for result in found) > 3000
+    best = [priced.plan for result in found for priced in result.best]
+    assert any(plan.context > 1 for plan in best)
+    assert any(plan.expert > 1 for plan in best)
+    assert any(plan.shard for plan in best)
+    assert any(plan.schedule == "zb-h1" for plan in best)
+    assert any(plan.tail for plan in best)
+    assert any(plan.swap != "none" for plan in best)
+    assert any(plan.codec != "none" for plan in best)
 
 
+@each("seed", range(times(12, 200)))
+def test_bounds_are_below_all_plans(seed: int) -> None:
+    """A bound above one plan could lose it."""
+    job = random_job(seed)
+    model, memory = TimeModel(job), MemoryModel(job)
+    for plan in all_plans(job)[::7]:
+        priced, rounding = price(model, plan), 1 + 1e-9
+        assert model.least_of_axes_s(plan) <= priced.time.total * rounding
+        assert model.least_s(plan) <= priced.time.total * rounding
+        assert memory.least_of_axes_bytes(plan) <= priced.memory.total * rounding
+        assert memory.least_bytes(memory.parts(plan), plan) <= priced.memory.total * rounding
+
+
+@pytest.mark.timeout(600)
 @each("batch", cases([2048], [16384]))
 def test_a_large_search_is_quick(batch: int) -> None:
     begun = time.process_time()
@@ -118,7 +176,7 @@ GPT3 = shape_of("gpt", layers=96, hidden=12288, heads=96, vocab=51200, sequence=
 
 
 def test_a_choice_says_why() -> None:
-    choice = un.plan(GPT3, batch=1536, gpus=384, hardware="a100-80g")
+    choice = un.plan(GPT3, batch=128, gpus=64, hardware="a100-80g", fix="context=1")
     assert choice.fits
     assert choice.limit == "matrix"
     assert len(choice.next_best) == 5
@@ -133,12 +191,12 @@ def test_a_choice_says_why() -> None:
 
 
 def test_fixed_fields_are_kept() -> None:
-    fixed = {"sequence": False, "recompute": "full"}
-    choice = un.plan(GPT3, batch=256, gpus=128, hardware="a100-80g", fix=fixed)
+    fixed = {"sequence": False, "recompute": "full", "context": 1}
+    choice = un.plan(GPT3, batch=128, gpus=64, hardware="a100-80g", fix=fixed)
     for priced in (choice.chosen, *choice.next_best):
         assert not priced.plan.sequence
         assert priced.plan.recompute == "full"
-    free = un.plan(GPT3, batch=256, gpus=128, hardware="a100-80g")
+    free = un.plan(GPT3, batch=128, gpus=64, hardware="a100-80g", fix="context=1")
     assert free.seconds < choice.seconds
 
 
@@ -173,6 +231,7 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"gpus": 0}, "gpus is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"hardware": "tpu"}, "no hardware 'tpu'"),
+        ({"hardware": "a100-80g:8,v100-32g:8"}, "hosts that differ are not planned"),
         ({"network": "nowhere"}, "no network 'nowhere'"),
         ({"memory": 0}, "memory is 0"),
         ({"memory": 500 << 30}, "and a100-80g has 85899345920 bytes"),
@@ -182,6 +241,21 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"plan": "tensor=8,pipeline=2"}, "16 ranks, and there are 8"),
         ({"plan": "tensor=8,tensor=8"}, "twice"),
         ({"plan": "width=8"}, "expected FIELD=VALUE"),
+        ({"plan": "context=3"}, "2 x 3 x 1 x 1 = 6 ranks, and there are 8"),
+        ({"plan": "context=2,tensor=8"}, "data x context x tensor x pipeline = 1 x 2 x 8 x 1"),
+        ({"plan": "expert=2"}, "no experts"),
+        ({"plan": "shard=2"}, "shard=2 needs zero > 0"),
+        ({"plan": "schedule=zb-h1"}, "zb-h1 needs a pipeline"),
+        ({"plan": "schedule=gpipe"}, "expected 1f1b, zb-h1"),
+        ({"plan": "tail=1"}, "tail=1 needs a pipeline"),
+        ({"plan": "pipeline=8,tail=40"}, "tail=40 needs a pipeline"),
+        ({"plan": "swap=states,zero=1"}, "no axis but data"),
+        ({"plan": "codec=int8,zero=1"}, "codec=int8 needs copies of whole gradients"),
+        ({"plan": "codec=int8", "reduce": "low"}, "takes gradients in f32"),
+        ({"plan": "codec=rank0"}, "rank1 to rank1024"),
+        ({"codecs": ["zip"]}, "codec is 'zip'"),
+        ({"codecs": ["none"]}, "none beside"),
+        ({"imbalance": 0.9}, "expected 1 or more"),
         ({"plan": "tensor"}, "whole number"),
         ({"plan": "tensor=-8"}, "whole number"),
         ({"plan": "zero=4"}, "zero is 4"),
@@ -218,6 +292,9 @@ def test_wrong_arguments_are_refused(given: dict[str, object], message: str) -> 
         {"overlap": 1},
         {"plan": {"tensor": "8"}},
         {"memory": "80G"},
+        {"codecs": "int8"},
+        {"codecs": [8]},
+        {"imbalance": "2"},
     ],
 )
 def test_arguments_of_other_types_are_refused(given: dict[str, object]) -> None:

@@ -35,6 +35,12 @@ LLAMA_405B = {
         (read_shape("gpt2-medium"), 354_823_168),
         (read_shape("gpt2-large"), 774_030_080),
         (read_shape("gpt2-xl"), 1_557_611_200),
+        (read_shape("mixtral-8x7b", 4096), 46_702_792_704),
+        (read_shape("qwen3-8b", 4096), 8_190_735_360),
+        (read_shape("qwen3-30b-a3b", 4096), 30_532_122_624),
+        (read_shape("deepseek-v3", 4096), 671_026_404_352),
+        (read_shape("gemma-7b", 4096), 8_537_680_896),
+        (read_shape("phi-2", 2048), 2_779_683_840),
     ],
 )
 def test_parameters_are_those_of_the_published_models(shape: TransformerShape, parameters: int) -> None:
@@ -92,7 +98,13 @@ def test_values_of_other_types_are_refused(changes: dict[str, Any]) -> None:
 @each(
     "changes, message",
     [
-        ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
+        ({"model_type": "mixtral"}, "lacks num_local_experts"),
+        ({"model_type": "t5"}, "only decoders are planned"),
+        ({"model_type": "gpt_oss"}, "model_type is 'gpt_oss'"),
+        ({"model_type": "deepseek_v3"}, "lacks n_routed_experts"),
+        ({"model_type": "qwen3"}, "lacks head_dim"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm=True is not planned"),
+        ({"model_type": "gemma2", "head_dim": 256, "sliding_window": 1024}, "sliding_window=1024 is shorter"),
         ({"model_type": None}, "model_type"),
         ({"hidden_size": "4096"}, "hidden"),
         ({"attention_bias": True}, "attention_bias"),

@@ -189,7 +189,7 @@ SMALL = shape_of("gpt", layers=8, hidden=1024, heads=16, vocab=32000, sequence=5
 def test_causes_collectives_and_bounds_agree(hardware: str) -> None:
     job = un.plan(SMALL, batch=32, gpus=16, hardware=hardware, plan="").job
     model = TimeModel(job)
-    plans = list(plan_space(job, {}))
+    plans = list(plan_space(job, {}))[::40]
     assert len(plans) > 500
     for plan in plans:
         time = price(model, plan).time
@@ -199,7 +199,7 @@ def test_causes_collectives_and_bounds_agree(hardware: str) -> None:
         for each_ in model.collectives(plan):
             assert 0 <= each_.exposed <= each_.seconds * (1 + 1e-9)
             exposed[each_.axis] = exposed.get(each_.axis, 0.0) + each_.exposed
-        assert exposed.get("data", 0.0) == pytest.approx(time.data)
+        assert exposed.get("data", 0.0) + exposed.get("replica", 0.0) == pytest.approx(time.data)
         assert exposed.get("pipeline", 0.0) == pytest.approx(time.messages)
 
 

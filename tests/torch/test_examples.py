@@ -1,5 +1,6 @@
 """Every program in examples/: it asserts what it shows, here with few processes."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from ports import reserved
 
 EXAMPLES = suite.HERE.parents[1] / "examples"
 LINES = 80
-SHARED = {"timeline.py", "transformer.py"}
+SHARED = {"plan_trainer.py", "timeline.py", "transformer.py"}
 ELSEWHERE = {  # they need the launcher
     "elastic_training.py": "test_parallel_elastic.py",
     "ddp_survives.py": "test_replicas_survive.py",
@@ -34,7 +35,11 @@ RUNS = [
     ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
     ("elastic.py", 3, [], "largest eigenvalue"),
     ("heat.py", 3, [], "as one process computes them"),
+    ("hugging_face.py", 2, ["--plan", "zero"], "do not differ from one process's"),
+    ("hugging_face.py", 2, ["--plan", "tensor"], "do not differ from one process's"),
+    ("hugging_face.py", 2, ["--plan", "pipeline"], "do not differ from one process's"),
 ]
+NEEDS = {"hugging_face.py": ("transformers", "accelerate")}  # packages that a clone may lack
 
 
 def name_of(run: tuple[str, int, list[str], str]) -> str:
@@ -46,6 +51,9 @@ def name_of(run: tuple[str, int, list[str], str]) -> str:
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 def test_example(forks: suite.Forks, tmp_path: Path, run: tuple[str, int, list[str], str]):
     program, size, arguments, _ = run
+    for package in NEEDS.get(program, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     with reserved() as port:
         job = ("programs.example", size, [program, str(port), *arguments])
         texts = forks.run(tmp_path, {"example": job}, limit_s=100)["example"]

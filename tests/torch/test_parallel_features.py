@@ -11,8 +11,9 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
-MODULES += ("frozen", "kept_buffers", "masks", "weights", "contexts")
+MODULES += ("frozen", "kept_buffers", "masks", "optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
+LOOP += ("forecasts",)
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
@@ -34,6 +35,28 @@ def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: s
 @pytest.mark.timeout(500)
 @each(("module", "check"), checks_of(*LOOP))
 def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.timeout(500)
+@each(
+    ("module", "check"),
+    [
+        ("unfrozen", "check_a_short_training"),
+        ("unfrozen", "check_what_cannot_be_followed"),
+        ("plain_copies", "check_a_plain_copy_has_the_weights"),
+        ("plain_copies", "check_models_that_get_no_weights"),
+        ("few_rows", "check_a_rank_without_rows"),
+    ],
+)
+def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("unfrozen", "plain_copies", "few_rows"))
+def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=2)
 
 
@@ -85,6 +108,7 @@ def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, ch
         ("accumulations", "check_calls_add_up_to_one_batch"),
         ("batch_norms", "check_losses_are_those_of_one_process"),
         ("batch_norms", "check_networks_of_images"),
+        ("unfrozen_axes", "check_losses_are_those_of_one_process"),
     ],
 )
 def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:

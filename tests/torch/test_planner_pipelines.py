@@ -10,7 +10,11 @@ from loops import each
 from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.timeline import predict
 from unisono.planner import TrainingPlan, shape_of
+from unisono.planner.runtime import runtime_problem
+from unisono.planner.search import plan_space, price
 from unisono.planner.stages import in_flight
+from unisono.planner.step_time import TimeModel
+from unisono.planner.sublayers import ExpertShape
 
 SIZES = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 3) for m in (1, 2, p, 2 * p, 4 * p)]
 SIZES = [(p, v, m) for p, v, m in SIZES if v == 1 or (p > 1 and m % p == 0)]
@@ -32,6 +36,24 @@ def test_in_flight_micro_batches_are_the_schedules(
             held += {"F": 1, "B": -1}[action.kind]
             most = max(most, held)
         assert in_flight(plan, rank, micro_batches) * interleave == pytest.approx(most)
+
+
+@each("pipeline, micro_batches", [(p, m) for p in (2, 3, 4, 8) for m in (p, 2 * p, 4 * p)])
+def test_zb_h1_is_the_schedule(pipeline: int, micro_batches: int) -> None:
+    """In flight, and the bubble (p-1) (F + max(0, I-W)), for passes of equal and other lengths."""
+    made_schedule = schedule("zb-h1", pipeline, micro_batches)
+    plan = TrainingPlan(pipeline=pipeline, schedule="zb-h1")
+    for rank, order in enumerate(made_schedule.orders):
+        held = most = 0
+        for action in order:
+            held += {"F": 1, "I": 0, "W": -1}[action.kind]
+            most = max(most, held)
+        assert in_flight(plan, rank, micro_batches) == most
+    for inputs, weights in ((1.0, 1.0), (1.2, 0.8), (1.5, 0.7), (0.9, 1.3)):
+        passes = {"F": 1.0, "I": inputs, "W": weights}
+        found = predict(made_schedule, lambda action, passes=passes: passes[action.kind]).span_s
+        bubble = (pipeline - 1) * (1 + max(0.0, inputs - weights))
+        assert found == pytest.approx(micro_batches * (1 + inputs + weights) + bubble, rel=0.02)
 
 
 @each("pipeline, interleave, micro_batches", SIZES)
@@ -58,6 +80,9 @@ SMALL = shape_of("llama", layers=8, hidden=512, heads=8, vocab=1000, sequence=12
         "pipeline=4,interleave=2,data=2,micro_batch=1,recompute=full",
         "data=8,zero=3",
         "tensor=2,sequence=yes,data=4,micro_batch=2",
+        "data=8,zero=2,shard=4",
+        "data=2,context=4,zero=3",
+        "pipeline=4,data=2,micro_batch=2,schedule=zb-h1",
     ],
 )
 def test_a_choice_is_a_plan_of_the_runtime(text: str) -> None:
@@ -71,6 +96,10 @@ def test_a_choice_is_a_plan_of_the_runtime(text: str) -> None:
     assert plan.micro_batches == 32 // (choice.plan.data * choice.plan.micro_batch)
     assert plan.chunks == choice.plan.interleave
     assert plan.precision == "bf16"
+    assert (plan.context, plan.zero, plan.shard or 0) == (
+        choice.plan.context, choice.plan.zero, choice.plan.shard,
+    )  # fmt: skip
+    assert plan.schedule == ("interleaved" if choice.plan.interleave > 1 else choice.plan.schedule)
 
 
 def test_what_the_runtime_lacks_is_refused() -> None:
@@ -78,3 +107,32 @@ def test_what_the_runtime_lacks_is_refused() -> None:
     choice = un.plan(shape, batch=32, gpus=8, hardware="a100-80g", plan="data=8,recompute=selective")
     with pytest.raises(ValueError, match="other operators under recompute=selective"):
         choice.runtime_arguments()
+
+
+def test_experts_and_swapping_are_plans_of_the_runtime() -> None:
+    experts = ExpertShape(count=8, top_k=2, ffn=256)
+    shape = shape_of("llama", layers=4, hidden=256, heads=8, vocab=1000, sequence=128, experts=experts)
+    choice = un.plan(shape, batch=32, gpus=8, hardware="a100-80g", plan="expert=4,zero=1")
+    assert up.Plan(**choice.runtime_arguments()).expert == 4
+    choice = un.plan(SMALL, batch=32, gpus=8, hardware="a100-80g", plan="swap=states", compute="f32")
+    assert up.Plan(**choice.runtime_arguments()).swap == "memory"
+    for text, message in (("swap=moments", "swaps all states or none"), ("codec=int8", "up.Compressed")):
+        choice = un.plan(SMALL, batch=32, gpus=8, hardware="a100-80g", plan=text)
+        with pytest.raises(ValueError, match=message):
+            choice.runtime_arguments()
+
+
+@each("experts", [None, ExpertShape(count=4, top_k=2, ffn=256)])
+def test_a_search_for_the_runtime_finds_the_best_of_what_it_runs(experts: ExpertShape | None) -> None:
+    shape = shape_of("llama", layers=4, hidden=256, heads=4, vocab=1000, sequence=128, experts=experts)
+    given = {"batch": 8, "gpus": 4, "hardware": "a100-80g", "compute": "f32"}
+    choice = un.plan(shape, **given, runtime=up.Plan)
+    job = choice.job
+    plans = [plan for plan in plan_space(job, {}) if not runtime_problem(up.Plan, plan, job)]
+    assert choice.candidates == len(plans) < len(list(plan_space(job, {})))
+    fitting = sorted((price(TimeModel(job), plan) for plan in plans), key=lambda each_: each_.order)
+    assert [choice.chosen, *choice.next_best] == fitting[:6]
+    for refused in choice.refused:
+        assert "codec" not in refused.change
+    with pytest.raises(ValueError, match="tensor"):
+        un.plan(shape, **given, runtime=up.Plan, fix="swap=states,tensor=2")

@@ -52,7 +52,7 @@ def test_sockets_are_closed_when_descriptors_run_out(left: int) -> None:
     pairs = [connected() for _ in KINDS]
     region = _native.Region(-1, 1, 1 << 16, True)
     lists = {kind: [-1, near.detach()] for kind, (near, _) in zip(KINDS, pairs, strict=True)}
-    joined = _native.Connections(places=[0, -1], hosts=[0, 1], pids=[os.getpid(), 1], **lists)
+    joined = _native.Connections(places=[0, -1], hosts=[0, 1], **lists)
     with descriptors_left(left), pytest.raises(OSError, match="Too many open files"):
         _native.Engine(region, 0, [-1, -1], -1, 2, 0.0, 1 << 18, connections=joined)
     for _, far in pairs:
@@ -70,9 +70,7 @@ def test_pidfds_are_closed_when_an_argument_is_refused() -> None:
 
 def test_sockets_that_no_engine_took_are_closed() -> None:
     near, far = connected()
-    _native.Connections(
-        places=[0, -1], hosts=[0, 1], pids=[0, 1], control=[-1, near.detach()], data=[], messages=[]
-    )
+    _native.Connections(places=[0, -1], hosts=[0, 1], control=[-1, near.detach()], data=[], messages=[])
     assert ends(far)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "torch" / "programs"
+MEMORY = Path(__file__).resolve().parent / "programs"
 
 
 @pytest.mark.parametrize("machine", [4], indirect=True)
@@ -20,3 +21,25 @@ def test_plans_have_the_losses_of_one_process_on_the_cpu(machine: Any) -> None:
 def test_optimizers_take_tensors_that_are_cut_beside_others(machine: Any, backend: str) -> None:
     ended = machine.run(PROGRAMS / "optimizers.py", limit_s=110, arguments=[backend])
     assert not any(ended.codes), ended.text
+
+
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
+    texts = [
+        "data=2",
+        "data=2,zero=3",
+        "data=2,zero=2,precision='bf16'",
+        "pipeline=2,micro_batches=4,cuts=(2,)",
+    ]
+    ended = machine.run(MEMORY / "planned_memory.py", limit_s=110, arguments=texts)
+    assert not any(ended.codes), ended.text
+    assert ended.text.count("Plan(") == 2 * 2 * len(texts), ended.text
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_plans_run_in_the_memory_that_a_dry_run_says(machine: Any, seed: int) -> None:
+    ended = machine.run(MEMORY / "near_the_limit.py", limit_s=590, arguments=[str(seed), "20"])
+    assert not any(ended.codes), ended.text
+    assert "20 of 20 plans that fit ran" in ended.text, ended.text

@@ -12,6 +12,9 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
+from .costs.forecast import StepForecast
+from .costs.forecast_check import ForecastWarning
+from .costs.predictor import StepPredictor
 from .elastic.change import Change
 from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
@@ -22,9 +25,12 @@ from .layouts.shard import Sharded, shard, whole
 from .layouts.transform_log import Record, record
 from .materialize import materialize
 from .metrics import Average, Progress
-from .model_setup import Parameters
+from .optimizer_groups import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
+from .planning.choice import ModelChoice
+from .planning.planner import plan
+from .planning.search import NoPlanFitsError
 from .run import Run
 from .spill import Disk, Host
 from .swapped_model import Swapped
@@ -41,9 +47,12 @@ __all__ = [
     "Cut",
     "Disk",
     "ElasticRun",
+    "ForecastWarning",
     "Graph",
     "Host",
     "Link",
+    "ModelChoice",
+    "NoPlanFitsError",
     "OuterSGD",
     "Parameters",
     "Plan",
@@ -52,10 +61,13 @@ __all__ = [
     "Record",
     "Run",
     "Sharded",
+    "StepForecast",
+    "StepPredictor",
     "Swapped",
     "capture",
     "materialize",
     "parallelize",
+    "plan",
     "record",
     "shard",
     "whole",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from unisono.torch_internals.training import is_compiled
@@ -19,7 +18,7 @@ def check_arguments(
     """Raise TypeError for a value of another type, before a byte moves."""
     wanted = {
         "model": (isinstance(model, nn.Module), model, "an nn.Module"),
-        "plan": (isinstance(plan, Plan), plan, "a Plan"),
+        "plan": (isinstance(plan, Plan), plan, 'a Plan, what up.plan chose, or "auto"'),
         "optimizer": (
             callable(optimizer),
             optimizer,
@@ -74,43 +73,6 @@ def check_memory(model: nn.Module) -> None:
             )
 
 
-def optimizers_of(made: Any, trained: dict[str, nn.Parameter], *, swap: bool) -> list[torch.optim.Optimizer]:
-    """The optimizers that the caller's function made: one, or a list of several.
-
-    Args:
-        made: what it returned; of no interest where this rank trains nothing.
-        swap: parameters are swapped, and one optimizer has all of them.
-    Raises:
-        TypeError: it is something else.
-        ValueError: an optimizer has something else, such as the parameters before they were cut, or two of
-            them have the same.
-    """
-    if not trained:
-        return []
-    found = [*made] if isinstance(made, (list, tuple)) else [made]
-    for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(
-                f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
-            )
-    if not found or (swap and len(found) > 1):
-        raise ValueError(
-            f"parallelize: optimizer returned {len(found)} optimizers, expected "
-            f"one{'' if swap else ' or more'}"
-        )
-    has = [p for one in found for group in one.param_groups for p in group["params"]]
-    if len(set(has)) < len(has):
-        raise ValueError("parallelize: two optimizers have the same parameter, which each would change")
-    known = set(trained.values())
-    foreign = sum(p not in known for p in has)
-    if foreign:
-        raise ValueError(
-            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
-            "make it of the list that the function gets"
-        )
-    return found
-
-
 def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
     """Return inputs and targets.
 
@@ -127,11 +89,12 @@ def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
 
 
 def check_trained(
-    named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], *, follows: bool
+    named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], why: str, *, follows: bool
 ) -> None:
     """Raise RuntimeError if parameters were frozen or unfrozen after the run was made.
 
     Args:
+        why: this plan does not follow.
         follows: the data axis follows a parameter that is frozen later.
     """
     for name, parameter in named.items():
@@ -140,8 +103,8 @@ def check_trained(
             continue
         before, now = ("trained", "frozen") if was else ("frozen", "trained")
         raise RuntimeError(
-            f"{name!r} was {before} when this run was made, and is {now} now: the run does not follow. Save "
-            f"a checkpoint, make a new model where it is {now}, a new run by up.parallelize, and load"
+            f"{name!r} was {before} when this run was made, and is {now} now. {why}. Or save a checkpoint, "
+            f"make a new model where it is {now}, a new run by up.parallelize, and load"
         )
 
 

@@ -71,6 +71,17 @@ def cut_rows(batch: Any, first: int, stop: int) -> Any:
     return batch
 
 
+def stand_in(batch: Any) -> Any:
+    """One row of ones like those of a batch without rows: valid as tokens, as masks and as labels."""
+    if isinstance(batch, Tensor):
+        return batch.new_ones((1, *batch.shape[1:]))
+    if isinstance(batch, dict):
+        return {key: stand_in(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map(stand_in, batch))
+    return batch
+
+
 def micro_batches(batch: Any, parts: int) -> list[Any]:
     """Cut `batch` into `parts`; if the rows do not divide evenly, the first parts have one row more."""
     cut, first = [], 0
@@ -84,7 +95,8 @@ class RankBatches(Iterable[Any]):
     """One data rank's part of a loader of whole batches: it yields that rank's rows of each batch.
 
     A DataLoader over a map-style dataset loads these rows only; rank 0 draws the order for all, once an
-    epoch. Any other iterable must yield the same batches on every rank.
+    epoch. Any other iterable must yield the same batches on every rank. Where a batch has fewer rows than
+    there are data ranks, the last ones get none: `evaluate` and `predict` take that.
 
     Raises:
         ValueError: the loader's sampler leaves each rank a part of the data already.
@@ -127,10 +139,6 @@ class RankBatches(Iterable[Any]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def _own(self, rows: int) -> tuple[int, int]:
-        if rows < self._parts:
-            raise ValueError(
-                f"a batch of {rows} rows is too small for {self._parts} data ranks; use drop_last=True"
-            )
         counts = sizes(rows, self._parts)
         first = sum(counts[: self._part])
         return first, first + counts[self._part]
@@ -176,7 +184,7 @@ class RankBatches(Iterable[Any]):
         if not self._indexed:
             return self._cut(itertools.islice(self._loader, first, None))
         loaded = self._loaded(self._order[first:])
-        return iter(loaded) if self._by_rows else self._cut(loaded)
+        return self._without(loaded, self._order[first:]) if self._by_rows else self._cut(loaded)
 
     @property
     def _by_rows(self) -> bool:
@@ -188,7 +196,7 @@ class RankBatches(Iterable[Any]):
         loader: Any = self._loader
         order: dict[str, Any] = {"sampler": drawn, "batch_size": None}
         if self._by_rows:
-            order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] for batch in drawn]}
+            order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] or batch[:1] for batch in drawn]}
         return DataLoader(
             loader.dataset,
             **order,
@@ -198,6 +206,12 @@ class RankBatches(Iterable[Any]):
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
         )
+
+    def _without(self, loaded: Iterable[Any], drawn: Iterable[Any]) -> Iterator[Any]:
+        """This rank's rows, as they were loaded; where it has none, one was loaded for its shape."""
+        for batch, rows in zip(loaded, drawn, strict=True):
+            first, stop = self._own(len(rows))
+            yield batch if first < stop else cut_rows(batch, 0, 0)
 
     def _cut(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -74,6 +74,7 @@ def _strided(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
+@torch.no_grad()
 def squared_norm(
     named: dict[str, nn.Parameter],
     ties: Iterable[TiedParameter],
@@ -89,18 +90,25 @@ def squared_norm(
     shared: dict[str, int] = {}
     for tie in ties:
         shared[tie.name] = shared.get(tie.name, 1) * tie.ranks
-    total = torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
+    norms: list[Tensor] = []
+    shares: list[float] = []  # of each parameter's squared norm, as several ranks add it up
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
-            norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
-            total += norm * norm * spread(name) / (copies(parameter, mesh) * shared.get(name, 1))
-    return total
+            norms.append(torch.linalg.vector_norm(grad, dtype=torch.float64))
+            shares.append(spread(name) / (copies(parameter, mesh) * shared.get(name, 1)))
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
+    together = torch.stack(norms)
+    return (together * together * together.new_tensor(shares)).sum()
 
 
+@torch.no_grad()
 def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients by `factor`, in place."""
+    if factor == 1.0:
+        return
     grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if grads and factor != 1.0:
+    if grads:
         multiply_each_(grads, factor)
 
 

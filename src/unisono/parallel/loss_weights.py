@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import fingerprint, micro_batches, rows_of, tensors_of
+from .batches import fingerprint, micro_batches, rows_of, stand_in, tensors_of
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
@@ -143,16 +143,25 @@ class CutBatch(NamedTuple):
         weights: the share of each micro-batch in the loss of all ranks; all shares add up to 1.
         total: the rows or labels of all ranks, by which the losses are divided.
         kept: the least and the largest share of labels that are not ignored, over all parts.
+        changed: some rank trains other parameters than before.
     """
 
     micros: list[tuple[Any, Any]]
     weights: list[float]
     total: float
     kept: tuple[float, float] = (1.0, 1.0)
+    changed: bool = False
 
 
 def cut_batch(
-    batch: tuple[Any, Any], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool = False
+    batch: tuple[Any, Any],
+    weigh: Weigh,
+    ignored: int,
+    mesh: PlanMesh,
+    *,
+    several: bool = False,
+    changed: bool = False,
+    forward: bool = False,
 ) -> CutBatch:
     """Cut this rank's batch into micro-batches, and weigh each in the loss of all ranks.
 
@@ -161,6 +170,8 @@ def cut_batch(
 
     Args:
         several: the batch is one of several that are weighed together.
+        changed: this rank trains other parameters than before.
+        forward: ranks may have no rows; they run a row that counts nothing.
     Raises:
         ValueError: ranks that share rows have different numbers of them; or, without `weigh`, parts of the
             batch have different shares of ignored labels.
@@ -170,24 +181,30 @@ def cut_batch(
         _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
     noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
-    table = _gather([mine, *noted.told], mesh)
-    rows = _checked(table[..., 0].long(), mesh)
-    parts = min(most, *rows)
-    if any(min(most, one) != parts for one in rows):
-        micros = micro_batches(batch, parts)
+    table = _gather([mine, *noted.told, float(changed)], mesh)
+    other = bool(table[..., 3].any())
+    rows = _checked(table[..., 0].long(), mesh, forward=forward)
+    parts = min(most, *filter(None, rows))
+    if any(min(most, one) != parts for one in filter(None, rows)):
+        micros = micro_batches(batch, parts) if mine else []
         noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
+    total, kept = float(sum(rows)), (1.0, 1.0)
     if weigh == "counted":
-        return CutBatch(micros, [1.0 / sum(rows)] * len(micros), sum(rows))
-    if callable(weigh):
+        weights = [1.0 / total] * len(micros)
+    elif callable(weigh):
         total = float(largest.sum())
         if total == 0:
             raise ValueError("no label of this batch counts: weigh returned 0 for all of it")
-        return CutBatch(micros, [count / total for count in noted.counts], total)
-    kept = float(least.min()), float(largest.max())
-    check_even(*kept, ignored)
-    return CutBatch(micros, [rows_of([x, y]) / sum(rows) for x, y in micros], sum(rows), kept)
+        weights = [count / total for count in noted.counts]
+    else:
+        kept = float(least.min()), float(largest.max())
+        check_even(*kept, ignored)
+        weights = [rows_of([x, y]) / total for x, y in micros]
+    if not mine:
+        micros, weights = [stand_in(batch)] * parts, [0.0] * parts
+    return CutBatch(micros, weights, total, kept, other)
 
 
 def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
@@ -213,7 +230,9 @@ def _batch_weights(
         counts = [_count(weigh(targets)) for _, targets in micros]
         return _BatchWeights(counts, (0.0, sum(counts)))
     alone = len(micros) == 1 and mesh.plan.data == 1 and not several
-    if weigh in ("rows", "counted") or not micros or alone:
+    if not micros:
+        return _BatchWeights([], (math.inf, -math.inf))
+    if weigh in ("rows", "counted") or alone:
         return _BatchWeights([], (1.0, 1.0))
     shares = [_kept(targets, ignored) for _, targets in micros]
     return _BatchWeights([], (min(shares), max(shares)))
@@ -229,8 +248,8 @@ def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
     return everyone.cpu().view(plan.pipeline, plan.data, plan.context * plan.tensor, len(mine))
 
 
-def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
-    """The rows of each data rank; ranks that share rows must agree on them."""
+def _checked(table: Tensor, mesh: PlanMesh, *, forward: bool) -> list[int]:
+    """The rows of each data rank; ranks that share rows must agree on them. forward: some may have none."""
     everyone = table.flatten()
     if bool((table != table[:1, :, :1]).any()):
         raise ValueError(
@@ -239,8 +258,13 @@ def _checked(table: Tensor, mesh: PlanMesh) -> list[int]:
             f"{mesh.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
         )
     empty = (everyone == 0).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
+    if len(empty) == len(everyone):
+        raise ValueError("this batch has no rows")
+    if empty and not forward:
+        raise ValueError(
+            f"rank {empty[0]} has no rows in this batch; every rank needs one at least to train. Use "
+            "drop_last=True, or larger batches"
+        )
     return [int(rows) for rows in table[0, :, 0].tolist()]
 
 

@@ -8,6 +8,7 @@ What the replicas exchange goes over the mesh of all ranks, its attribute `outer
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,11 @@ class PlanMesh:
 
     def place(self, axis: str) -> int:
         """Return this rank's index on `axis`."""
-        return self.axes.get_local_rank(AXES.index(axis))
+        return self._places[AXES.index(axis)]
+
+    @functools.cached_property
+    def _places(self) -> list[int]:
+        return [self.axes.get_local_rank(axis) for axis in range(len(AXES))]
 
     def data_group(self) -> dist.ProcessGroup:
         """Make a group of its own of the data ranks, replica x shard. All ranks call this."""
@@ -140,9 +145,13 @@ class PlanMesh:
 
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""
-        here = list(self.axes.get_coordinate() or ())
-        place: Any = (stage, *here[1:])
-        return int(self.axes.mesh[place].item())
+        return self._peers[stage]
+
+    @functools.cached_property
+    def _peers(self) -> list[int]:
+        column: Any = (slice(None), *self._places[1:])
+        found: list[int] = self.axes.mesh[column].tolist()
+        return found
 
 
 def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str, of: str = "") -> DeviceMesh:

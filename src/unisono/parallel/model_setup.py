@@ -49,20 +49,6 @@ if TYPE_CHECKING:
     from .sharded_parameters import DataAxis
 
 
-class Parameters(list[nn.Parameter]):
-    """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.
-
-    Example of groups: lambda p: AdamW([{"params": [v for k, v in p.named.items() if "bias" in k]}, ...])
-    """
-
-    def __init__(self, named: dict[str, nn.Parameter]) -> None:
-        super().__init__(named.values())
-        self.named = named
-
-
-Optimizer = Callable[[Parameters], torch.optim.Optimizer]
-
-
 @dataclass
 class ModelSetup:
     """A model ready to train, and its properties."""
@@ -96,6 +82,12 @@ class ModelSetup:
         self.mesh = mesh
         self.units.follow(mesh)
         self.runtime = PipelineRuntime(self.units, mesh, self.family.output, single=True)
+
+    def follow_frozen(self) -> None:
+        """Train those parameters that require gradients now."""
+        assert not isinstance(self.units, ParameterSwap)
+        self.units.follow_frozen()
+        self.runtime.follow_frozen()
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""
@@ -139,7 +131,7 @@ def set_up(
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     same_everywhere(model)
     if plan.recompute or plan.context > 1:
-        _forget_caches(model)
+        forget_caches(model)
     trial: ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     axis: ExpertAxis | None = None
@@ -246,7 +238,7 @@ def nothing(_model: nn.Module) -> None:
     """Do nothing: the model has its values."""
 
 
-def _forget_caches(model: nn.Module) -> None:
+def forget_caches(model: nn.Module) -> None:
     """Switch off Hugging Face's key-value caches: a layer that runs again would add to its cache again."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
@@ -321,7 +313,7 @@ def _programs(
             f"pipeline={plan.pipeline}: nothing says in which order {type(model).__name__} runs its modules: "
             f"no sample= was given, and no inputs follow from its first layer. {remedy}"
         )
-    _forget_caches(model)
+    forget_caches(model)
     dtype = None if plan.precision == "f32" else TYPES[plan.precision]
     try:
         return StagePrograms(model, inputs, plan.stages, dtype)

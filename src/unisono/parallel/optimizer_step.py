@@ -1,41 +1,115 @@
-"""Steps an optimizer whose groups have DTensors, cut on the tensor axis, beside plain tensors.
+"""Steps an optimizer whose parameters are cut: DTensors, alone or beside plain tensors.
 
-PyTorch's foreach and fused kernels, its default for CUDA, take lists of one kind only.
+An optimizer of PyTorch that changes each value by itself gets this rank's parts as plain tensors for the time
+of its step. With DTensors it would compute the same bits, and each operation on each parameter would pay for
+PyTorch's dispatch, which takes longer than the arithmetic of a small model.
+
+Any other optimizer steps DTensors. PyTorch's foreach and fused kernels, its default for CUDA, take lists of
+one kind only: meanwhile a group of both kinds is two groups with the same settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from torch.distributed.tensor import DTensor
 
+from unisono.torch_internals.training import has_step_hooks
 
-def has_mixed_parameters(parameters: Iterable[Tensor]) -> bool:
-    """Whether some of them are DTensors and some are not."""
-    return len({isinstance(parameter, DTensor) for parameter in parameters}) > 1
+from .gradients import gradient, local
+from .replicated_parameters import like
+
+# the state of a parameter is numbers, and tensors that are cut as the parameter is
+ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.Adadelta, optim.Adagrad, optim.Adamax, optim.ASGD, optim.NAdam,
+    optim.RAdam, optim.RMSprop, optim.Rprop,
+)  # fmt: skip
 
 
-def step(optimizer: torch.optim.Optimizer) -> None:
-    """Call `optimizer.step()`; meanwhile a group of both kinds is two groups with the same settings."""
-    groups = optimizer.param_groups
-    parts = [(group, part) for group in groups for part in _parts(group)]
-    optimizer.param_groups = [part for _, part in parts]
-    try:
+def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
+    """Whether some of them are DTensors."""
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
+
+
+def step(optimizer: optim.Optimizer) -> None:
+    """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards."""
+    alone = type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)  # hooks may read whole tensors
+    with _parts(optimizer) if alone else _one_kind(optimizer):
         optimizer.step()
+
+
+@contextlib.contextmanager
+def _parts(optimizer: optim.Optimizer) -> Iterator[None]:
+    """Meanwhile the optimizer has this rank's parts, with their gradients and state."""
+    state: Any = optimizer.state
+    held: Any = defaultdict(dict)
+    records, lists = [], []
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            parts: list[Tensor] = []
+            for parameter in group["params"]:
+                part = local(parameter).detach()
+                part.grad = gradient(parameter)
+                entries = held[part] = {key: local(value) for key, value in state.get(parameter, {}).items()}
+                records.append((parameter, part, entries, dict(entries)))
+                parts.append(part)
+            lists.append([parts])
+    optimizer.state = held
+    try:
+        with _groups(optimizer, lists):
+            yield
+    finally:
+        optimizer.state = state
+    for parameter, part, entries, before in records:
+        new = {key: value for key, value in entries.items() if before.get(key) is not value}
+        if new:
+            state[parameter].update({key: _as_cut(value, part, parameter) for key, value in new.items()})
+
+
+def _as_cut(value: Any, part: Tensor, parameter: Tensor) -> Any:
+    """New state of a part, as that of the parameter: a tensor of the part's shape is cut as the parameter."""
+    cut = isinstance(value, Tensor) and value.dim() > 0 and value.shape == part.shape
+    return like(value, parameter) if cut else value
+
+
+def _one_kind(optimizer: optim.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """Meanwhile no group that PyTorch's kernels for lists would refuse."""
+    lists = [_kinds(group) for group in optimizer.param_groups]
+    several = any(len(kinds) > 1 for kinds in lists)
+    return _groups(optimizer, lists) if several else contextlib.nullcontext()
+
+
+def _kinds(group: dict[str, Any]) -> list[list[Tensor]]:
+    """The parameters of a group, in lists of one kind; no group has both of these settings."""
+    cut = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
+    one_by_one = group.get("foreach", False) is False and not group.get("fused")
+    if one_by_one or len(cut) in (0, len(group["params"])):
+        return [group["params"]]
+    return [cut, [parameter for parameter in group["params"] if not isinstance(parameter, DTensor)]]
+
+
+@contextlib.contextmanager
+def _groups(optimizer: optim.Optimizer, lists: list[list[list[Tensor]]]) -> Iterator[None]:
+    """Meanwhile the optimizer has a group for each list, with the settings of the group that it stands for.
+
+    Args:
+        lists: of each group.
+    """
+    groups = optimizer.param_groups
+    stand_ins = [
+        (group, {**group, "params": parameters})
+        for group, several in zip(groups, lists, strict=True)
+        for parameters in several
+    ]
+    optimizer.param_groups = [stand_in for _, stand_in in stand_ins]
+    try:
+        yield
     finally:
         optimizer.param_groups = groups
-        for group, part in parts:  # what the step wrote into a group
-            group.update({key: value for key, value in part.items() if key != "params"})
-
-
-def _parts(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split a group that PyTorch's kernels for lists would refuse; no other has both of these settings."""
-    one_by_one = group.get("foreach", False) is False and not group.get("fused")
-    if one_by_one or not has_mixed_parameters(group["params"]):
-        return [group]
-    cut = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
-    whole = [parameter for parameter in group["params"] if not isinstance(parameter, DTensor)]
-    return [{**group, "params": cut}, {**group, "params": whole}]
+        for group, stand_in in stand_ins:  # what the step wrote into a group
+            group.update({key: value for key, value in stand_in.items() if key != "params"})

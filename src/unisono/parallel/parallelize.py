@@ -10,20 +10,25 @@ import torch
 from torch import nn
 
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change
+from .costs.forecast import StepForecast
+from .costs.forecast_check import check_prediction
 from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .model_setup import Optimizer, set_up
+from .model_setup import set_up
+from .optimizer_groups import Optimizer
 from .plan import Plan
+from .planning.choice import ModelChoice
+from .planning.planner import resolved
 from .run import Run
 
 
 def parallelize(
     model: nn.Module,
-    plan: Plan,
+    plan: Plan | ModelChoice | str,
     *,
     optimizer: Optimizer,
     loss: Callable[[Any, Any], Any] | None,
@@ -36,12 +41,14 @@ def parallelize(
     experts: dict[str, str] | None = None,
     weigh: Weigh = None,
     on_change: Callable[[Change], object] | None = None,
+    prediction: StepForecast | None = None,
 ) -> Run:
     """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
 
     A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
+        plan: or what `up.plan` chose, or "auto": choose for `sample`, which is a batch, (inputs, targets).
         optimizer: makes one or several from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
@@ -64,23 +71,41 @@ def parallelize(
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
         on_change: under Plan(elastic=True): called on all ranks after each change of their number.
+        prediction: of a step; rank 0 tells once if the first steps differ by 20 %, as a ForecastWarning.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
+    given = {"optimizer": optimizer, "loss": loss, "sample": sample, "pieces": pieces, "weigh": weigh}
+    plan, sample = resolved(plan, model, given)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    assert isinstance(plan, Plan)
     check_compiled(model, plan)
     check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan.expert)
-    if plan.tf32:
-        torch.set_float32_matmul_precision("high")
+    check_prediction(prediction, elastic=plan.elastic)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
+    return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)
+
+
+def _run(
+    model: nn.Module,
+    plan: Plan,
+    options: dict[str, Any],
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    weigh: Weigh,
+    on_change: Callable[[Change], object] | None,
+    prediction: StepForecast | None,
+) -> Run:
+    if plan.tf32:
+        torch.set_float32_matmul_precision("high")
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
-    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh)
+    return Run(set_up(model, plan, **options), plan, optimizer, loss, weigh, prediction)
 
 
 def _elastic(

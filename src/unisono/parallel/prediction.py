@@ -35,9 +35,14 @@ def _proved(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
     return made
 
 
-def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, list[Any]]:
-    """What runs the model forward; the last stage appends its outputs to the list."""
-    micros, weights, *_ = cut_batch((inputs, ()), "rows", 0, built.mesh)
+def prediction(
+    inputs: Any, built: ModelSetup, *, changed: bool = False
+) -> tuple[Schedule, StepInput, list[Any], bool]:
+    """What runs the model forward; the last stage appends its outputs to the list. Also whether some rank
+    has `changed` what is trained.
+    """
+    cut = cut_batch((inputs, ()), "rows", 0, built.mesh, changed=changed, forward=True)
+    micros = cut.micros
     outputs: list[Any] = []
 
     def keep(output: Any, _targets: Any) -> Tensor:
@@ -46,19 +51,25 @@ def prediction(inputs: Any, built: ModelSetup) -> tuple[Schedule, StepInput, lis
 
     return (
         proved_schedule(built.mesh.plan, len(micros)),
-        StepInput(micros, weights, keep, train=False, recorded=False),
+        StepInput(micros, [1.0] * len(micros), keep, train=False, recorded=False),
         outputs,
+        cut.changed,
     )
 
 
-def joined(outputs: list[Any], built: ModelSetup) -> Any:
-    """The outputs of all micro-batches as those of one, on every rank of the pipeline."""
+def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
+    """The outputs of all micro-batches as those of one, on every rank of the pipeline.
+
+    Args:
+        rows: of this rank; 0: what the outputs are of does not count.
+    """
     mesh = built.mesh
     result: Any = None
     error = ""
     if outputs:
         try:
             result = _joined(outputs)
+            result = result if rows else mapped(result, lambda tensor: tensor[:0] if tensor.dim() else tensor)
         except ValueError as wrong:
             error = str(wrong)
     if mesh.plan.pipeline > 1:

@@ -26,12 +26,14 @@ DEAR = {
 }  # fmt: skip
 
 
-def recompute(unit: nn.Module, *, selective: bool) -> None:
-    """Compute the activations of `unit` again in backward; `selective`: but for what is dear."""
-    if selective:
-        training.recompute(unit, context_fn=_contexts)
-    else:
-        training.recompute(unit)
+def recompute(unit: nn.Module, *, selective: bool, draws: bool = True) -> None:
+    """Compute the activations of `unit` again in backward; `selective`: but for what is dear.
+
+    Args:
+        draws: the unit may draw random numbers, which are drawn again.
+    """
+    options = {"context_fn": _contexts} if selective else {}
+    training.recompute(unit, preserve_rng_state=draws, **options)
 
 
 def _contexts() -> tuple[_Dear, _Dear]:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from unisono.torch_internals.fake import memory_of
+
 __all__ = ["NAME", "Regathered", "saved_as_slices"]
 
 NAME = "_unisono_regathered"  # the attribute of a value that was gathered
@@ -38,12 +40,12 @@ class Regathered:
 
     def __init__(self, mine: Tensor, whole: Tensor, gather: Callable[[Tensor], Tensor]) -> None:
         self._mine, self._gather = mine.detach(), gather
-        self._memory = whole.untyped_storage().data_ptr()
+        self._memory = memory_of(whole)[1]
         self._whole: Tensor | None = None
 
     def pack(self, tensor: Tensor) -> Any:
         """What to save in place of a tensor: for a view of the whole value, how to make it."""
-        if tensor.untyped_storage().data_ptr() != self._memory:
+        if memory_of(tensor)[1] != self._memory:
             return tensor
         return _View(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 

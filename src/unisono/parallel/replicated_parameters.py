@@ -145,11 +145,12 @@ class ReplicatedParameters:
         self._buckets: list[GradientBucket] = []
         self._next = 0  # the first bucket that is not being reduced
         self._reducing = False
+        self._hooks: list[Any] = []
         self.follow(mesh)
 
     def follow(self, mesh: PlanMesh) -> None:
         """Average over the data ranks of this mesh from now on."""
-        self._group, self._plan = mesh.group("replica"), mesh.plan
+        self._group, self._plan, self._mesh = mesh.group("replica"), mesh.plan, mesh
         for bucket in self._buckets:
             bucket.group = self._group
         if self._buckets or mesh.plan.copies == 1:
@@ -161,9 +162,22 @@ class ReplicatedParameters:
             others = set(self.root.parameters()) - experts
             self._buckets += _buckets(self.root, held, leave=others, first=len(self._buckets), of="experts, ")
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
-        for number, bucket in enumerate(self._buckets):
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
+            for number, bucket in enumerate(self._buckets)
+            for parameter in bucket.parameters
+        ]
+
+    def shown(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield nothing: the model shows the parameters themselves."""
+        return iter(())
+
+    def follow_frozen(self) -> None:
+        """Average the gradients of those parameters that require them now."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._buckets = [], []
+        self.follow(self._mesh)
 
     def compress(self, named: Mapping[str, nn.Parameter]) -> None:
         """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,23 +16,28 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from .accumulation import GradientAccumulation
-from .arguments import check_trained, optimizers_of, raise_changed, raise_twice, two
-from .batches import RankBatches
+from .arguments import check_trained, raise_changed, raise_twice, two
+from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
+from .costs.forecast import StepForecast
+from .costs.forecast_check import ForecastCheck
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
 from .gradients import add_up, local, scale_, squared_norm
+from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
-from .model_setup import ModelSetup, Optimizer, Parameters
-from .optimizer_step import has_mixed_parameters, step
+from .model_setup import ModelSetup
+from .optimizer_groups import Optimizer, Parameters, check_groups, extend_optimizers, optimizers_of
+from .optimizer_step import has_cut_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
 from .pipeline.timeline import Span, Timeline
+from .plain_copy import copy_weights, places_in
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import joined, prediction, proved_schedule
@@ -40,7 +46,8 @@ from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .weights import export, weights_of
+from .trained_flags import TrainedFlags, why_fixed
+from .weights import blanks_of, export, weights_of
 
 
 class Run:
@@ -48,7 +55,7 @@ class Run:
 
     Attributes:
         model: the user's model; on a pipeline's rank the parameters of other stages are on the meta device.
-        optimizer: the result of the caller's function; None where this rank trains nothing.
+        optimizer: the result of the caller's function; without parameters where this rank trains nothing.
         grad_norm: the global norm of the last step's gradients before clipping; None if the plan asks for
             none.
         steps: batches trained on, over all runs that were saved and loaded.
@@ -69,6 +76,7 @@ class Run:
         optimizer: Optimizer,
         loss: Callable[[Any, Any], Any] | None,
         weigh: Weigh = None,
+        prediction: StepForecast | None = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
@@ -81,13 +89,20 @@ class Run:
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
-        self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
-        self._optimizers = optimizers_of(self.optimizer, self._trained, swap=self.swap is not None)
-        self._mixed = has_mixed_parameters(self._trained.values())
+        self._make, given = optimizer, Parameters(self._trained)
+        self.optimizer = optimizer(given)
+        self._optimizers = optimizers_of(self.optimizer, given, swap=self.swap is not None)
+        self._fixed = why_fixed(built)
+        self._flags = None if self._fixed else TrainedFlags(built)
+        self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
+        self._cut = has_cut_parameters(self._trained.values())
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
         self.steps = 0
+        self._check: ForecastCheck | None = None  # of the first steps with a forecast
+        if prediction is not None and dist.get_rank() == 0:
+            self._check = ForecastCheck(prediction, self.mesh.axes.device_type)
         self._asked = False  # a newcomer waits at some rank
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
@@ -148,6 +163,8 @@ class Run:
         if watch:
             mean, self._watched = watching(lambda: self._train(batch, update=update))
             return mean
+        if self._check is not None and not self._check.done and update and not self._accumulated.calls:
+            return self._check.step(lambda: self._train(batch, update=True))
         return self._train(batch, update=update)
 
     def _train(self, batch: tuple[Any, Any], *, update: bool) -> float:
@@ -198,7 +215,7 @@ class Run:
     @torch.no_grad()
     def evaluate(self, batch: tuple[Any, Any]) -> float:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
-        first.
+        first. A rank may have no rows: 0 of each tensor.
         """
         with self._call(), self._drawing("evaluate"):
             alone = GradientAccumulation()
@@ -260,10 +277,12 @@ class Run:
             ValueError: the result of several micro-batches cannot be joined.
         """
         with self._call(), self._drawing("predict"):
-            made, work, outputs = prediction(inputs, self._built)
+            made, work, outputs, other = prediction(inputs, self._built, changed=self._is_changed())
+            if other:
+                self._follow_frozen()
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
-            result = joined(outputs, self._built)
+            result = joined(outputs, self._built, rows_of([inputs]))
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
             *_, moved = self._agree(0.0, 0.0, norm=False, changes=[name is not None, False])
@@ -292,13 +311,52 @@ class Run:
         again = {path: found[name] for path, name in self._built.names.items() if name in found}
         return again | {name: value for name, value in found.items() if name not in again}
 
-    def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
-        """Write safetensors in Hugging Face's layout, with the model's configuration.
+    def copy_to(self, model: nn.Module | None = None) -> None:
+        """Give a plain model these weights and persistent buffers, such as one to generate text with.
 
-        `from_pretrained(folder)` reads it. All ranks call this; rank 0 writes, and holds at most
-        `shard_bytes` at a time. Needs the package `safetensors`.
+        All ranks call this; each may pass a model of its own, which is like that before `parallelize`, and
+        of any floating type. Its memory is all that a rank needs, with one tensor more.
+
+        Args:
+            model: None: this rank wants none.
+        Raises:
+            TypeError: it is no module.
+            ValueError: it has other parameters than the run's, or none with memory; or see `weights`.
         """
-        export(self.weights(), self.model, Path(folder), shard_bytes)
+        if not (model is None or isinstance(model, nn.Module)):
+            raise TypeError(f"copy_to: model is a {type(model).__name__}, expected an nn.Module, or None")
+        self._check_settled("copy_to")
+        blanks = blanks_of(self._built)
+        places = places_in(model, blanks, self._built.names, self.mesh)
+        copy_weights(self.weights(), blanks, places, self.mesh)
+
+    def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write safetensors in Hugging Face's layout, with the model's configuration if it has one.
+
+        All ranks call this; rank 0 writes, and holds at most `shard_bytes` at a time. Files of an earlier
+        model in `folder` go. Needs the package `safetensors`.
+
+        Raises:
+            RuntimeError: rank 0 could not write; on all ranks.
+            ValueError: see `weights`.
+        """
+        place = Path(folder)
+        self._check_settled("export")
+        export(self.weights(), place, _bytes(shard_bytes), lambda: write_configuration(self.model, place))
+
+    def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write what the model's own `save_pretrained` writes, under any plan; `from_pretrained` reads it.
+
+        A model of `transformers` gives its weights and configuration, a `PeftModel` its adapters only. All
+        ranks call this; rank 0 writes, and holds at most `shard_bytes` at a time, or all adapters.
+
+        Raises:
+            RuntimeError: rank 0 could not write; on all ranks.
+            ValueError: it is a model of another kind, see `export`; or see `weights`.
+        """
+        self._check_settled("save_pretrained")
+        size = _bytes(shard_bytes)
+        save_pretrained(self.model, self.weights, blanks_of(self._built), Path(folder), size)
 
     def save(
         self,
@@ -346,6 +404,11 @@ class Run:
         """Refuse what needs the run's own weights while others are in their place."""
         if self._replaced:
             raise RuntimeError(f"{what}: averages are in place of the weights. Call it after EMA.applied()")
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """This rank's parts of all its parameters, as an optimizer has them, by their names in the model."""
+        return self._named
 
     @property
     def trained(self) -> Mapping[str, nn.Parameter]:
@@ -397,6 +460,7 @@ class Run:
         if self._accumulated.calls:
             self._clear()
             self._built.runtime.forget()
+        self._follow_frozen()
         with self._state(also) as state:
             state.load(newest(Path(folder)), alone=self.plan.elastic, beside=also or ())
         self._take_numbers(state.about)
@@ -447,11 +511,13 @@ class Run:
         try:
             if self.swap is not None:
                 self.swap.check()
-            check_trained(
-                self._named,
-                self._trained,
-                follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
-            )
+            if self._flags is None:
+                check_trained(
+                    self._named,
+                    self._trained,
+                    self._fixed,
+                    follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
+                )
             yield
         except BaseException as error:
             interrupted = self._built.runtime.interrupted
@@ -477,7 +543,11 @@ class Run:
         """The schedule, its input, and the rows or labels by which its losses are divided."""
         inputs, targets = two(batch, own_loss=self._own_loss)
         several = into.calls > 0 or not update
-        cut = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh, several=several)
+        given = inputs, targets
+        options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
+        cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
+        if cut.changed:
+            self._follow_frozen()
         micros, weights = cut.micros, into.weights(cut)
         if self._built.compared is not None:
             confirm = partial(self._confirm, loss=False)
@@ -494,9 +564,51 @@ class Run:
         factor = self.scaler.scale * self.mesh.plan.data
         work = StepInput(micros, weights, self._loss, factor, train, counts, update)
         if self._built.trial is not None:
-            self._built.trial.run((inputs, targets), work.mean, self.mesh)
+            self._built.trial.run(given if rows_of([*given]) else micros[0], work.mean, self.mesh)
             self._built.trial = None
         return proved_schedule(self.plan, len(micros)), work, cut.total
+
+    def _is_changed(self) -> bool:
+        """Whether the caller has frozen or unfrozen parameters of this rank since the last call."""
+        return self._flags is not None and bool(self._flags.changed())
+
+    def _follow_frozen(self) -> None:
+        """Train what requires gradients now. All ranks call this between two steps.
+
+        Raises:
+            ValueError: ranks differ; gradients wait for an update; or no optimizer can take a parameter.
+        """
+        if self._flags is None:
+            return
+        flags = self._flags.changed()
+        new = {name: self._named[name] for name, flag in flags.items() if flag and name not in self._trained}
+        made, problem = self._optimizers_for(new)
+        if not self._flags.agreed(self.mesh, problem):
+            return
+        for average in self.averages:
+            average.begin(new)
+        extend_optimizers(self._optimizers, made)
+        self._flags.take(flags)
+        self._trained |= new
+        self._cut = has_cut_parameters(self._trained.values())
+        self._built.follow_frozen()
+
+    def _optimizers_for(self, new: Mapping[str, nn.Parameter]) -> tuple[list[torch.optim.Optimizer], str]:
+        """What the caller's function makes of parameters that no optimizer has, and what is wrong."""
+        if self._accumulated.calls:
+            what = "parameters were frozen or unfrozen while gradients wait for an update"
+            return [], f"{what}. Do that after a step with an update"
+        has = {p for one in self._optimizers for group in one.param_groups for p in group["params"]}
+        if not has <= set(self._named.values()):
+            what = "the optimizer got parameters that are not this rank's"
+            return [], f"{what}. Take them from run.parameters, by their names"
+        left = Parameters({name: value for name, value in new.items() if value not in has})
+        try:
+            made = [] if left.nothing else optimizers_of(self._make(left), left, swap=False)
+            check_groups(self._optimizers, made, left)
+        except (KeyError, TypeError, ValueError) as error:
+            return [], f"optimizer= of parameters that are trained from now on: {error}"
+        return made, ""
 
     def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
         """Prove the cuts for the inputs of these micro-batches, where they are new.
@@ -561,7 +673,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                if self._mixed:
+                if self._cut:
                     step(optimizer)
                 else:
                     optimizer.step()
@@ -570,3 +682,9 @@ class Run:
         self._accumulated.clear()
         for parameter in self._trained.values():
             parameter.grad = None
+
+
+def _bytes(size: object) -> int:
+    if type(size) is not int or size < 1:
+        raise ValueError(f"shard_bytes is {size!r}; it must be a number of bytes, at least 1")
+    return size

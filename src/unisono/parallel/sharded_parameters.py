@@ -9,6 +9,8 @@ in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
 | 1 | once a step | once a step | parameters, gradients |
 | 2 | once a step | after each micro-batch | parameters, its part of gradients |
 | 3 | before each use | after each micro-batch | its part of both |
+
+Where there is one stage, backward of a root begins right after its forward: it is gathered once for both.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from unisono.torch_internals import fsdp, training
 
+from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import mapped, tensors_in
 from .recomputation import recompute
@@ -31,7 +34,7 @@ from .replicated_parameters import ReplicatedParameters
 from .swap import ParameterSwap, spill_parameters, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .experts.axis import ExpertAxis
     from .materialize import Initializer
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 SMALL = 1 / 8  # of the largest unit
+SMALL_MODEL_BYTES = 16 << 20  # a model of no more is one unit: messages cost more than its memory
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -61,7 +65,7 @@ def shard_units(
         experts: whose parameters fewer ranks hold; None: there are none.
     """
     plan = mesh.plan
-    own = [unit for unit in units if unit is not root and not _shares(unit, root)]
+    own = own_units(root, units)
     replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
@@ -77,16 +81,24 @@ def shard_units(
         return ReplicatedParameters(root, mesh, experts)
     _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
-    wrapped = (
-        [] if plan.uneven_use or plan.zero == 0 else _large(own)
-    )  # replicas reduce all gradients in one message
-    alone = _apart(root, exact)
+    wrapped = gathered_units(root, own, plan)
+    alone = apart(root, exact)
     inside = {part for module in alone for part in module.modules()}
     outer = [unit for unit in wrapped if unit not in inside]
     return ShardedParameters(root, outer, mesh, last=last, fill=initial.fill, exact=alone, experts=experts)
 
 
-def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
+def own_units(root: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
+    """The units in `root` that share no parameter with another module."""
+    return [unit for unit in units if unit is not root and not _shares(unit, root)]
+
+
+def gathered_units(root: nn.Module, own: Sequence[nn.Module], plan: Plan) -> list[nn.Module]:
+    """Those of the units of `root` whose parameters are gathered and reduced by themselves."""
+    return [] if _one_unit(root, plan) else _large(own)
+
+
+def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
     """Those of the modules that are in `root`, and in no other of them: that one is whole in f32.
 
     Raises:
@@ -105,14 +117,29 @@ def _apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
     return found
 
 
+def _one_unit(root: nn.Module, plan: Plan) -> bool:
+    """Whether all parameters travel in one message: replicas reduce their gradients so, too.
+
+    In low precision a small model has units as a large one has them: they cast their inputs.
+    """
+    small = plan.precision == "f32" and _nbytes(root) <= SMALL_MODEL_BYTES
+    return plan.uneven_use or plan.zero == 0 or small
+
+
 def _large(units: Sequence[nn.Module]) -> list[nn.Module]:
     """The units that are worth messages of their own. The others belong to the root: a message costs more
     than their memory, which is less than that of the largest unit.
     """
-    sizes = [sum(parameter.numel() for parameter in unit.parameters()) for unit in units]
+    sizes = [_nbytes(unit) for unit in units]
     most = max(sizes, default=0)
     small = [size for size in sizes if size < SMALL * most]
     return [unit for unit, size in zip(units, sizes, strict=True) if size not in small or sum(small) > most]
+
+
+@torch.no_grad()
+def _nbytes(module: nn.Module) -> int:
+    """The bytes of this rank's parameters, before the data axis cuts them."""
+    return sum(local(parameter).nbytes for parameter in module.parameters())
 
 
 def _check_dimensions(root: nn.Module, plan: Plan) -> None:
@@ -165,12 +192,13 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
-    if mesh.plan.zero == 0:
+    plan = mesh.plan
+    if plan.zero == 0:
         fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
-    else:
-        fully_shard(
-            module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3, **more
-        )
+        return
+    # None: also free it, but for a root, whose backward follows at once where there is one stage
+    free = None if plan.zero == 3 and plan.pipeline == 1 else plan.zero == 3
+    fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=free, **more)
 
 
 def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
@@ -235,6 +263,9 @@ class ShardedParameters:
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
         """Shard unit by unit; `fill` gives one its values before."""
         self._plan = plan = mesh.plan
+        self._backward: tuple[bool, bool, bool] | None = (
+            None  # what the next one was told: last, reduce, free
+        )
         for exact in self._exact:
             fill(exact)
             low = None if exact is self.root else TYPES[plan.precision]
@@ -249,7 +280,7 @@ class ShardedParameters:
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
-        if mesh.axes.size(2) > 1:
+        if self._units and mesh.axes.size(2) > 1:
             _gather_ahead(self.root, self._units)
 
     def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:
@@ -268,16 +299,22 @@ class ShardedParameters:
         fsdp.unwrap(self.root)
         self._wrap(mesh, lambda _: None)
 
+    def shown(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield (parameter, what the model shows in its place) where a forward has left it gathered."""
+        return fsdp.shown(self.root)
+
+    def follow_frozen(self) -> None:
+        """Train those parameters that require gradients now."""
+        reshard(self.root)
+        fsdp.follow_frozen(self.root)
+
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""
         fsdp.reset(self.root)
 
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
-        self.root.set_is_last_backward(last)
-        self.root.set_requires_gradient_sync(last or self._plan.zero >= 2)
-        self.root.set_requires_all_reduce(last)
-        self.root.set_reshard_after_backward(last or self._plan.zero == 3)
+        self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=last or self._plan.zero == 3)
 
     def after_weights(self) -> None:
         """Add the gradients of weights to the accumulated ones, in the type of the reduction.
@@ -288,11 +325,19 @@ class ShardedParameters:
 
     def reduce_now(self) -> None:
         """Reduce the accumulated gradients, for schedules with a separate pass for weights."""
-        self.root.set_is_last_backward(True)
-        self.root.set_requires_gradient_sync(True)
-        self.root.set_requires_all_reduce(True)
-        self.root.set_reshard_after_backward(True)
+        self._set_backward(last=True, reduce=True, free=True)
         fsdp.reduce_now(self.root)
+
+    def _set_backward(self, *, last: bool, reduce: bool, free: bool) -> None:
+        """Tell every module, where something changes: each setting is a walk through all of them."""
+        wanted = last, reduce, free
+        if wanted == self._backward:
+            return
+        self._backward = wanted
+        self.root.set_is_last_backward(last)
+        self.root.set_requires_gradient_sync(reduce)
+        self.root.set_requires_all_reduce(last)
+        self.root.set_reshard_after_backward(free)
 
     def finish(self) -> None:
         """The end of the last backward has waited for all."""

@@ -31,6 +31,7 @@ class Decision:
     Attributes:
         cut: what to do.
         error: why the program could not be recorded, if that is so.
+        of_all: the cut is right whichever parameters are trained.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Decision:
         confirm: Confirm | None,
         error: CaptureError | None,
         note: Callable[[nn.Module], None] | None = None,
+        *,
+        of_all: bool = False,
     ) -> None:
-        self.cut, self.error = cut, error
+        self.cut, self.error, self.of_all = cut, error, of_all
         self._confirm, self._note = confirm, note
 
     def note(self, model: nn.Module) -> None:
@@ -97,7 +100,7 @@ def decide(
     if given is not None:
         found = search.cut(given)
         if isinstance(found, Cut):
-            return Decision(found, search.confirm, None, search.note)
+            return Decision(found, search.confirm, None, search.note, of_all=search.of_all)
         error = found
     if sample is not None or error.final or opened is not None or plan.sequence:
         raise error
@@ -125,24 +128,49 @@ class _Search:
         self._proved: list[Any] = []  # inputs, settings of modules, gradients
         self._found: Cut | None = None
         self._set_once: set[tuple[str, str]] = set()
+        self.of_all = True  # every parameter counts as trained, whatever is frozen now
 
     def cut(self, sample: Any) -> Cut | CaptureError:
         """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
         told: list[Any] = [None]
         try:
             self._shapes = Shapes(self._model, self._pieces)
+            frozen = self._thaw()
             if dist.get_rank() == 0:
                 with torch.enable_grad():
-                    cut = self._prove(sample)
-                told = [(cut, self._shapes.set_once)]
+                    told = [(*self._widest(sample, frozen), self._shapes.set_once)]
         except CaptureError as error:
             told = [error]
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        if isinstance(told[0], CaptureError):
-            return told[0]
-        self._found, self._set_once = told[0]
+        if not isinstance(told[0], tuple):
+            return told[0]  # type: ignore[no-any-return]
+        self._found, self.of_all, self._set_once = told[0]
+        _require(frozen, self.of_all)
         self._proved.append((kinds_of(sample), None, True))
         return self._found
+
+    def _thaw(self) -> list[nn.Parameter]:
+        """Count every parameter of the copy as trained; return those that are frozen."""
+        assert self._shapes is not None
+        frozen = [p for p in self._shapes.model.parameters() if not p.requires_grad and p.is_floating_point()]
+        _require(frozen, True)
+        return frozen
+
+    def _widest(self, sample: Any, frozen: Sequence[nn.Parameter]) -> tuple[Cut, bool]:
+        """The cut, and whether it is right for all parameters: it is, unless frozen ones allow more."""
+        found: Cut | CaptureError
+        try:
+            found = self._prove(sample)
+        except CaptureError as error:
+            found = error
+        if frozen:
+            _require(frozen, False)
+            now = self._prove(sample)
+            if isinstance(found, CaptureError) or (now.dims, now.modules) != (found.dims, found.modules):
+                return now, False
+        if isinstance(found, CaptureError):
+            raise found
+        return found, True
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
@@ -194,6 +222,11 @@ class _Search:
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
             )
+
+
+def _require(parameters: Sequence[nn.Parameter], gradients: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(gradients)
 
 
 def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:

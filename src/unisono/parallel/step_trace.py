@@ -94,15 +94,29 @@ class StepTrace:
 
     def share(self) -> float:
         """The share of the step in which at least one collective or message was under way."""
-        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in self.events if COLLECTIVE.match(e["name"]))
+        return self._covered(lambda _: True) / self._whole()
+
+    def shares(self) -> tuple[float, float]:
+        """The shares of the step in collectives, and in receiving from other stages only."""
+        every = self._covered(lambda _: True)
+        collectives = self._covered(lambda operation: operation not in ("send", "recv"))
+        return collectives / self._whole(), (every - collectives) / self._whole()
+
+    def _covered(self, wanted: Callable[[str], bool]) -> float:
+        """Microseconds in which at least one such collective or message was under way."""
+        found = [(COLLECTIVE.match(event["name"]), event) for event in self.events]
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for match, e in found if match and wanted(match[1]))
         covered: float = 0.0
         end: float = 0.0
         for start, stop in spans:
             covered += max(0.0, stop - max(start, end))
             end = max(end, stop)
+        return covered
+
+    def _whole(self) -> float:
         times = [(e["ts"], e["ts"] + e["dur"]) for e in self.events if e.get("cat") != "Trace"]
         whole: float = max(stop for _, stop in times) - min(start for start, _ in times)
-        return covered / whole
+        return whole
 
 
 def trace_step(work: Callable[[], Result]) -> tuple[Result, StepTrace]:

@@ -38,10 +38,22 @@ class TensorAxis(NamedTuple):
         regathers: values that are gathered for layers are gathered again in backward, and not kept.
     """
 
-    group: dist.ProcessGroup
+    group: Any
     place: int
     parts: int
     regathers: bool = False
+
+    def sum_(self, value: Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+        dist.all_reduce(value, group=self.group)
+
+    def gather_into(self, every: Tensor, mine: Tensor) -> None:
+        """Gather the tensors of all ranks, in their order."""
+        version_names.all_gather_single(every, mine, group=self.group)
+
+    def scatter_into(self, mine: Tensor, every: Tensor) -> None:
+        """Sum a tensor over the ranks, and take this rank's part of it."""
+        version_names.reduce_scatter_single(mine, every, group=self.group)
 
 
 def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Tensor:
@@ -104,7 +116,7 @@ def _keep(value: Tensor, _dim: int, _axis: TensorAxis, _label: str) -> Tensor:
 def _sum(value: Tensor, _dim: int, axis: TensorAxis, label: str) -> Tensor:
     total = value.clone(memory_format=torch.contiguous_format)
     with record_function(label):
-        dist.all_reduce(total, group=axis.group)
+        axis.sum_(total)
     return total
 
 
@@ -116,7 +128,7 @@ def _slice(value: Tensor, dim: int, axis: TensorAxis, _label: str) -> Tensor:
 def _gather(value: Tensor, dim: int, axis: TensorAxis, label: str) -> Tensor:
     every = value.new_empty(axis.parts, *value.shape)
     with record_function(label):
-        version_names.all_gather_single(every, value.contiguous(), group=axis.group)
+        axis.gather_into(every, value.contiguous())
     if math.prod(value.shape[:dim]) == 1:  # they lie in order
         return every.view(*value.shape[:dim], -1, *value.shape[dim + 1 :])
     return torch.cat(every.unbind(0), dim)
@@ -128,9 +140,7 @@ def _scatter(value: Tensor, dim: int, axis: TensorAxis, label: str) -> Tensor:
     in_order = math.prod(value.shape[:dim]) == 1
     every = value.contiguous() if in_order else torch.stack(chunks)
     with record_function(label):
-        version_names.reduce_scatter_single(
-            mine, every.view(axis.parts, *mine.shape).flatten(0, 1), group=axis.group
-        )
+        axis.scatter_into(mine, every.view(axis.parts, *mine.shape).flatten(0, 1))
     return mine
 
 

@@ -110,10 +110,26 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
         mesh: the tensor axis.
         regathers: what layers get from all ranks is gathered again in backward, and not kept.
     """
-    for path, sizes in cut.fused.items():
-        split_(model, path, sizes)
     region = RngRegion(mesh.get_local_rank(), mesh.device_type)
     axis = axis_of(mesh, regathers=regathers)
+
+    def part(value: Tensor, dim: int) -> Tensor:
+        return distribute_tensor(value, mesh, [Shard(dim)], src_data_rank=None)
+
+    run_cut(model, cut, part, axis, region)
+    return region
+
+
+def run_cut(
+    model: nn.Module, cut: Cut, part: Callable[[Tensor, int], Tensor], axis: TensorAxis, region: RngRegion
+) -> None:
+    """Have each module run on this rank's parts.
+
+    Args:
+        part: of a parameter's values and a dim -> what is kept of it.
+    """
+    for path, sizes in cut.fused.items():
+        split_(model, path, sizes)
     leaves, made = leaves_of(model, cut), dict[int, nn.Parameter]()
     kept: list[nn.Parameter] = []  # so that their ids stay their own
     for path, dims in leaves.items():
@@ -121,9 +137,8 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
         for leaf, dim in dims.items():
             value = module._parameters.get(leaf)
             if value is not None and id(value) not in made:
-                part = distribute_tensor(value.data, mesh, [Shard(dim)], src_data_rank=None)
                 kept.append(value)
-                made[id(value)] = like(value, part)
+                made[id(value)] = like(value, part(value.data, dim))
             if value is not None:
                 module.register_parameter(leaf, made[id(value)])
 
@@ -131,7 +146,6 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
         LocalForward(path, module, dims, cut, axis, region)
 
     run_locally(model, cut, leaves, make)
-    return region
 
 
 def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
@@ -252,7 +266,9 @@ class LocalForward(Forward):
 
     def _part(self, leaf: str, dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)
-        return part_of(self._module._buffers[leaf] if value is None else value, dim, self._axis)
+        if value is None:
+            return part_of(self._module._buffers[leaf], dim, self._axis)
+        return value.to_local() if isinstance(value, DTensor) else value  # type: ignore[no-any-return]
 
     def _share(self, bias: Tensor) -> Tensor:
         return share(bias, self._axis.parts)

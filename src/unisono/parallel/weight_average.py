@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .gradients import local
 from .replicated_parameters import like
@@ -40,10 +40,9 @@ class EMA:
         self._run, self._decay = run, decay
         self.updates = 0
         self._at = run.steps  # the step after which the average moved last
-        self._averages = {
-            name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
-            for name, value in self._values()
-        }
+        self._averages: dict[str, Tensor] = {}
+        self.begin(run.trained)
+        run.averages.add(self)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -58,8 +57,8 @@ class EMA:
             return
         decay = self._decay(self.updates) if callable(self._decay) else self._decay
         _check_decay(decay)
-        for name, value in self._values():
-            average = self._averages[name]
+        for name, average in self._averages.items():
+            value = local(self._run.trained[name].detach())
             average.lerp_(value.to(average.dtype), 1.0 - decay)
         self.updates += 1
         self._at = self._run.steps
@@ -89,9 +88,11 @@ class EMA:
         """Go on after so many updates. `run.load(folder, also={"ema": ema})` calls it."""
         self.updates, self._at = int(state["updates"]), self._run.steps
 
-    def _values(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._run.trained.items():
-            yield name, local(parameter.detach())
+    def begin(self, trained: Mapping[str, nn.Parameter]) -> None:
+        """Average these parameters, too, from their present values on: the run calls it."""
+        for name, parameter in trained.items():
+            value = local(parameter.detach())
+            self._averages[name] = value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
 
 
 def _check(run: object, decay: object) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,45 @@ from .fused_names import FusedLayer, fused_layers
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
 
-__all__ = ["export", "weights_of"]
+__all__ = ["FirstRankWriter", "blanks_of", "export", "weights_of"]
 
 INDEX = "model.safetensors.index.json"  # Hugging Face's name
+
+
+class _WeightSource(NamedTuple):
+    """A parameter or a persistent buffer of some rank. source: the first rank that has it."""
+
+    name: str
+    source: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _sources(built: ModelSetup) -> list[_WeightSource]:
+    """What the ranks of the plan hold, in one order. All ranks call this."""
+    mine = {
+        name: (tuple(value.shape), value.dtype)
+        for name, value in [*built.named.items(), *built.buffers.items()]
+    }
+    told: list[Any] = [None] * built.mesh.plan.ranks
+    dist.all_gather_object(told, (dist.get_rank(), mine, [*built.buffers]), group=built.mesh.world)
+    order: dict[str, None] = dict.fromkeys(built.names.values())
+    found: dict[str, _WeightSource] = {}
+    for rank, held, buffers in told:
+        order |= dict.fromkeys(buffers)
+        for name, kind in held.items():
+            found.setdefault(name, _WeightSource(name, rank, *kind))
+    return [found[name] for name in order if name in found]
+
+
+def blanks_of(built: ModelSetup) -> dict[str, Tensor]:
+    """The name of each parameter and persistent buffer -> a tensor on the meta device, of its shape and type.
+    All ranks call this. Fused layers are as the user made them.
+    """
+    joiner = _Joiner(fused_layers(built.model))
+    blanks = [(one.name, torch.empty(one.shape, dtype=one.dtype, device="meta")) for one in _sources(built)]
+    pairs = (pair for name, blank in blanks for pair in joiner.take(name, blank))
+    return {name: value for name, value in pairs if value is not None}
 
 
 def weights_of(
@@ -36,21 +73,11 @@ def weights_of(
         value_of: the value of a parameter, wherever it is.
     """
     named, buffers = built.named, built.buffers
-    told: list[Any] = [None] * built.mesh.plan.ranks
-    dist.all_gather_object(told, (dist.get_rank(), [*named], [*buffers]), group=built.mesh.world)
-    owner: dict[str, int] = {}  # the first rank that has it
-    order: dict[str, None] = dict.fromkeys(built.names.values())
-    for rank, parameters, others in told:
-        order |= dict.fromkeys(others)
-        for name in (*parameters, *others):
-            owner.setdefault(name, rank)
     joiner = _Joiner(fused_layers(built.model))
-    for name in order:
-        if name in owner:
-            mine = named.get(name)
-            local = buffers.get(name) if mine is None else value_of(mine)
-            whole = _at_rank_0(built, local, owner[name])
-            yield from joiner.take(name, whole)
+    for one in _sources(built):
+        mine = named.get(one.name)
+        local = buffers.get(one.name) if mine is None else value_of(mine)
+        yield from joiner.take(one.name, _at_rank_0(built, local, one.source))
 
 
 def _at_rank_0(built: ModelSetup, value: Tensor | None, source: int) -> Tensor | None:
@@ -103,52 +130,94 @@ class _Joiner:
             yield whole, layer.join(there).contiguous() if there else None
 
 
-def export(weights: Iterator[tuple[str, Tensor | None]], model: Any, folder: Path, shard_bytes: int) -> None:
-    """Write weights as safetensors, in Hugging Face's layout, and the model's configuration if it has one.
+def export(
+    weights: Iterator[tuple[str, Tensor | None]],
+    folder: Path,
+    shard_bytes: int,
+    about: Callable[[], object] = lambda: None,
+) -> None:
+    """Write weights as safetensors, in Hugging Face's layout. All ranks call this.
 
-    Rank 0 writes; all ranks call this.
+    Args:
+        weights: all ranks iterate to the end.
+        about: what rank 0 writes beside them.
+    Raises:
+        RuntimeError: rank 0 could not write; on all ranks.
     """
-    first = dist.get_rank() == 0
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-    kept: dict[str, Tensor] = {}
-    names: list[tuple[Path, list[str]]] = []
-    total = 0
-
-    def write() -> None:
-        path = folder / f"model-{len(names) + 1:05}.partial"
-        _safetensors()(kept, path, metadata={"format": "pt"})
-        names.append((path, [*kept]))
-        kept.clear()
-
+    shards = _Shards(folder, shard_bytes, _safetensors())  # whose absence is an error before a byte moves
+    writer = FirstRankWriter(folder)
     for name, value in weights:
         if value is not None:
-            if kept and sum(one.nbytes for one in kept.values()) + value.nbytes > shard_bytes:
+            writer.do(partial(shards.add, name, value))
+    writer.do(shards.publish)
+    writer.do(about)
+    writer.end()
+
+
+class FirstRankWriter:
+    """Rank 0 writes, and its error is raised on all ranks, when all of them have done their part."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._error = folder, ""
+
+    def do(self, write: Callable[[], object]) -> None:
+        """Call this on rank 0, unless it has failed before."""
+        if dist.get_rank() == 0 and not self._error:
+            try:
                 write()
-            kept[name] = value
-            total += value.nbytes
-    if first:
-        write()
-        _publish(folder, names, total)
-        for part in ("config", "generation_config"):
-            save = getattr(getattr(model, part, None), "save_pretrained", None)
-            if save is not None:
-                save(folder)
-    dist.barrier()
+            except Exception as error:  # noqa: BLE001  (raised by `end`)
+                self._error = repr(error)
+
+    def end(self) -> None:
+        """Raise RuntimeError where rank 0 has failed. All ranks call this."""
+        told = [self._error]
+        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        if told[0]:
+            raise RuntimeError(f"rank 0 could not write {self._folder}: {told[0]}")
 
 
-def _publish(folder: Path, names: list[tuple[Path, list[str]]], total: int) -> None:
-    """Give the files their names once all of them are there."""
-    if len(names) == 1:
-        names[0][0].rename(folder / "model.safetensors")
-        return
-    where: dict[str, str] = {}
-    for number, (path, inside) in enumerate(names, 1):
-        final = folder / f"model-{number:05}-of-{len(names):05}.safetensors"
-        path.rename(final)
-        where |= dict.fromkeys(inside, final.name)
-    text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2)
-    (folder / INDEX).write_text(text)
+class _Shards:
+    """Files of at most so many bytes of weights; they get their names once all of them are there."""
+
+    def __init__(self, folder: Path, shard_bytes: int, save: Callable[..., object]) -> None:
+        self._folder, self._limit, self._save = folder, shard_bytes, save
+        self._kept: dict[str, Tensor] = {}
+        self._nbytes = self._total = 0
+        self._written: list[tuple[Path, list[str]]] = []
+
+    def add(self, name: str, value: Tensor) -> None:
+        if self._kept and self._nbytes + value.nbytes > self._limit:
+            self._write()
+        self._kept[name] = value
+        self._nbytes += value.nbytes
+        self._total += value.nbytes
+
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"model-{len(self._written) + 1:05}.partial"
+        self._save(self._kept, path, metadata={"format": "pt"})
+        self._written.append((path, [*self._kept]))
+        self._kept.clear()
+        self._nbytes = 0
+
+    def publish(self) -> None:
+        """Write the rest; then remove the files of an earlier model, which a reader would take first."""
+        self._write()
+        where: dict[str, str] = {}
+        for number, (path, inside) in enumerate(self._written, 1):
+            final = self._folder / f"model-{number:05}-of-{len(self._written):05}.safetensors"
+            final = self._folder / "model.safetensors" if len(self._written) == 1 else final
+            path.rename(final)
+            where |= dict.fromkeys(inside, final.name)
+        index = self._folder / INDEX
+        if len(self._written) > 1:
+            text = json.dumps({"metadata": {"total_size": self._total}, "weight_map": where}, indent=2)
+            index.write_text(text)
+        else:
+            index.unlink(missing_ok=True)
+        for old in (*self._folder.glob("model-*-of-*.safetensors"), self._folder / "model.safetensors"):
+            if old.name not in where.values():
+                old.unlink(missing_ok=True)
 
 
 def _safetensors() -> Any:

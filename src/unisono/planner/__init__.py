@@ -1,11 +1,14 @@
 """The planner: from a transformer's numbers, hardware and a network to the best plan, with its reasons.
 
-shape.py          TransformerShape: parameters and FLOPs;  model_config.py: from a Hugging Face config file
-hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices of collectives
+shape.py          TransformerShape: parameters and FLOPs;  sublayers.py: experts and latent attention
+model_config.py   the shape of a Hugging Face config file
+hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices on them
 training_plan.py  TrainingJob, TrainingPlan;  stages.py: what the ranks of a pipeline have
+collectives.py    prices of groups;  context_exchange.py, data_axis.py: what these axes send
 memory.py         bytes of the fullest rank, by cause
-operators.py      seconds of a layer;  step_time.py: of a step, by cause
+operators.py      what a layer computes;  layer_time.py: its seconds;  swapping.py;  step_time.py: of a step
 search.py         the fastest plans that fit;  neighbours.py: what refuses the others
+runtime.py        a plan as arguments of `unisono.parallel.Plan`
 planner.py        plan;  choice.py: its answer
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.
@@ -17,11 +20,14 @@ from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Efficiency, Hardware, find_hardware
 from unisono.planner.planner import NoPlanFitsError, plan
 from unisono.planner.shape import TransformerShape, shape_of
+from unisono.planner.sublayers import ExpertShape, LatentShape
 from unisono.planner.training_plan import TrainingPlan
 
 __all__ = [
     "Efficiency",
+    "ExpertShape",
     "Hardware",
+    "LatentShape",
     "NoPlanFitsError",
     "PlanChoice",
     "TrainingPlan",

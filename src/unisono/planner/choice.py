@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from unisono.planner.choice_page import (
+    RECOMPUTE_GROUPS,
+    ChoicePage,
+    Neighbour,
+    PageCollective,
+    point_of,
+)
+from unisono.planner.collectives import PlannedCollective
+from unisono.planner.memory import MemoryModel
 from unisono.planner.neighbours import RefusedNeighbour
+from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
-from unisono.planner.step_time import PlannedCollective
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["PlanChoice"]
+__all__ = ["PlanChoice", "refusal_text"]
 
 GIB = 1 << 30
 MOST_COLLECTIVES, MOST_REFUSED = 5, 8
@@ -20,11 +30,18 @@ CAUSES = {
     "other": "other operators",
     "recompute": "recomputation",
     "tensor": "tensor collectives",
+    "context": "context exchange",
+    "experts": "rows of experts",
     "messages": "pipeline messages",
     "bubble": "pipeline bubble",
     "data": "data collectives",
+    "codec": "codec",
+    "swap": "swapping",
     "update": "optimizer",
 }
+RARE = {"context", "experts", "codec", "swap"}
+"""They are shown where they take time."""
+
 MEMORY_CAUSES = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -71,7 +88,7 @@ class PlanChoice(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether a rank has this memory."""
-        return self.memory_bytes <= self.job.limit_bytes
+        return not MemoryModel(self.job).excess_bytes(self.plan, self.chosen.memory)
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -92,29 +109,9 @@ class PlanChoice(NamedTuple):
         """The arguments of `unisono.parallel.Plan` for this plan.
 
         Raises:
-            ValueError: the plan has recompute=selective: here it computes the scores of attention again, and
-                that runtime's "selective" all but products, convolutions and attention.
+            ValueError: that runtime has nothing that was priced so; the text says what it has.
         """
-        plan = self.plan
-        if plan.recompute == "selective":
-            raise ValueError(
-                "unisono.parallel recomputes other operators under recompute=selective than were priced: "
-                "plan with recompute=full or none"
-            )
-        found: dict[str, Any] = {
-            "data": plan.data,
-            "tensor": plan.tensor,
-            "sequence": plan.sequence,
-            "pipeline": plan.pipeline,
-            "zero": plan.zero,
-            "micro_batches": plan.micro_batches(self.job.batch),
-            "recompute": plan.recompute == "full",
-            "precision": self.job.compute,
-            "reduce": self.job.reduce,
-        }
-        if plan.interleave > 1:
-            found |= {"schedule": "interleaved", "stages_per_rank": plan.interleave}
-        return found
+        return runtime_arguments(self.plan, self.job)
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
@@ -146,6 +143,37 @@ class PlanChoice(NamedTuple):
             "efficiency": job.hardware.efficiency.source,
         }
 
+    def html(self, plans: Iterable[PricedPlan] = ()) -> str:
+        """One page with all of it, which needs no network. `plans`: further points of its picture."""
+        return self.page(plans).html()
+
+    def page(self, plans: Iterable[PricedPlan] = ()) -> ChoicePage:
+        """What that page shows."""
+        chosen, head = self.chosen, list(self._head())
+        return ChoicePage(
+            title=head[0],
+            chosen=point_of(chosen),
+            summary=[line.strip() for line in head[2:4]],
+            time={CAUSES[name]: value for name, value in chosen.time._asdict().items()},
+            memory={MEMORY_CAUSES[name]: value for name, value in chosen.memory._asdict().items()},
+            limit_bytes=self.job.limit_bytes,
+            collectives=[
+                PageCollective(
+                    f"{one.collective} ({one.axis})",
+                    one.ranks,
+                    one.nbytes,
+                    one.calls,
+                    one.seconds,
+                    one.exposed,
+                )
+                for one in self.collectives
+            ],
+            others=[point_of(each) for each in self.next_best],
+            refused=[Neighbour(each.change, refusal_text(each)) for each in self.refused],
+            points=[point_of(each) for each in (chosen, *self.next_best, *plans)],
+            groups=RECOMPUTE_GROUPS,
+        )
+
     def __str__(self) -> str:
         return "\n".join(
             [*self._head(), "", *self._parts(), *self._collective_lines(), *self._others(), *self._refusals()]
@@ -161,7 +189,7 @@ class PlanChoice(NamedTuple):
             f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
             f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}{network}, {job.compute}"
         )
-        yield f"  {self.plan}   ({'the best of ' if self.candidates > 1 else ''}{self.candidates:,})"
+        yield f"  {self.plan}"
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
         yield (
             f"  {_seconds(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
@@ -169,17 +197,20 @@ class PlanChoice(NamedTuple):
         )
         yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
         state = "fits" if self.fits else "DOES NOT FIT"
-        yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}"
+        best = f"; the best of {self.candidates:,} plans" if self.candidates > 1 else ""
+        yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}{best}"
 
     def _parts(self) -> Iterator[str]:
         time, memory = self.chosen.time, self.chosen.memory
         left = [
             f"{CAUSES[name]:<19}{_seconds(value):>9}{100 * value / time.total:>6.1f} %"
             for name, value in time._asdict().items()
+            if value or name not in RARE
         ]
         right = [f"{MEMORY_CAUSES[name]:<17}{_gib(value):>8} GiB" for name, value in memory._asdict().items()]
-        for one, other in zip(left, [*right, f"limit: {CAUSES[self.limit]}"], strict=True):
-            yield f"  {one}    {other}"
+        right.append(f"limit: {CAUSES[self.limit]}")
+        for one, other in zip_longest(left, right, fillvalue=""):
+            yield f"  {one:<36}    {other}".rstrip()
 
     def _collective_lines(self) -> Iterator[str]:
         if self.collectives:
@@ -201,10 +232,11 @@ class PlanChoice(NamedTuple):
         if self.refused:
             yield "  one step away"
         for each in self.refused[:MOST_REFUSED]:
-            yield f"    {each.change:<26}  {_refusal(each)}"
+            yield f"    {each.change:<26}  {refusal_text(each)}"
 
 
-def _refusal(each: RefusedNeighbour) -> str:
+def refusal_text(each: RefusedNeighbour) -> str:
+    """The byte or the second that refuses a neighbour."""
     if each.problem:
         return each.problem
     slower = f"{each.excess_s:+.3g} s"

@@ -15,7 +15,7 @@ from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds
 from unisono.networks.toml import tables_of, text_of
 
-__all__ = ["Efficiency", "Hardware", "LinkRate", "find_hardware", "shipped"]
+__all__ = ["Efficiency", "Hardware", "HostMemory", "LinkRate", "find_hardware", "shipped"]
 
 FOLDER = Path(__file__).parent / "shipped"
 COMPUTE = ("bf16", "fp16", "f32")
@@ -25,6 +25,13 @@ class LinkRate(NamedTuple):
     """What a rank sends over: `latency_s` of a message, `bytes_per_s` in one direction."""
 
     latency_s: float
+    bytes_per_s: float
+
+
+class HostMemory(NamedTuple):
+    """What swapping uses: a rank's share of the host's memory, and its link there, in each direction."""
+
+    nbytes: int
     bytes_per_s: float
 
 
@@ -55,6 +62,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes_per_s: the rate of its memory.
         ranks: accelerators of a host.  inside, between: a rank's links within a host and between hosts.
         overlap: gradients are reduced during backward.
+        host: the host's memory, for swapping; None: the file does not say.
     """
 
     name: str
@@ -67,6 +75,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     between: LinkRate
     overlap: bool
     efficiency: Efficiency
+    host: HostMemory | None = None
 
     @property
     def compute(self) -> str:
@@ -90,6 +99,8 @@ def find_hardware(name: str | Path) -> Hardware:
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
     """
+    if isinstance(name, str) and "," in name:
+        raise ValueError(f"hardware is {name!r}: hosts that differ are not planned; plan for the slower ones")
     if isinstance(name, Path) or "/" in name or name.endswith(".toml"):
         return _read(Path(name))
     if name not in shipped():
@@ -109,7 +120,7 @@ def _read(file: Path) -> Hardware:
 def _hardware(tables: dict[str, Any], name: str) -> Hardware:
     top = At(())
     keys = {"name", "memory", "reserved", "memory_rate", "ranks", "overlap"}
-    known(tables, top, {*keys, "flops", "inside", "between", "efficiency"})
+    known(tables, top, {*keys, "flops", "inside", "between", "efficiency", "host"})
     for key in ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency"):
         if key not in tables:
             raise DescriptionError(top, f"lacks {key}")
@@ -133,6 +144,7 @@ def _hardware(tables: dict[str, Any], name: str) -> Hardware:
         between=_link(_table(tables, "between"), top / "between"),
         overlap=overlap,
         efficiency=_efficiency(_table(tables, "efficiency"), top / "efficiency"),
+        host=_host(_table(tables, "host"), top / "host", ranks) if "host" in tables else None,
     )
 
 
@@ -156,6 +168,15 @@ def _link(table: dict[str, Any], at: At) -> LinkRate:
         raise DescriptionError(at, "lacks a rate")
     latency = quantity(seconds, table.get("latency", 0), at / "latency")
     return LinkRate(latency, quantity(bytes_per_s, table["rate"], at / "rate"))
+
+
+def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
+    known(table, at, {"memory", "rate"})
+    for key in ("memory", "rate"):
+        if key not in table:
+            raise DescriptionError(at, f"lacks {key}")
+    memory = quantity(nbytes, table["memory"], at / "memory")
+    return HostMemory(memory // ranks, quantity(bytes_per_s, table["rate"], at / "rate"))
 
 
 def _efficiency(table: dict[str, Any], at: At) -> Efficiency:

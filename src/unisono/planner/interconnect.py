@@ -1,7 +1,7 @@
 """The links of a job in two levels, and what a collective on them takes.
 
-Rank order is that of `up.Plan`: tensor is the fastest axis, then data, then pipeline. All groups of an axis
-work at the same time, so ranks of a host share its ports.
+Rank order is that of `up.Plan`: tensor is the fastest axis, then context, data, pipeline. All groups of an
+axis work at the same time, so ranks of a host share its ports.
 
 The prices are those of rings, or of halving and doubling where latencies matter more (Thakur, Rabenseifner,
 Gropp, IJHPCA 2005), in each host and between hosts, where each rank of a group moves its part. `un.simulate`
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from unisono.networks import Network
 from unisono.planner.hardware import Hardware, LinkRate
 
-__all__ = ["Interconnect", "RankLayout", "collective_s", "interconnect_of", "message_s"]
+__all__ = ["Interconnect", "RankLayout", "all_to_all_s", "collective_s", "interconnect_of", "message_s"]
 
 FACTORS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Passes over the ring."""
@@ -72,6 +72,21 @@ def collective_s(
     outer = (hosts - 1) / hosts / (links.between.bytes_per_s * each)
     latency = _steps(each) * links.inside.latency_s + _steps(hosts) * links.between.latency_s
     return passes * (nbytes * max(inner, outer) / share + latency)
+
+
+def all_to_all_s(layout: RankLayout, nbytes: float, links: Interconnect, share: float) -> float:
+    """Seconds of an all-to-all in which each rank has `nbytes`, as much for each rank of the group.
+
+    Cost: (each-1)/p x nbytes over the inner links and (p-each)/p x nbytes over the port, both at once, for
+    `each` of p ranks on a host; a message to each rank.
+    """
+    size, each = layout.size, layout.per_host
+    if size == 1 or not nbytes:
+        return 0.0
+    inner = (each - 1) / size / links.inside.bytes_per_s
+    outer = (size - each) / size / links.between.bytes_per_s
+    latency = links.between.latency_s if size > each else links.inside.latency_s
+    return nbytes * max(inner, outer) / share + latency
 
 
 def message_s(nbytes: float, links: Interconnect, share: float, *, inside: bool) -> float:

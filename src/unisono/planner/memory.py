@@ -9,11 +9,20 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
+from unisono.planner.collectives import GroupPrices
+from unisono.planner.context_exchange import context_exchange, sequence_part
 from unisono.planner.shape import TransformerShape
-from unisono.planner.stages import in_flight, stage_layers
+from unisono.planner.stages import RankLayers, in_flight, rank_layers
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["MemoryUse", "layer_activations", "memory_of", "model_states"]
+__all__ = [
+    "MemoryModel",
+    "MemoryUse",
+    "RankElements",
+    "layer_activations",
+    "memory_of",
+    "model_states",
+]
 
 
 class MemoryUse(NamedTuple):
@@ -24,7 +33,8 @@ class MemoryUse(NamedTuple):
         activations: what its layers keep for backward, of all micro-batches in flight.
         recomputed: one layer's activations while they are computed again.
         ends: activations of the embedding, the output matrix and the loss.
-        buffers: whole parameters or gradients of the layers or tables at work (ZeRO); messages of stages.
+        buffers: whole parameters or gradients of the layers or tables at work (ZeRO, swapping); messages of
+            stages, of a context axis, and of experts; what a codec keeps of errors.
     """
 
     parameters: float
@@ -41,39 +51,100 @@ class MemoryUse(NamedTuple):
         return ceil(sum(self))
 
 
+class RankElements(NamedTuple):
+    """Elements of a rank without ZeRO: those that all copies have, and those of its experts."""
+
+    common: float
+    experts: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.common + self.experts
+
+    def shared(self, plan: TrainingPlan) -> float:
+        """Those of one rank where its copies share them."""
+        return self.common / plan.sharers + self.experts / plan.expert_sharers
+
+
+class LayerElements(NamedTuple):
+    """Elements of a layer of a rank: one without experts; one with them, beside its experts; these."""
+
+    dense: int
+    mixed: int
+    experts: float
+
+    @classmethod
+    def of(cls, shape: TransformerShape, tensor: int, expert: int) -> LayerElements:
+        """Those of one of `tensor` ranks, where `expert` ranks spread the experts."""
+        dense = mixed = 0
+        if shape.dense_layers:
+            dense = shape.matrices(tensor) + shape.vectors(tensor)
+        if shape.experts is not None:
+            mixed = shape.matrices(tensor, experts=True) + shape.vectors(tensor, experts=True)
+        return cls(dense, mixed, shape.expert_elements(tensor) / expert)
+
+    @property
+    def largest(self) -> float:
+        """Of the larger kind."""
+        return max(self.dense, self.mixed + self.experts)
+
+
 def model_states(elements: float, plan: TrainingPlan, job: TrainingJob) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and moments, of so many elements of a rank without ZeRO.
 
     Example (bf16, reduce="low"): 7.5e9 elements and 64 data ranks take 120, 31.4, 16.6 and 1.88 GB under
     ZeRO 0 to 3.
     """
-    shared = [1 if plan.zero < stage else plan.data for stage in (3, 2, 1)]
-    widths = (job.width, job.gradient_bytes, job.moment_bytes)
-    parameters, gradients, moments = (elements * w / s for w, s in zip(widths, shared, strict=True))
+    return _states(RankElements(elements, 0.0), plan, job)
+
+
+def _states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -> tuple[float, float, float]:
+    whole, part = elements.total, elements.shared(plan)
+    widths = zip((job.width, job.gradient_bytes, job.moment_bytes), (3, 2, 1), strict=True)
+    parameters, gradients, moments = (width * (whole if plan.zero < at else part) for width, at in widths)
     return parameters, gradients, moments
 
 
-def layer_activations(shape: TransformerShape, plan: TrainingPlan, width: int) -> float:
+def layer_activations(
+    shape: TransformerShape,
+    plan: TrainingPlan,
+    width: int,
+    *,
+    experts: bool = False,
+    imbalance: float = 1.0,
+) -> float:
     """Bytes that a layer keeps of one micro-batch on one rank.
 
     Example: s b h (10 + 24/t + 5 a s / (h t)) for GPT in 16 bits; with sequence and selective recomputation
     34 s b h / t.
     """
-    tokens = plan.micro_batch * shape.sequence
+    tokens = plan.micro_batch * shape.sequence // plan.context
     values, cut = tokens * shape.hidden, plan.tensor if plan.sequence else 1
     if plan.recompute == "full":
         return width * values / cut
     whole = 4 * width * values + (
         2 * values if shape.dropout else 0
     )  # inputs of norms and matrices; two masks
-    heads = 2 * shape.query // plan.tensor + 2 * shape.keys(plan.tensor)
-    mlp = (3 if shape.gated else 2) * shape.mlp / plan.tensor
+    tensor, latent = plan.tensor, shape.latent
+    heads = (shape.heads // tensor) * (shape.head + shape.value_head)
+    heads += shape.keys(tensor) + shape.values(tensor)
+    if latent is not None:  # inputs of their norms and of the next matrices
+        heads += 2 * (latent.query_rank + latent.key_rank)
+    inner = 3 if shape.gated else 2
+    if not experts:
+        mlp = inner * shape.mlp / tensor
+    else:
+        rows = shape.mixed.top_k * (imbalance if plan.expert > 1 else 1.0)
+        # Inputs and outputs of the experts' rows, and what the router makes of a token, in f32.
+        mlp = rows * (2 * shape.hidden + inner * shape.mixed.ffn / tensor)
+        mlp += inner * shape.mixed.shared_ffn / tensor + 2 * shape.mixed.count
     return whole / cut + width * tokens * (heads + mlp) + _scores(shape, plan, width)
 
 
 def _scores(shape: TransformerShape, plan: TrainingPlan, width: int) -> float:
     """Softmax, its mask, and what dropout leaves of it; of fused attention one f32 per token and head."""
-    rows = plan.micro_batch * shape.sequence * shape.heads / plan.tensor
+    rows = plan.micro_batch * (shape.sequence / plan.context) * shape.heads / plan.tensor
     if shape.attention == "fused":
         return 4 * rows
     if plan.recompute == "selective":
@@ -83,35 +154,205 @@ def _scores(shape: TransformerShape, plan: TrainingPlan, width: int) -> float:
 
 def memory_of(plan: TrainingPlan, job: TrainingJob) -> MemoryUse:
     """The memory of the fullest rank of the pipeline: its first, second or last one."""
-    ranks = sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})
-    return max((_rank_memory(plan, job, rank) for rank in ranks), key=lambda use: use.total)
+    return MemoryModel(job).of(plan)
 
 
-def _rank_memory(plan: TrainingPlan, job: TrainingJob, rank: int) -> MemoryUse:
-    shape, width = job.shape, job.width
-    first, last = rank == 0, rank == plan.pipeline - 1
-    counts = stage_layers(shape.layers, plan)
-    layers = counts.first if first else counts.last if last else counts.middle
-    layer = shape.matrices(plan.tensor) + shape.vectors(plan.tensor)
-    states = model_states(layers * layer + ends_elements(shape, plan, first=first, last=last), plan, job)
-    kept = layer_activations(shape, plan, width)
-    flying = in_flight(plan, rank, plan.micro_batches(job.batch))
-    again = 0.0
-    if plan.recompute != "none":
-        again = layer_activations(shape, _without_recompute(plan), width) - kept
-    tokens = plan.micro_batch * shape.sequence
-    values = tokens * shape.hidden / (plan.tensor if plan.sequence else 1)
-    ends = values * flying if first and shape.dropout else 0.0
-    if last:  # the loss is computed in f32
-        ends += 2 * width * values + 4 * tokens * shape.vocab / plan.tensor
-    buffers = 4 * width * values if plan.pipeline > 1 else 0.0
-    # A table is as one layer, and is whole at work too.
-    largest = max(layer, shape.table(plan.tensor)) if first or last else layer
-    if plan.zero >= 2:
-        buffers += largest * job.gradient_bytes
-    if plan.zero == 3:
-        buffers += (layer + largest) * width
-    return MemoryUse(*states, layers * flying * kept, again, ends, buffers)
+class RankParts(NamedTuple):
+    """What a rank of the pipeline has however its states are shared, swapped and coded; bytes and elements.
+
+    Attributes:
+        kept, again, ends: activations of its layers, of a layer that is computed again, and of the ends.
+        messages: buffers of what it sends and receives.
+        layer, largest: elements of its largest layer, and of its largest unit: a table is one, too.
+    """
+
+    elements: RankElements
+    kept: float
+    again: float
+    ends: float
+    messages: float
+    layer: float
+    largest: float
+
+
+class MemoryModel:
+    """Memory of plans of one job. It keeps what plans have in common."""
+
+    def __init__(self, job: TrainingJob, prices: GroupPrices | None = None) -> None:
+        self.job = job
+        self._prices = prices or GroupPrices(job)
+        self._activations: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._elements: dict[tuple[int, int], LayerElements] = {}
+
+    def of(self, plan: TrainingPlan) -> MemoryUse:
+        """That of the fullest rank."""
+        return self.fullest(plan, self.parts(plan))
+
+    def parts(self, plan: TrainingPlan) -> list[RankParts]:
+        """Those of the first rank of a pipeline, the second, and the last one."""
+        return [self._parts(plan, rank) for rank in _ranks(plan)]
+
+    def fullest(self, plan: TrainingPlan, parts: list[RankParts]) -> MemoryUse:
+        """Memory of the fullest rank of a plan that has these parts."""
+        return max((self._use(plan, each) for each in parts), key=lambda use: use.total)
+
+    def host_bytes(self, plan: TrainingPlan) -> float:
+        """What the fullest rank has in host memory."""
+        if plan.swap == "none":
+            return 0.0
+        swapped = 3 if plan.swap == "states" else 1
+        found = (_states(self.elements(plan, rank), plan, self.job) for rank in _ranks(plan))
+        return max(sum(states[-swapped:]) for states in found)
+
+    def excess_bytes(self, plan: TrainingPlan, use: MemoryUse) -> int:
+        """What is missing of a rank's memory, or of the host's; 0: the plan fits."""
+        found, host = use.total - self.job.limit_bytes, self.job.hardware.host
+        if plan.swap != "none" and host is not None:
+            found = max(found, ceil(self.host_bytes(plan)) - host.nbytes)
+        return max(0, found)
+
+    def least_bytes(self, parts: list[RankParts], plan: TrainingPlan) -> float:
+        """A bound: no sharing, swapping or codec of these stages takes less."""
+        return max(
+            each.kept + each.again + each.ends + self._least_states(plan, each.elements) for each in parts
+        )
+
+    def least_of_axes_bytes(self, plan: TrainingPlan) -> float:
+        """A bound: no plan with these axes and this recomputation takes less, whatever its stages are.
+
+        Some rank has the mean of all layers, of each micro-batch in flight; which of them have experts, and
+        which rank has the tables, is open.
+        """
+        shape, each = self.job.shape, self._layer_elements(plan)
+        count, size = -(-shape.layers // plan.pipeline), plan.pipeline
+        flying = min(max(1, size - 1), plan.micro_batches(self.job.batch))
+        found = []
+        for dense in {min(count, shape.dense_layers), 0 if shape.experts is not None else count}:
+            mixed = count - dense
+            kept = again = 0.0
+            for number, experts in ((dense, False), (mixed, True)):
+                if number:
+                    one, more = self._layer(plan, experts=experts)
+                    kept, again = kept + number * flying * one, max(again, more)
+            elements = RankElements(dense * each.dense + mixed * each.mixed, mixed * each.experts)
+            found.append(kept + again + self._least_states(plan, elements))
+        return min(found)
+
+    def _least_states(self, plan: TrainingPlan, elements: RankElements) -> float:
+        job = self.job
+        width = job.width + job.gradient_bytes + job.moment_bytes
+        if job.hardware.host is not None:  # states or moments may be swapped
+            only_data = plan.ranks == plan.data and plan.expert == 1
+            width = 0 if only_data else job.width + job.gradient_bytes
+        shared = elements.common + elements.experts * min(plan.expert, plan.copies)
+        return width * shared / plan.copies
+
+    def elements(self, plan: TrainingPlan, rank: int) -> RankElements:
+        """Those of a rank's layers, and of the tables of an end."""
+        layers, each = self._layers(plan, rank), self._layer_elements(plan)
+        ends = ends_elements(self.job.shape, plan, first=rank == 0, last=rank == plan.pipeline - 1)
+        common = layers.dense * each.dense + layers.mixed * each.mixed + ends
+        return RankElements(common, layers.mixed * each.experts)
+
+    def most_elements(self, plan: TrainingPlan) -> RankElements:
+        """Those of the rank that has most."""
+        return max((self.elements(plan, rank) for rank in _ranks(plan)), key=lambda each: each.total)
+
+    # ---- parts -------------------------------------------------------------------------------------------
+
+    def _layers(self, plan: TrainingPlan, rank: int) -> RankLayers:
+        first, middle, last = rank_layers(self.job.shape, plan)
+        return first if rank == 0 else last if rank == plan.pipeline - 1 else middle
+
+    def _layer_elements(self, plan: TrainingPlan) -> LayerElements:
+        key = plan.tensor, plan.expert
+        if key not in self._elements:
+            self._elements[key] = LayerElements.of(self.job.shape, *key)
+        return self._elements[key]
+
+    def _layer(self, plan: TrainingPlan, *, experts: bool) -> tuple[float, float]:
+        """What a layer keeps, and what more it has while it is computed again."""
+        key = (
+            plan.tensor, plan.sequence, plan.micro_batch, plan.recompute, plan.context, plan.expert > 1,
+            experts,
+        )  # fmt: skip
+        if key not in self._activations:
+            shape, width, imbalance = self.job.shape, self.job.width, self.job.imbalance
+
+            def kept(of: TrainingPlan) -> float:
+                return layer_activations(shape, of, width, experts=experts, imbalance=imbalance)
+
+            again = 0.0
+            if plan.recompute != "none":
+                again = kept(_without_recompute(plan)) - kept(plan)
+            self._activations[key] = kept(plan), again
+        return self._activations[key]
+
+    def _kept(self, plan: TrainingPlan, rank: int) -> tuple[float, float, float]:
+        """Activations of a rank's layers, of a layer that is computed again, and of the ends."""
+        job, layers = self.job, self._layers(plan, rank)
+        flying = in_flight(plan, rank, plan.micro_batches(job.batch))
+        kept = again = 0.0
+        for count, experts in ((layers.dense, False), (layers.mixed, True)):
+            if count:
+                each, more = self._layer(plan, experts=experts)
+                kept, again = kept + count * flying * each, max(again, more)
+        tokens = sequence_part(plan, job)
+        values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
+        ends = values * flying if rank == 0 and job.shape.dropout else 0.0
+        if rank == plan.pipeline - 1:  # the loss is computed in f32
+            ends += 2 * job.width * values + 4 * tokens * job.shape.vocab / plan.tensor
+        return kept, again, ends
+
+    def _parts(self, plan: TrainingPlan, rank: int) -> RankParts:
+        layers, each = self._layers(plan, rank), self._layer_elements(plan)
+        layer = each.largest if layers.mixed else each.dense
+        at_end = rank in (0, plan.pipeline - 1)
+        largest = max(layer, self.job.shape.table(plan.tensor)) if at_end else layer
+        kept, again, ends = self._kept(plan, rank)
+        messages = self._message_bytes(plan, experts=layers.mixed > 0)
+        return RankParts(self.elements(plan, rank), kept, again, ends, messages, layer, largest)
+
+    def _use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
+        job, buffers = self.job, parts.messages
+        states = _states(parts.elements, plan, job)
+        if plan.zero >= 2:
+            buffers += parts.largest * job.gradient_bytes
+        if plan.zero == 3:
+            buffers += (parts.layer + parts.largest) * job.width
+        if plan.swap != "none":  # the unit at work, and the next one
+            states, at_work = _resident(states, plan, job, parts.layer + parts.largest)
+            buffers += at_work
+        if plan.codec != "none":  # errors that are sent later, in f32
+            buffers += 4 * parts.elements.total
+        return MemoryUse(*states, parts.kept, parts.again, parts.ends, buffers)
+
+    def _message_bytes(self, plan: TrainingPlan, *, experts: bool) -> float:
+        job = self.job
+        tokens = sequence_part(plan, job)
+        values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
+        found = 4 * job.width * values if plan.pipeline > 1 else 0.0
+        found += context_exchange(plan, job, self._prices).buffer_bytes
+        if experts and plan.expert > 1:  # rows sent and received
+            rows = tokens * job.shape.mixed.top_k * (1 + job.imbalance) / plan.tensor
+            found += rows * job.shape.hidden * job.width
+        return found
+
+
+def _ranks(plan: TrainingPlan) -> list[int]:
+    return sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})
+
+
+def _resident(
+    states: tuple[float, float, float], plan: TrainingPlan, job: TrainingJob, unit: float
+) -> tuple[tuple[float, float, float], float]:
+    """What swapping leaves of the states of a rank, and what two units have of the others while at work."""
+    parameters, gradients, moments = states
+    if plan.swap == "states":
+        whole = parameters + gradients + moments
+        return (0.0, 0.0, 0.0), min(whole, unit * (job.width + job.gradient_bytes + job.moment_bytes))
+    shared = plan.expert_sharers if plan.zero else 1
+    return (parameters, gradients, 0.0), min(moments, unit * job.moment_bytes / shared)
 
 
 def ends_elements(shape: TransformerShape, plan: TrainingPlan, *, first: bool, last: bool) -> int:
@@ -120,8 +361,15 @@ def ends_elements(shape: TransformerShape, plan: TrainingPlan, *, first: bool, l
     found = table + shape.positions * shape.hidden if first else 0
     if last:
         found += shape.last_norm + (0 if first and shape.tied else table)
+        found += -(-shape.vocab // plan.tensor) if shape.output_bias else 0
     return found
 
 
 def _without_recompute(plan: TrainingPlan) -> TrainingPlan:
-    return TrainingPlan(tensor=plan.tensor, sequence=plan.sequence, micro_batch=plan.micro_batch)
+    return TrainingPlan(
+        tensor=plan.tensor,
+        sequence=plan.sequence,
+        micro_batch=plan.micro_batch,
+        context=plan.context,
+        expert=plan.expert,
+    )

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from unisono.engine.base.validation import instance, whole
 from unisono.networks.toml import tables_of, text_of
 from unisono.planner.shape import TransformerShape, shape_of
+from unisono.planner.sublayers import ExpertShape, LatentShape
 
 __all__ = ["named_models", "read_shape"]
 
 MOST_BYTES = 1 << 20
 NAMED = Path(__file__).parent / "models.toml"
-KINDS = ("gpt2", "llama", "mistral", "qwen2")
-UNPLANNED = ("attention_bias", "mlp_bias", "add_cross_attention", "num_local_experts", "num_experts")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "distilbert",
+    "electra",
+    "t5",
+    "mt5",
+    "umt5",
+    "bart",
+    "mbart",
+    "whisper",
+    "vit",
+)
+UNPLANNED = ("attention_bias", "mlp_bias", "add_cross_attention", "qk_layernorm", "attn_output_gate")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 GPT2 = {
     "layers": "n_layer",
@@ -24,13 +40,72 @@ GPT2 = {
     "vocab": "vocab_size",
     "positions": "n_positions",
 }
-LLAMA = {
+USUAL = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
     "vocab": "vocab_size",
     "ffn": "intermediate_size",
 }
+
+
+HEAD = {"head_size": "head_dim"}
+
+
+class ModelType(NamedTuple):
+    """What the models of a `model_type` have in common.
+
+    Attributes:
+        fields: of `TransformerShape`.
+        keys: of the config, by field; all have to be there.
+        optional: the same, where null and absence mean 0.
+        tied: what `tie_word_embeddings` is where it is absent.
+        windowed: `sliding_window` counts, unless `use_sliding_window` is false.
+    """
+
+    fields: dict[str, Any]
+    keys: Mapping[str, str] = MappingProxyType(USUAL)
+    optional: Mapping[str, str] = MappingProxyType({"kv_heads": "num_key_value_heads", **HEAD})
+    tied: bool = False
+    windowed: bool = False
+
+
+GROUPED = {**USUAL, "kv_heads": "num_key_value_heads"}
+"""Where the heads of keys are no number, Hugging Face takes one that is not that of all heads."""
+
+HEADS_GIVEN = {**GROUPED, "head_size": "head_dim"}
+LLAMA: dict[str, Any] = {"family": "llama"}
+NEOX: dict[str, Any] = {"family": "gpt", "dropout": False, "attention": "fused"}
+
+MODEL_TYPES = {
+    "gpt2": ModelType({}, GPT2, {"ffn": "n_inner"}, tied=True),
+    "gpt_neox": ModelType(NEOX, USUAL, {}),
+    "phi": ModelType({**NEOX, "norms": 1, "output_bias": True}, USUAL, {"kv_heads": "num_key_value_heads"}),
+    "phi3": ModelType(LLAMA, windowed=True),
+    "llama": ModelType(LLAMA),
+    "mistral": ModelType(LLAMA, GROUPED, HEAD, windowed=True),
+    "mixtral": ModelType(LLAMA, GROUPED, HEAD, windowed=True),
+    "qwen2": ModelType({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
+    "qwen2_moe": ModelType({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
+    "qwen3": ModelType({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
+    "qwen3_moe": ModelType({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
+    "gemma": ModelType(LLAMA, HEADS_GIVEN, {}, tied=True),
+    "gemma2": ModelType({**LLAMA, "norms": 4}, HEADS_GIVEN, {}, tied=True, windowed=True),
+    "gemma3_text": ModelType(
+        {**LLAMA, "norms": 4, "head_norms": True}, HEADS_GIVEN, {}, tied=True, windowed=True
+    ),
+    "deepseek_v2": ModelType(LLAMA, USUAL, {}),
+    "deepseek_v3": ModelType(LLAMA, USUAL, {}),
+}
+MIXTRAL = {"count": "num_local_experts", "top_k": "num_experts_per_tok", "ffn": "intermediate_size"}
+QWEN_MOE = {"count": "num_experts", "top_k": "num_experts_per_tok", "ffn": "moe_intermediate_size"}
+DEEPSEEK = {
+    "count": "n_routed_experts",
+    "top_k": "num_experts_per_tok",
+    "ffn": "moe_intermediate_size",
+    "dense_layers": "first_k_dense_replace",
+}
+LATENT = {"key_rank": "kv_lora_rank", "rotary": "qk_rope_head_dim", "value": "v_head_dim"}
 
 
 def named_models() -> dict[str, dict[str, Any]]:
@@ -48,7 +123,7 @@ def read_shape(file: str | Path, sequence: int | None = None, **changes: Any) ->
         changes: fields of `TransformerShape` that differ, such as attention="fused".
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no config of a gpt2, llama, mistral or qwen2, or lacks a number; no such name.
+        ValueError: its model_type is none of `MODEL_TYPES`, or it lacks a number; no such name.
     """
     instance(file, (str, Path), "file")
     named = named_models()
@@ -90,35 +165,81 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _fields(config: dict[str, Any]) -> dict[str, Any]:
-    kind = config.get("model_type")
-    if kind not in KINDS:
-        raise ValueError(f"model_type is {kind!r}, expected one of {', '.join(KINDS)}")
-    keys = GPT2 if kind == "gpt2" else LLAMA
+    name = config.get("model_type")
+    if name in ENCODERS or config.get("is_encoder_decoder"):
+        raise ValueError(f"model_type is {name!r}: only decoders are planned, no encoders")
+    if not isinstance(name, str) or name not in MODEL_TYPES:
+        raise ValueError(f"model_type is {name!r}, expected one of {', '.join(MODEL_TYPES)}")
+    kind = MODEL_TYPES[name]
+    unknown = [*UNPLANNED, *([] if name in EXPERT_READERS else EXPERTS)]
+    for key in unknown:
+        if config.get(key) and not (key == "attention_bias" and name == "gpt_neox"):
+            raise ValueError(f"{key}={config[key]!r} is not planned")
+    if name == "gpt_neox" and not config.get("attention_bias", True):
+        raise ValueError("attention_bias=False of a gpt_neox is not planned")
+    found: dict[str, Any] = {**kind.fields, **_numbers(config, kind.keys)}
+    found |= {field: config.get(key) or 0 for field, key in kind.optional.items()}
+    found["tied"] = config.get("tie_word_embeddings", kind.tied)
+    if name == "gpt2":
+        found["sequence"] = found["positions"]
+    if name in EXPERT_READERS:
+        found["experts"] = EXPERT_READERS[name](config)
+    if name.startswith("deepseek"):
+        found |= _latent(config)
+    return found
+
+
+def _numbers(config: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     for key in keys.values():
         if key not in config:
             raise ValueError(f"lacks {key}")
-    for key in UNPLANNED:
-        if config.get(key):
-            raise ValueError(f"{key}={config[key]!r} is not planned")
-    found = {field: whole(config[key], key, 1) for field, key in keys.items()}
-    if kind == "gpt2":
-        tied = config.get("tie_word_embeddings", True)
-        return {**found, "ffn": config.get("n_inner") or 0, "sequence": found["positions"], "tied": tied}
-    if kind != "llama" and "num_key_value_heads" not in config:
-        raise ValueError("lacks num_key_value_heads")  # their defaults are numbers, not num_attention_heads
-    return {
-        **found,
-        "family": "llama",
-        "kv_heads": config.get("num_key_value_heads") or 0,
-        "head_size": config.get("head_dim") or 0,
-        "tied": config.get("tie_word_embeddings", False),
-        "biases": "heads" if kind == "qwen2" else "none",
-    }
+    least = {"first_k_dense_replace": 0, "qk_rope_head_dim": 0}
+    return {field: whole(config[key], key, least.get(key, 1)) for field, key in keys.items()}
+
+
+def _mixtral(config: dict[str, Any]) -> ExpertShape:
+    return ExpertShape(**_numbers(config, MIXTRAL))
+
+
+def _qwen_moe(config: dict[str, Any]) -> ExpertShape:
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise ValueError(
+            "decoder_sparse_step and mlp_only_layers: layers in between without experts are not planned"
+        )
+    shared = config.get("shared_expert_intermediate_size") or 0
+    if config["model_type"] == "qwen2_moe" and not shared:
+        raise ValueError("lacks shared_expert_intermediate_size")
+    numbers = _numbers(config, QWEN_MOE)
+    return ExpertShape(**numbers, shared_ffn=shared, shared_gate=bool(shared))
+
+
+def _deepseek(config: dict[str, Any]) -> ExpertShape:
+    if config.get("moe_layer_freq", 1) != 1:
+        raise ValueError(f"moe_layer_freq={config['moe_layer_freq']!r} is not planned")
+    numbers = _numbers(config, DEEPSEEK)
+    shared = whole(config.get("n_shared_experts") or 0, "n_shared_experts", 0)
+    return ExpertShape(**numbers, shared_ffn=shared * numbers["ffn"])
+
+
+EXPERT_READERS = {
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen_moe,
+    "qwen3_moe": _qwen_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+}
+
+
+def _latent(config: dict[str, Any]) -> dict[str, Any]:
+    numbers = _numbers(config, {**LATENT, "plain": "qk_nope_head_dim"})
+    plain = numbers.pop("plain")
+    latent = LatentShape(**numbers, query_rank=whole(config.get("q_lora_rank") or 0, "q_lora_rank", 0))
+    return {"latent": latent, "head_size": plain + latent.rotary}
 
 
 def _check_window(config: dict[str, Any], sequence: int) -> None:
     """Attention to a window of the sequence has fewer scores than are priced."""
     window = config.get("sliding_window")
-    used = config.get("use_sliding_window", config.get("model_type") == "mistral")
+    used = config.get("use_sliding_window", MODEL_TYPES[config["model_type"]].windowed)
     if used and window is not None and whole(window, "sliding_window", 1) < sequence:
         raise ValueError(f"sliding_window={window} is shorter than the sequence, {sequence}: not planned")

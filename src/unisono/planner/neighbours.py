@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, divisors, price
 from unisono.planner.step_time import TimeModel
-from unisono.planner.training_plan import RECOMPUTE, TrainingPlan
+from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingPlan
 
 __all__ = ["RefusedNeighbour", "refused_neighbours"]
 
@@ -32,15 +33,19 @@ class RefusedNeighbour(NamedTuple):
     cause: tuple[str, float]
 
 
-def refused_neighbours(model: TimeModel, chosen: PricedPlan) -> list[RefusedNeighbour]:
+def refused_neighbours(
+    model: TimeModel, chosen: PricedPlan, runtime: Runtime | None = None
+) -> list[RefusedNeighbour]:
     """All plans one step away, those that memory refuses first, then the nearest."""
-    found = [_refused(model, chosen, plan) for plan in _neighbours(model, chosen.plan)]
+    found = [_refused(model, chosen, plan, runtime) for plan in _neighbours(model, chosen.plan)]
     return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
 
 
-def _refused(model: TimeModel, chosen: PricedPlan, plan: TrainingPlan) -> RefusedNeighbour:
+def _refused(
+    model: TimeModel, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
+) -> RefusedNeighbour:
     change = plan.changes(chosen.plan)
-    if problem := plan.problem(model.job):
+    if problem := plan.problem(model.job) or runtime_problem(runtime, plan, model.job):
         return RefusedNeighbour(change, problem, 0, 0.0, ("", 0.0))
     priced = price(model, plan)
     grown = [
@@ -48,15 +53,17 @@ def _refused(model: TimeModel, chosen: PricedPlan, plan: TrainingPlan) -> Refuse
         for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
     ]
     seconds, name = max(grown)
-    excess = max(0, priced.memory.total - model.job.limit_bytes)
+    excess = model.memory.excess_bytes(plan, priced.memory)
     return RefusedNeighbour(change, "", excess, priced.time.total - chosen.time.total, (name, seconds))
 
 
 def _neighbours(model: TimeModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
+    job = model.job
+
     def changed(**fields: Any) -> TrainingPlan:
         return msgspec.structs.replace(plan, **fields)
 
-    for axis in ("tensor", "pipeline"):
+    for axis in ("tensor", "context", "pipeline"):
         size = getattr(plan, axis)
         if plan.data > 1:
             by = divisors(plan.data)[1]
@@ -65,20 +72,29 @@ def _neighbours(model: TimeModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
             by = divisors(size)[1]
             yield _valid(changed(**{axis: size // by, "data": plan.data * by}))
     for zero in (plan.zero - 1, plan.zero + 1):
-        if 0 <= zero <= 3 and plan.data > 1:
-            yield changed(zero=zero)
+        if 0 <= zero <= 3 and plan.copies > 1:
+            yield _valid(changed(zero=zero))
+    if job.shape.experts is not None:
+        yield from (changed(expert=each) for each in _beside(divisors(plan.data), plan.expert))
+    if plan.zero:
+        shards = divisors(plan.data)[1:]
+        beside = _beside(shards, plan.shard or plan.data)
+        yield from (changed(shard=0 if each == plan.data else each) for each in beside)
     for recompute in RECOMPUTE:
-        if recompute != plan.recompute and not (
-            recompute == "selective" and model.job.shape.attention == "fused"
-        ):
+        if recompute != plan.recompute and not (recompute == "selective" and job.shape.attention == "fused"):
             yield changed(recompute=recompute)
     if plan.tensor > 1:
         yield changed(sequence=not plan.sequence)
-    rest = divisors(model.job.batch // plan.data)
+    rest = divisors(job.batch // plan.data)
     yield from (changed(micro_batch=each) for each in _beside(rest, plan.micro_batch))
     if plan.pipeline > 1:
-        chunks = divisors(-(-model.job.shape.layers // plan.pipeline))
+        chunks = divisors(-(-job.shape.layers // plan.pipeline))
         yield from (changed(interleave=each) for each in _beside(chunks, plan.interleave))
+        yield from (changed(tail=each) for each in _beside(list(range(MOST_TAIL + 1)), plan.tail))
+        yield from (changed(schedule=each) for each in SCHEDULES if each != plan.schedule)
+    if job.hardware.host is not None:
+        yield from (changed(swap=each) for each in SWAPS if each != plan.swap)
+    yield from (changed(codec=each) for each in ("none", *job.codecs) if each != plan.codec)
 
 
 def _valid(plan: TrainingPlan) -> TrainingPlan:
@@ -86,8 +102,11 @@ def _valid(plan: TrainingPlan) -> TrainingPlan:
     return msgspec.structs.replace(
         plan,
         sequence=plan.sequence and plan.tensor > 1,
-        zero=plan.zero if plan.data > 1 else 0,
+        zero=plan.zero if plan.copies > 1 else 0,
+        shard=plan.shard if plan.zero and 1 < plan.shard < plan.data and plan.data % plan.shard == 0 else 0,
         interleave=plan.interleave if plan.pipeline > 1 else 1,
+        tail=plan.tail if plan.pipeline > 1 else 0,
+        schedule=plan.schedule if plan.pipeline > 1 else "1f1b",
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from unisono.planner.context_exchange import sequence_part
 from unisono.planner.hardware import Hardware
 from unisono.planner.shape import TransformerShape
-from unisono.planner.training_plan import TrainingJob
+from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["ComputeTime", "LayerCompute", "layer_compute", "output_compute", "update_s"]
+__all__ = ["ComputeTime", "LayerCompute", "expert_rows", "layer_compute", "output_compute", "update_s"]
 
 OTHER_KERNELS = 12
 """Of a layer, forward and backward each: norms, dropout with addition, activation, transposes, softmax."""
@@ -22,6 +23,9 @@ CAUSAL = 0.5
 
 FUSED_BACKWARD = 2.5
 """Its products backward, of those forward: it computes the scores again. Dao, 2023 (arXiv:2307.08691)."""
+
+EXPERT_KERNELS = 6
+"""More of a layer with experts: choices, counts, rows sorted by expert, and back, weighed."""
 
 LOSS_BYTES = 20
 """Per logit: written in 16 bits, read for the f32 loss, kept, and the same for the gradient."""
@@ -44,11 +48,13 @@ class ComputeTime(NamedTuple):
 
 
 class LayerCompute(NamedTuple):
-    """A layer and a micro-batch: forward, backward, and the scores of unfused attention alone."""
+    """A layer and a micro-batch: forward, backward, the scores alone, and the gradients of weights."""
 
     forward: ComputeTime
     backward: ComputeTime
     core: ComputeTime
+    core_backward: ComputeTime
+    weights_s: float
 
     def again(self, recompute: str) -> ComputeTime:
         """What backward computes again."""
@@ -85,64 +91,85 @@ def memory_rate(hardware: Hardware) -> float:
     return hardware.memory_bytes_per_s * hardware.efficiency.memory
 
 
-def layer_compute(job: TrainingJob, tensor: int, micro_batch: int, *, sequence: bool) -> LayerCompute:
-    """A layer and a micro-batch on one of `tensor` ranks."""
+def layer_compute(
+    job: TrainingJob, plan: TrainingPlan, *, experts: bool = False, hops: int = 0
+) -> LayerCompute:
+    """A layer and a micro-batch on one rank; attention has a kernel more for each hop of a ring."""
     shape, roof = job.shape, Roofline.of(job)
-    tokens = micro_batch * shape.sequence
-    forward = backward = 0.0
-    for n, k in _matrices(shape, tensor):
-        forward += roof.product_s(tokens, n, k)
-        backward += roof.product_s(tokens, k, n)  # of the input
-        backward += roof.product_s(k, n, tokens, extra_bytes=2 * job.gradient_bytes * k * n)  # added to it
-    core, core_backward = _core(shape, roof, tensor, micro_batch)
+    tokens, tensor = sequence_part(plan, job), plan.tensor
+    products = [(tokens, n, k, 1.0) for n, k in shape.layer_matrices(tensor, experts=experts)]
+    rows = expert_rows(plan, job) if experts else 0.0
+    if experts:
+        local = shape.mixed.count / plan.expert
+        products += [(rows / local, n, k, local) for n, k in shape.mlp_matrices(shape.mixed.ffn, tensor)]
+    forward = inputs = weights = 0.0
+    for m, n, k, count in products:
+        forward += roof.product_s(m, n, k, count)
+        inputs += roof.product_s(m, k, n, count)
+        added = 2 * job.gradient_bytes * k * n * count  # the gradient of a weight adds up
+        weights += roof.product_s(k, n, m, count, extra_bytes=added)
+    core, core_backward = _core(shape, roof, plan, hops)
     width = roof.width
-    cut = tokens * shape.hidden / (tensor if sequence else 1)
-    mlp = tokens * shape.mlp * (1.5 if shape.gated else 1) / tensor
+    cut = tokens * shape.hidden / (tensor if plan.sequence else 1)
+    mlp = _mlp_values(shape, tokens, rows, experts=experts) * (1.5 if shape.gated else 1) / tensor
     masks = 2 if shape.dropout else 0
     heads = 2 * width * tokens * shape.query / tensor  # transposed
     # Two norms read and write, two additions read two and write one; backward has sums of gradients beside.
-    other = roof.moved_s((10 * width + masks) * cut + 2 * width * mlp + heads, OTHER_KERNELS)
-    other_backward = roof.moved_s((16 * width + masks) * cut + 4 * width * mlp + 2 * heads, OTHER_KERNELS)
+    # Rows of experts are sorted before the exchange and after it, and back.
+    sorted_bytes = (8 if plan.expert > 1 else 4) * width * rows * shape.hidden
+    kernels = OTHER_KERNELS + (EXPERT_KERNELS if experts else 0)
+    other = roof.moved_s((10 * width + masks) * cut + 2 * width * mlp + heads + sorted_bytes, kernels)
+    other_backward = roof.moved_s(
+        (16 * width + masks) * cut + 4 * width * mlp + 2 * heads + sorted_bytes, kernels
+    )
     return LayerCompute(
         ComputeTime(forward, other).plus(core),
-        ComputeTime(backward, other_backward).plus(core_backward),
+        ComputeTime(inputs + weights, other_backward).plus(core_backward),
         core,
+        core_backward,
+        weights,
     )
 
 
-def _matrices(shape: TransformerShape, tensor: int) -> list[tuple[float, float]]:
-    """Outputs and inputs of the matrices of a layer on one rank: heads, their sum, the MLP's two ends."""
-    mlp = shape.mlp / tensor
-    return [
-        (shape.query / tensor + 2 * shape.keys(tensor), shape.hidden),
-        (shape.hidden, shape.query / tensor),
-        ((2 if shape.gated else 1) * mlp, shape.hidden),
-        (shape.hidden, mlp),
-    ]
+def expert_rows(plan: TrainingPlan, job: TrainingJob) -> float:
+    """Rows that the experts of one rank have of a layer and a micro-batch: those of the fullest rank."""
+    rows = sequence_part(plan, job) * job.shape.mixed.top_k
+    return rows * job.imbalance if plan.expert > 1 else rows
+
+
+def _mlp_values(shape: TransformerShape, tokens: float, rows: float, *, experts: bool) -> float:
+    """Values in the middle of an MLP, or of all experts of a rank."""
+    if not experts:
+        return tokens * shape.mlp
+    return rows * shape.mixed.ffn + tokens * shape.mixed.shared_ffn
 
 
 def _core(
-    shape: TransformerShape, roof: Roofline, tensor: int, micro_batch: int
+    shape: TransformerShape, roof: Roofline, plan: TrainingPlan, hops: int
 ) -> tuple[ComputeTime, ComputeTime]:
-    """The products with the scores, softmax and its dropout: forward and backward."""
-    length, count = shape.sequence, micro_batch * shape.heads / tensor
+    """The products with the scores, softmax and its dropout: forward and backward.
+
+    Ranks of a context axis have as much of the causal scores each.
+    """
+    length, count = shape.sequence, plan.micro_batch * shape.heads / plan.tensor
+    queries, widths = length / plan.context, shape.head + shape.value_head
     if shape.attention == "fused":
-        flops_s = 4 * count * length * length * shape.head * CAUSAL / roof.flops
-        moved = roof.width * count * length * shape.head * 4 / roof.bytes_per_s
-        busy = max(flops_s, moved)
-        return ComputeTime(busy + roof.kernel_s), ComputeTime(FUSED_BACKWARD * busy + 2 * roof.kernel_s)
-    scores, width = count * length * length, roof.width
-    products = roof.product_s(length, length, shape.head, count)
-    products += roof.product_s(length, shape.head, length, count)
+        flops_s = 2 * count * queries * length * widths * CAUSAL / roof.flops
+        moved = roof.width * count * (queries + length) * widths / roof.bytes_per_s
+        busy, kernels = max(flops_s, moved), (1 + hops) * roof.kernel_s
+        return ComputeTime(busy + kernels), ComputeTime(FUSED_BACKWARD * busy + 2 * kernels)
+    scores, width = count * queries * length, roof.width
+    products = roof.product_s(queries, length, shape.head, count)
+    products += roof.product_s(queries, shape.value_head, length, count)
     dropout = 2 * width + 1 if shape.dropout else 0
     forward = ComputeTime(products, roof.moved_s((2 * width + dropout) * scores, 0))
     return forward, ComputeTime(2 * products, roof.moved_s((3 * width + dropout) * scores, 0))
 
 
-def output_compute(job: TrainingJob, tensor: int, micro_batch: int) -> tuple[ComputeTime, ComputeTime]:
+def output_compute(job: TrainingJob, plan: TrainingPlan) -> tuple[ComputeTime, ComputeTime]:
     """The output matrix and the loss of a micro-batch on one rank: forward and backward."""
     shape, roof = job.shape, Roofline.of(job)
-    tokens, rows = micro_batch * shape.sequence, shape.table(tensor) / shape.hidden
+    tokens, rows = sequence_part(plan, job), shape.table(plan.tensor) / shape.hidden
     product = roof.product_s(tokens, rows, shape.hidden)
     loss = roof.moved_s(LOSS_BYTES / 2 * tokens * rows)
     return ComputeTime(product, loss), ComputeTime(2 * product, loss)

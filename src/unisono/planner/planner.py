@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.neighbours import refused_neighbours
+from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.step_time import TimeModel
@@ -22,7 +23,9 @@ from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
-COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute"}
+DETAILS = ("tail", "shard", "swap", "codec")
+DEFAULT = msgspec.structs.asdict(TrainingPlan())
+COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute", "schedule", "swap", "codec"}
 
 
 class NoPlanFitsError(ValueError):
@@ -42,6 +45,9 @@ def plan(
     compute: str | None = None,
     reduce: str = "f32",
     overlap: bool | None = None,
+    codecs: Sequence[str] = (),
+    imbalance: float = 1.0,
+    runtime: Runtime | None = None,
 ) -> PlanChoice:
     """Choose how to train a transformer: the fastest plan that fits, with its reasons. Nothing runs.
 
@@ -57,20 +63,48 @@ def plan(
         compute: bf16, fp16 or f32; None: the hardware's first.
         reduce: gradients are kept and reduced in "f32", or "low" for the type of compute.
         overlap: collectives of the data axis travel during compute; None: as the hardware's file says.
+        codecs: ways to compress gradients that a search may take: "bf16", "int8", "rank4". They change what
+            is trained, so none is taken unasked.
+        imbalance: rows that the fullest rank's experts get, over the mean of all ranks.
+        runtime: `unisono.parallel.Plan`: search only plans that it runs.
     Raises:
         NoPlanFitsError: a ValueError that names the plan which needs least.
         ValueError, TypeError: wrong arguments.
         OSError: a file cannot be read.
     """
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
+    job = _job(
+        shape, batch, gpus, hardware, network, memory,
+        compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
+    )  # fmt: skip
+    model = TimeModel(job)
+    result = _compared(model, plan, fix, runtime)
+    chosen = result.best[0]
+    refused = refused_neighbours(model, chosen, runtime)
+    return PlanChoice(
+        job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
+    )
+
+
+def _job(
+    shape: TransformerShape,
+    batch: int,
+    gpus: int,
+    hardware: Hardware | str | Path,
+    network: Network | str | Path | None,
+    memory: int | None,
+    **given: Any,
+) -> TrainingJob:
+    """What `plan` is asked for, checked; the hardware says what is not given."""
     instance(shape, TransformerShape, "shape")
     instance(hardware, (Hardware, str, Path), "hardware")
     instance(network, (Network, str, Path, type(None)), "network")
-    if plan is not None and fix is not None:
-        raise ValueError("plan prices one plan and fix searches: give one or the other")
     gpus = int(whole(gpus, "gpus", 1))
     found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
-    job = TrainingJob(
+    compute, overlap = given.pop("compute"), given.pop("overlap")
+    return TrainingJob(
         shape=shape,
         hardware=found,
         links=interconnect_of(found, links, gpus),
@@ -78,31 +112,46 @@ def plan(
         ranks=gpus,
         limit_bytes=_limit_bytes(found, memory),
         compute=found.compute if compute is None else text(compute, "compute"),
-        reduce=reduce,
         overlap=found.overlap if overlap is None else overlap,
-    )
-    model = TimeModel(job)
-    result = _compared(model, plan, fix)
-    chosen = result.best[0]
-    refused = refused_neighbours(model, chosen)
-    return PlanChoice(
-        job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
+        **given,
     )
 
 
-def all_plans(job: TrainingJob, fix: str | Mapping[str, Any] = "") -> Iterator[PricedPlan]:
-    """Every plan of a job's space with its time and memory, also those that do not fit."""
+def all_plans(
+    job: TrainingJob,
+    fix: str | Mapping[str, Any] = "",
+    runtime: Runtime | None = None,
+    like: TrainingPlan | None = None,
+) -> Iterator[PricedPlan]:
+    """Every plan of a job's space with its time and memory, also those that do not fit.
+
+    `like`: of `DETAILS`, which make them many, only those of this plan and the defaults.
+    """
     model = TimeModel(job)
-    for each in plan_space(job, _fields(fix)):
-        yield price(model, each)
+    kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
+    for each in plan_space(job, _fields(fix), runtime):
+        if all(getattr(each, name) in values for name, values in kept):
+            yield price(model, each)
+
+
+def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(codecs, str):
+        raise TypeError(f"codecs is {codecs!r}, expected several texts")
+    found = tuple(text(codec, "codec") for codec in codecs)
+    if "none" in found or len(set(found)) < len(found):
+        raise ValueError(f'codecs are {", ".join(found)}: expected each once, and none beside "none"')
+    return found
 
 
 def _compared(
-    model: TimeModel, plan: str | Mapping[str, Any] | None, fix: str | Mapping[str, Any] | None
+    model: TimeModel,
+    plan: str | Mapping[str, Any] | None,
+    fix: str | Mapping[str, Any] | None,
+    runtime: Runtime | None,
 ) -> SearchResult:
     if plan is not None:
         return _priced(model, _fields(plan))
-    return _searched(model, {} if fix is None else _fields(fix))
+    return _searched(model, {} if fix is None else _fields(fix), runtime)
 
 
 def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
@@ -129,13 +178,15 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
-def _searched(model: TimeModel, fixed: dict[str, Any]) -> SearchResult:
-    found = search(model, fixed, SHOWN)
+def _searched(model: TimeModel, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
+    found = search(model, fixed, SHOWN, runtime)
     if found.best:
         return found
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
-        problem = _with_defaults(fixed, job).problem(job) or "they cannot cut the batch or the model"
+        wanted = _with_defaults(fixed, job)
+        problem = wanted.problem(job) or runtime_problem(runtime, wanted, job)
+        problem = problem or "they cannot cut the batch or the model"
         raise NoPlanFitsError(f"no plan of {job.ranks} ranks has {fields_text(fixed)}: {problem}")
     if smallest is None:
         raise NoPlanFitsError(
@@ -153,7 +204,9 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     plan = TrainingPlan(**fields)
     if "data" in fields:
         return plan
-    return msgspec.structs.replace(plan, data=max(1, job.ranks // (plan.tensor * plan.pipeline)))
+    return msgspec.structs.replace(
+        plan, data=max(1, job.ranks // (plan.tensor * plan.context * plan.pipeline))
+    )
 
 
 def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
@@ -166,7 +219,7 @@ def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
     plans = [price(model, each) for each in plan_space(job, fixed)]
-    fitting = [each for each in plans if each.memory.total <= job.limit_bytes]
+    fitting = [each for each in plans if not model.memory.excess_bytes(each.plan, each.memory)]
     if fitting:
         return SearchResult(sorted(fitting, key=lambda each: each.order)[:SHOWN], len(plans), None)
     smallest: PricedPlan = min(plans, key=lambda each: each.memory.total)

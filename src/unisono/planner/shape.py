@@ -6,12 +6,24 @@ from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import flag, whole
+from unisono.engine.base.validation import flag, instance, whole
+from unisono.planner.sublayers import ExpertShape, LatentShape
 
 __all__ = ["FAMILIES", "TransformerShape", "shape_of"]
 
 MOST, MOST_LAYERS = 1 << 28, 1 << 14
-NUMBERS = ("layers", "hidden", "heads", "vocab", "sequence", "kv_heads", "ffn", "head_size", "positions")
+NUMBERS = (
+    "layers",
+    "hidden",
+    "heads",
+    "vocab",
+    "sequence",
+    "kv_heads",
+    "ffn",
+    "head_size",
+    "positions",
+    "norms",
+)
 ATTENTIONS = ("unfused", "fused")
 BIASES = ("all", "heads", "none")
 
@@ -23,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer of equal layers.
+    """A decoder-only transformer of equal layers; with experts, the first ones may have none.
 
     Attributes:
         layers, hidden, heads, vocab: as everybody calls them.  sequence: tokens of a sequence.
@@ -37,6 +49,9 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
         dropout: three masks per layer.
         attention: "unfused" writes the scores, sequence x sequence for each head; "fused" does not
             (FlashAttention).
+        norms: of a layer.  head_norms: also of the queries and keys of a head.
+        output_bias: the output matrix has one.
+        experts: of each layer but the first `dense_layers`.  latent: attention with latent keys.
 
     Example: TransformerShape(layers=12, hidden=768, heads=12, vocab=50257, sequence=1024, positions=1024) is
     GPT-2; its `parameters` are 124,439,808.
@@ -58,14 +73,21 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
     tied: bool = True
     dropout: bool = True
     attention: str = "unfused"
+    norms: int = 2
+    head_norms: bool = False
+    output_bias: bool = False
+    experts: ExpertShape | None = None
+    latent: LatentShape | None = None
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
             least = 0 if name in ("kv_heads", "ffn", "head_size", "positions") else 1
             number = whole(getattr(self, name), name, least, MOST_LAYERS if name == "layers" else MOST)
             msgspec.structs.force_setattr(self, name, int(number))  # NumPy's would overflow
-        for name in ("gated", "tied", "dropout"):
+        for name in ("gated", "tied", "dropout", "head_norms", "output_bias"):
             flag(getattr(self, name), name)
+        instance(self.experts, (ExpertShape, type(None)), "experts")
+        instance(self.latent, (LatentShape, type(None)), "latent")
         if self.attention not in ATTENTIONS:
             raise ValueError(f"attention is {self.attention!r}, expected {' or '.join(ATTENTIONS)}")
         if self.biases not in BIASES:
@@ -78,6 +100,10 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"sequence={self.sequence} is longer than the table of positions, {self.positions} rows"
             )
+        if self.experts is not None and self.experts.dense_layers > self.layers:
+            raise ValueError(f"dense_layers={self.experts.dense_layers} is more than {self.layers} layers")
+        if self.latent is not None and (self.key_heads != self.heads or self.latent.rotary >= self.head):
+            raise ValueError("latent attention has as many key heads as heads, and rotary < head_size")
 
     @property
     def key_heads(self) -> int:
@@ -103,24 +129,93 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
         """Width of the keys that one of `tensor` ranks has; ranks share a head where there are fewer."""
         return max(self.key_heads // tensor, 1) * self.head
 
+    @property
+    def value_head(self) -> int:
+        """Width of a head of values."""
+        return self.head if self.latent is None else self.latent.value
+
+    def values(self, tensor: int = 1) -> int:
+        """Width of the values that one of `tensor` ranks has."""
+        return max(self.key_heads // tensor, 1) * self.value_head
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers without experts; they are the first ones."""
+        return self.layers if self.experts is None else self.experts.dense_layers
+
     def cuts(self, tensor: int) -> bool:
         """Whether `tensor` ranks can share each layer."""
-        keys = self.key_heads
-        return not (self.heads % tensor or self.mlp % tensor or (keys % tensor and tensor % keys))
+        keys, widths = self.key_heads, [self.mlp] if self.dense_layers else []
+        if self.experts is not None:
+            widths += [self.experts.ffn, self.experts.shared_ffn]
+        divided = not (self.heads % tensor or any(width % tensor for width in widths))
+        return divided and not (keys % tensor and tensor % keys)
 
     # ---- parameters ----------------------------------------------------------------------------------------
 
-    def matrices(self, tensor: int = 1) -> int:
-        """Elements of the matrices of a layer on one of `tensor` ranks. Example: 12 x hidden^2 for GPT."""
-        attention = self.hidden * (2 * self.query // tensor + 2 * self.keys(tensor))
-        return attention + (3 if self.gated else 2) * self.hidden * self.mlp // tensor
+    def attention_matrices(self, tensor: int = 1) -> list[tuple[int, int]]:
+        """Outputs and inputs of the matrices of attention on one of `tensor` ranks."""
+        heads, latent = self.heads // tensor, self.latent
+        if latent is None:
+            return [
+                (heads * self.head + 2 * self.keys(tensor), self.hidden),
+                (self.hidden, heads * self.head),
+            ]
+        queries = [(latent.query_rank, self.hidden)] if latent.query_rank else []
+        return [
+            *queries,
+            (heads * self.head, latent.query_rank or self.hidden),
+            (latent.key_rank + latent.rotary, self.hidden),
+            (heads * (self.head - latent.rotary + latent.value), latent.key_rank),
+            (self.hidden, heads * latent.value),
+        ]
 
-    def vectors(self, tensor: int = 1) -> int:
+    def mlp_matrices(self, width: int, tensor: int = 1) -> list[tuple[int, int]]:
+        """The same of an MLP of this width."""
+        return [((2 if self.gated else 1) * width // tensor, self.hidden), (self.hidden, width // tensor)]
+
+    def layer_matrices(self, tensor: int = 1, *, experts: bool = False) -> list[tuple[int, int]]:
+        """The same of a layer, of one that has experts without these, but with its router and shared MLP."""
+        found = self.attention_matrices(tensor)
+        if not experts:
+            return found + self.mlp_matrices(self.mlp, tensor)
+        mixed = self.mixed
+        found.append((mixed.count, self.hidden))
+        if mixed.shared_ffn:
+            found += self.mlp_matrices(mixed.shared_ffn, tensor)
+        return found + ([(1, self.hidden)] if mixed.shared_gate else [])
+
+    @property
+    def mixed(self) -> ExpertShape:
+        """The experts, of a model that has some."""
+        if self.experts is None:
+            raise ValueError("this model has no experts")
+        return self.experts
+
+    def matrices(self, tensor: int = 1, *, experts: bool = False) -> int:
+        """Elements of the matrices of a layer on one of `tensor` ranks. Example: 12 x hidden^2 for GPT."""
+        return sum(n * k for n, k in self.layer_matrices(tensor, experts=experts))
+
+    def vectors(self, tensor: int = 1, *, experts: bool = False) -> int:
         """Elements of norms and biases of a layer on one of `tensor` ranks. Example: 13 x hidden for GPT."""
         heads = self.query // tensor + 2 * self.keys(tensor)
+        inner = 2 * self.head if self.head_norms else 0
+        if self.latent is not None:
+            inner += self.latent.query_rank + self.latent.key_rank
         if self.biases != "all":
-            return 2 * self.hidden + (heads if self.biases == "heads" else 0)
-        return heads + (2 if self.gated else 1) * self.mlp // tensor + 6 * self.hidden
+            return self.norms * self.hidden + (heads if self.biases == "heads" else 0) + inner
+        mlp = self.mixed.shared_ffn if experts else self.mlp
+        mlp_biases = (2 if self.gated else 1) * mlp // tensor + (self.hidden if mlp else 0)
+        return heads + mlp_biases + (2 * self.norms + 1) * self.hidden + inner
+
+    def expert_elements(self, tensor: int = 1) -> int:
+        """Elements of all experts of a layer on one of `tensor` ranks."""
+        if self.experts is None:
+            return 0
+        each = sum(n * k for n, k in self.mlp_matrices(self.experts.ffn, tensor))
+        if self.biases == "all":
+            each += (2 if self.gated else 1) * self.experts.ffn // tensor + self.hidden
+        return self.experts.count * each
 
     def table(self, tensor: int = 1) -> int:
         """Elements of the table of tokens on one of `tensor` ranks."""
@@ -134,18 +229,31 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """All elements, those of a shared table once."""
+        dense, mixed = self.dense_layers, self.layers - self.dense_layers
+        found = dense * (self.matrices() + self.vectors())
+        if mixed:
+            found += mixed * (
+                self.matrices(experts=True) + self.vectors(experts=True) + self.expert_elements()
+            )
         ends = self.table() * (1 if self.tied else 2) + self.positions * self.hidden + self.last_norm
-        return self.layers * (self.matrices() + self.vectors()) + ends
+        return found + ends + (self.vocab if self.output_bias else 0)
 
     # ---- operations ----------------------------------------------------------------------------------------
 
-    def layer_flops(self, tokens: int) -> int:
-        """FLOPs of a layer forward. All scores count, also where a causal kernel skips half of them."""
-        return 2 * tokens * self.matrices() + 4 * tokens * self.sequence * self.query
-
     def core_flops(self, tokens: int) -> int:
-        """FLOPs of the products with scores, of a layer forward: what selective recomputation does again."""
-        return 4 * tokens * self.sequence * self.query
+        """FLOPs of the products with scores, of a layer forward: what selective recomputation does again.
+
+        All scores count, also where a causal kernel skips half of them.
+        """
+        return 2 * tokens * self.sequence * self.heads * (self.head + self.value_head)
+
+    def layers_flops(self, tokens: int) -> int:
+        """FLOPs of all layers forward: products with the matrices that a token meets, and scores."""
+        elements = self.dense_layers * self.matrices()
+        if mixed := self.layers - self.dense_layers:
+            active = self.mixed.top_k * sum(n * k for n, k in self.mlp_matrices(self.mixed.ffn))
+            elements += mixed * (self.matrices(experts=True) + active)
+        return 2 * tokens * elements + self.layers * self.core_flops(tokens)
 
     def step_flops(self, sequences: int, recompute: str = "none") -> int:
         """FLOPs of a step on all ranks: three times those of forward, and what is recomputed.
@@ -153,8 +261,9 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
         Source: Narayanan et al., 2021 (arXiv:2104.04473), equation 3; Korthikanti et al., 2022, appendix A.
         """
         tokens = sequences * self.sequence
-        again = {"none": 0, "selective": self.core_flops(tokens), "full": self.layer_flops(tokens)}[recompute]
-        return self.layers * (3 * self.layer_flops(tokens) + again) + 6 * tokens * self.vocab * self.hidden
+        layers, core = self.layers_flops(tokens), self.layers * self.core_flops(tokens)
+        again = {"none": 0, "selective": core, "full": layers}[recompute]
+        return 3 * layers + again + 6 * tokens * self.vocab * self.hidden
 
 
 def shape_of(family: str = "gpt", **numbers: Any) -> TransformerShape:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
+from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import TrainingPlan
 
-__all__ = ["StageLayers", "in_flight", "stage_layers"]
+__all__ = ["RankLayers", "StageLayers", "in_flight", "rank_layers", "stage_layers"]
 
 
 class StageLayers(NamedTuple):
@@ -17,29 +19,74 @@ class StageLayers(NamedTuple):
     last: int
 
 
+class RankLayers(NamedTuple):
+    """Layers of a rank: without experts, and with them."""
+
+    dense: int
+    mixed: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.dense + self.mixed
+
+
 def stage_layers(layers: int, plan: TrainingPlan) -> StageLayers:
     """The layers of the ranks: stages are equal; where that is more than there are, the two ends have fewer.
 
-    They have the tables of tokens beside their layers. Example: 126 layers on 16 ranks: 7, 8 ... 8, 7.
+    They have the tables of tokens beside their layers. `tail` says how many fewer the last one has.
+    Example: 126 layers on 16 ranks: 7, 8 ... 8, 7; with tail=2: 8, 8 ... 8, 6.
     """
     if plan.pipeline == 1:
         return StageLayers(layers, layers, layers)
-    middle = -(-layers // (plan.pipeline * plan.interleave)) * plan.interleave
+    middle = -(-(layers + plan.tail) // (plan.pipeline * plan.interleave)) * plan.interleave
     spare = middle * plan.pipeline - layers
-    last = min(-(-spare // 2), middle - 1)
+    last = plan.tail or min(-(-spare // 2), middle - 1)
     first = min(spare - last, middle - 1)
     if plan.pipeline == 2:  # no rank is in the middle
         return StageLayers(middle - first, middle - min(first, last), middle - last)
     return StageLayers(middle - first, middle, middle - last)
 
 
+def rank_layers(shape: TransformerShape, plan: TrainingPlan) -> tuple[RankLayers, RankLayers, RankLayers]:
+    """The layers of the first rank, of one in the middle, and of the last, by kind.
+
+    Dense layers of a model with experts are its first ones. Of the ranks in the middle the last one counts,
+    which has fewest of them.
+    """
+    dense = None if shape.experts is None else shape.dense_layers
+    return _rank_layers(shape.layers, dense, plan.pipeline, plan.interleave, plan.tail)
+
+
+@lru_cache(maxsize=4096)
+def _rank_layers(
+    layers: int, leading: int | None, pipeline: int, interleave: int, tail: int
+) -> tuple[RankLayers, RankLayers, RankLayers]:
+    counts = stage_layers(layers, TrainingPlan(pipeline=pipeline, interleave=interleave, tail=tail))
+    dense: list[int] = list(counts)
+    if leading is not None:
+        chunk, missing = counts.middle // interleave, counts.middle - counts.first
+        ranks = (0, max(1, pipeline - 2), pipeline - 1)
+        owners = [(layer + missing) // chunk % pipeline for layer in range(leading)]
+        dense = [min(count, owners.count(rank)) for count, rank in zip(counts, ranks, strict=True)]
+        if pipeline == 1:
+            dense = [leading] * 3
+    first, middle, last = (RankLayers(one, count - one) for one, count in zip(dense, counts, strict=True))
+    if pipeline == 2:  # no rank is in the middle
+        middle = max(last, first, key=lambda rank: rank.total)
+    return first, middle, last
+
+
 def in_flight(plan: TrainingPlan, rank: int, micro_batches: int) -> float:
     """Micro-batches whose activations a rank of the pipeline keeps at most, in its layers.
 
-    1F1B: p - rank. Interleaved: the first rank keeps 1 + (p-1)/(p v) times as much as all p.
-    Source: Narayanan et al., 2021 (arXiv:2104.04473); Korthikanti et al., 2022, section 4.2.3.
+    1F1B: p - rank. Interleaved: the first rank keeps 1 + (p-1)/(p v) times as much as all p. ZB-H1: p.
+    Source: Narayanan et al., 2021 (arXiv:2104.04473); Korthikanti et al., 2022, section 4.2.3; Qi et al.,
+    2023 (arXiv:2401.10241).
     """
     size, chunks = plan.pipeline, plan.interleave
+    if plan.schedule == "zb-h1":
+        return min(size, micro_batches)
     if chunks == 1:
         return min(size - rank, micro_batches)
     warm_up = 2 * (size - rank - 1) + (chunks - 1) * size

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.planner.interconnect import RankLayout, collective_s, message_s
-from unisono.planner.memory import ends_elements
-from unisono.planner.operators import ComputeTime, layer_compute, output_compute, update_s
-from unisono.planner.stages import StageLayers, stage_layers
+from unisono.planner.collectives import GroupPrices, PlannedCollective
+from unisono.planner.context_exchange import sequence_part
+from unisono.planner.data_axis import PassTime, codec_s, data_collectives
+from unisono.planner.layer_time import LayerPrices, LayerTime
+from unisono.planner.memory import MemoryModel
+from unisono.planner.operators import ComputeTime, output_compute, update_s
+from unisono.planner.stages import RankLayers, rank_layers
+from unisono.planner.swapping import swap_s
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["PlannedCollective", "StepTime", "TimeModel"]
+__all__ = ["StepTime", "TimeModel"]
 
 
 class StepTime(NamedTuple):
@@ -19,18 +23,27 @@ class StepTime(NamedTuple):
     Attributes:
         matrix, other: matrix products, and all other operators, of forward and backward on the slowest rank.
         recompute: what backward computes again, with its collectives.
-        tensor: collectives of the tensor axis that no compute hides.
-        messages: between stages, and the gradients of a shared table.  bubble: waiting of a pipeline's ranks.
-        data: collectives of the data axis that no compute hides.  update: the optimizer.
+        tensor: collectives of the tensor axis that compute does not hide.
+        context, experts: the same of ranks that share sequences, and of those that spread experts.
+        messages: between stages of the pipeline, and the sum of a shared table's gradients at its two ends.
+        bubble: waiting for the pipeline to fill and to drain.
+        data: collectives of the data axis that compute does not hide.
+        codec: coding and decoding of gradients.
+        swap: to and from the host's memory, where compute does not hide it.
+        update: the optimizer.
     """
 
     matrix: float
     other: float
     recompute: float
     tensor: float
+    context: float
+    experts: float
     messages: float
     bubble: float
     data: float
+    codec: float
+    swap: float
     update: float
 
     @property
@@ -39,54 +52,16 @@ class StepTime(NamedTuple):
         return sum(self)
 
 
-class PlannedCollective(NamedTuple):
-    """A collective that a rank runs in a step.
+class _RankTime(NamedTuple):
+    """A micro-batch on one rank of the pipeline: its layers, and the output matrix where it has it."""
 
-    Attributes:
-        collective, axis, ranks: what, on which axis, of how many ranks.
-        nbytes: of the whole buffer of a call.  calls: in a step.
-        seconds: of all calls.  exposed: those that no compute hides.
-    """
+    layers: RankLayers
+    time: LayerTime
+    output: ComputeTime
 
-    collective: str
-    axis: str
-    ranks: int
-    nbytes: float
-    calls: int
-    seconds: float
-    exposed: float
-
-    def plus(self, other: PlannedCollective) -> PlannedCollective:
-        """More of the same calls."""
-        return self._replace(
-            calls=self.calls + other.calls,
-            seconds=self.seconds + other.seconds,
-            exposed=self.exposed + other.exposed,
-        )
-
-
-class _LayerTime(NamedTuple):
-    """A layer and a micro-batch. `pair_s`: a reduce-scatter and an all-gather, or one all-reduce."""
-
-    forward: ComputeTime
-    backward: ComputeTime
-    core: ComputeTime
-    forward_tensor_s: float
-    backward_tensor_s: float
-    pair_s: float
-
-    def recompute_s(self, recompute: str) -> float:
-        if recompute == "full":
-            return self.forward.total_s + self.forward_tensor_s
-        return self.core.total_s if recompute == "selective" else 0.0
-
-
-class _PassTime(NamedTuple):
-    """Seconds of a rank's layers and a micro-batch, forward and backward."""
-
-    forward_s: float
-    backward_s: float
-    layers: int
+    @property
+    def total_s(self) -> float:
+        return self.time.total + self.output.total_s
 
 
 class TimeModel:
@@ -94,8 +69,10 @@ class TimeModel:
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        self._layers: dict[tuple[int, int, bool], _LayerTime] = {}
-        self._outputs: dict[tuple[int, int], tuple[ComputeTime, ComputeTime]] = {}
+        self.prices = GroupPrices(job)
+        self.memory = MemoryModel(job, self.prices)
+        self._layers = LayerPrices(job, self.prices)
+        self._outputs: dict[tuple[int, int, int], ComputeTime] = {}
 
     def step(self, plan: TrainingPlan) -> StepTime:
         """The time of a step, by cause."""
@@ -103,9 +80,8 @@ class TimeModel:
 
     def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
         """The collectives of a step, those that take longest first; equal calls are one entry."""
-        counts = stage_layers(self.job.shape.layers, plan)
-        found = [*self._tensor_collectives(plan, max(counts)), *self._message_list(plan)]
-        found += self._priced(plan)[1]
+        _, data, slowest = self._priced(plan)
+        found = [*self._layers.collectives(plan, slowest.layers), *self._message_list(plan), *data]
         equal: dict[tuple[str, str, float], PlannedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
@@ -113,109 +89,101 @@ class TimeModel:
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def least_s(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes and micro-batches is faster, whatever its zero and recompute."""
-        counts = stage_layers(self.job.shape.layers, plan)
-        layer, messages = self._layer(plan), self._messages_s(plan)
-        slowest, middle, _, _ = self._stage_times(plan, layer, counts, 0.0, messages)
-        update = update_s(self._elements(plan, counts) / plan.data, self.job)
-        return plan.micro_batches(self.job.batch) * slowest + _bubble_s(plan, middle) + update
+        """A bound: no plan with these axes and stages is faster, whatever it shares, swaps and codes."""
+        first, middle, last = rank_layers(self.job.shape, plan)
+        messages = self._messages_s(plan)
+        between = self._layers.total_s(plan, middle)
+        pace = self._layers.total_s(plan, last) + self._output(plan).total_s
+        if plan.pipeline > 1:
+            pace = max(pace, between, self._layers.total_s(plan, first))
+        bubble = 0.0
+        if plan.schedule == "zb-h1":
+            rank = _RankTime(middle, self._layers.layers(plan, middle), ComputeTime())
+            bubble = self._bubble_s(plan, rank)
+        elif plan.pipeline > 1:
+            bubble = (plan.pipeline - 1) / plan.interleave * (between + messages)
+        return plan.micro_batches(self.job.batch) * (pace + messages) + bubble
+
+    def least_of_axes_s(self, plan: TrainingPlan) -> float:
+        """A bound: no plan with these axes and micro-batches is faster, whatever its stages are.
+
+        The slowest rank has at least the mean of all ranks; the bubble has one layer of each other stage.
+        """
+        shape, size = self.job.shape, plan.pipeline
+        kinds = shape.dense_layers, shape.layers - shape.dense_layers
+        layers = [self._layers.layer(plan, experts=bool(at)) for at, has in enumerate(kinds) if has]
+        whole = shape.layers * min(each.total for each in layers) + self._output(plan).total_s
+        pace = whole / size + self._messages_s(plan)
+        bubble = (size - 1) * min(each.forward for each in layers)
+        return plan.micro_batches(self.job.batch) * pace + bubble
 
     # ---- parts -------------------------------------------------------------------------------------------
 
-    def _priced(self, plan: TrainingPlan) -> tuple[StepTime, list[PlannedCollective]]:
-        job, layer = self.job, self._layer(plan)
-        counts = stage_layers(job.shape.layers, plan)
-        count = plan.micro_batches(job.batch)
-        again, messages = layer.recompute_s(plan.recompute), self._messages_s(plan)
-        _, middle, layers, output = self._stage_times(plan, layer, counts, again, messages)
-        forward, backward = layer.forward, layer.backward
-        passes = _PassTime(
-            layers * (forward.total_s + layer.forward_tensor_s),
-            layers * (backward.total_s + layer.backward_tensor_s + again),
-            layers,
-        )
-        elements = self._elements(plan, counts)
-        data = self._data_collectives(plan, elements, passes)
+    def _priced(self, plan: TrainingPlan) -> tuple[StepTime, list[PlannedCollective], _RankTime]:
+        job, count = self.job, plan.micro_batches(self.job.batch)
+        slowest, middle = self._rank_times(plan)
+        rank, output = slowest.time, slowest.output
+        elements = self.memory.most_elements(plan)
+        passes = PassTime(rank.forward, rank.backward + rank.again, slowest.layers.total)
+        data = data_collectives(job, plan, elements, passes, self.prices)
+        update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
         time = StepTime(
-            matrix=count * (layers * (forward.matrix_s + backward.matrix_s) + output.matrix_s),
-            other=count * (layers * (forward.other_s + backward.other_s) + output.other_s),
-            recompute=count * layers * again,
-            tensor=count * layers * (layer.forward_tensor_s + layer.backward_tensor_s),
-            messages=count * messages + self._table_s(plan),
-            bubble=_bubble_s(plan, middle),
+            matrix=count * (rank.matrix + output.matrix_s),
+            other=count * (rank.other + output.other_s),
+            recompute=count * rank.again,
+            tensor=count * rank.tensor,
+            context=count * rank.context,
+            experts=count * rank.experts,
+            messages=count * self._messages_s(plan) + self._table_s(plan),
+            bubble=self._bubble_s(plan, middle),
             data=sum(each.exposed for each in data),
-            update=update_s(elements / (plan.data if plan.zero else 1), job),
+            codec=codec_s(job, plan, elements),
+            swap=swap_s(job, plan, elements, passes, update),
+            update=update,
         )
-        return time, data
+        return time, data, slowest
 
-    def _stage_times(
-        self, plan: TrainingPlan, layer: _LayerTime, counts: StageLayers, again_s: float, messages_s: float
-    ) -> tuple[float, float, int, ComputeTime]:
-        """Seconds of a micro-batch on the slowest rank and in the middle; the slowest's layers and output."""
-        each = layer.forward.total_s + layer.backward.total_s + layer.forward_tensor_s
-        each += layer.backward_tensor_s + again_s
-        output = self._output(plan)
-        middle = counts.middle * each + messages_s
-        last = counts.last * each + output.total_s + messages_s
-        if last >= middle:
-            return last, middle, counts.last, output
-        return middle, middle, counts.middle, ComputeTime()
+    def _rank_times(self, plan: TrainingPlan) -> tuple[_RankTime, _RankTime]:
+        """A micro-batch on the slowest rank and on one in the middle."""
+        first, middle, last = rank_layers(self.job.shape, plan)
+        end = _RankTime(last, self._layers.layers(plan, last), self._output(plan))
+        if plan.pipeline == 1:
+            return end, end
+        found = [
+            _RankTime(layers, self._layers.layers(plan, layers), ComputeTime()) for layers in (middle, first)
+        ]
+        return max([end, *found], key=lambda rank: rank.total_s), found[0]
 
-    def _layer(self, plan: TrainingPlan) -> _LayerTime:
-        key = plan.tensor, plan.micro_batch, plan.sequence
-        if key not in self._layers:
-            job = self.job
-            compute = layer_compute(job, plan.tensor, plan.micro_batch, sequence=plan.sequence)
-            pair = self._tensor_pair_s(plan)
-            # Forward ends attention and MLP with a sum. Backward has that of the gradients, which hides
-            # behind those of the weights; with sequence=yes the inputs are gathered there once more.
-            backward = 2 * pair if plan.sequence else 0.0
-            self._layers[key] = _LayerTime(*compute, 2 * pair, backward, pair)
-        return self._layers[key]
+    def _bubble_s(self, plan: TrainingPlan, middle: _RankTime) -> float:
+        """Waiting at the two ends of a step: (p-1)/v stages. Narayanan et al., 2021, section 2.2.
 
-    def _tensor_pair_s(self, plan: TrainingPlan) -> float:
-        layout = self._layout(plan.tensor, 1)
-        names = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
-        return sum(self._collective_s(name, layout, self._activation_bytes(plan)) for name in names)
-
-    def _layout(self, size: int, stride: int) -> RankLayout:
-        return RankLayout.of(size, stride, self.job.links.ranks, self.job.ranks)
-
-    def _collective_s(self, collective: str, layout: RankLayout, nbytes: float) -> float:
-        return collective_s(collective, layout, nbytes, self.job.links, self.job.hardware.efficiency.links)
-
-    def _activation_bytes(self, plan: TrainingPlan) -> float:
-        return self.job.width * plan.micro_batch * self.job.shape.sequence * self.job.shape.hidden
+        ZB-H1 fills the time of the weights' gradients. Qi et al., 2023 (arXiv:2401.10241), table 2.
+        """
+        messages = self._messages_s(plan)
+        if plan.schedule != "zb-h1":
+            return (plan.pipeline - 1) / plan.interleave * (middle.total_s + messages)
+        forward, weights = middle.time.forward + messages / 2, middle.time.weights
+        inputs = middle.time.backward - weights + messages / 2
+        return (plan.pipeline - 1) * (forward + max(0.0, inputs - weights))
 
     def _output(self, plan: TrainingPlan) -> ComputeTime:
-        key = plan.tensor, plan.micro_batch
+        key = plan.tensor, plan.micro_batch, plan.context
         if key not in self._outputs:
-            self._outputs[key] = output_compute(self.job, *key)
-        forward, backward = self._outputs[key]
-        return forward.plus(backward)
-
-    def _elements(self, plan: TrainingPlan, counts: StageLayers) -> float:
-        """Elements of the fullest rank, without ZeRO."""
-        shape = self.job.shape
-        layer = shape.matrices(plan.tensor) + shape.vectors(plan.tensor)
-        if plan.pipeline == 1:
-            return shape.layers * layer + ends_elements(shape, plan, first=True, last=True)
-        return max(
-            counts.first * layer + ends_elements(shape, plan, first=True, last=False),
-            counts.middle * layer,
-            counts.last * layer + ends_elements(shape, plan, first=False, last=True),
-        )
+            forward, backward = output_compute(self.job, plan)
+            self._outputs[key] = forward.plus(backward)
+        return self._outputs[key]
 
     # ---- the pipeline ------------------------------------------------------------------------------------
 
+    def _activation_bytes(self, plan: TrainingPlan) -> float:
+        return self.job.width * sequence_part(plan, self.job) * self.job.shape.hidden
+
     def _message_s(self, plan: TrainingPlan) -> float:
         """One message: each tensor rank sends its part; the receivers gather it where tokens are not cut."""
-        links, share = self.job.links, self.job.hardware.efficiency.links
-        inside = plan.pipeline * plan.data * plan.tensor <= links.ranks
         nbytes = self._activation_bytes(plan)
-        seconds = message_s(nbytes / plan.tensor, links, share, inside=inside)
+        seconds = self.prices.stage_s(plan.ranks, nbytes / plan.tensor)
         if not plan.sequence:
-            seconds += self._collective_s("all_gather", self._layout(plan.tensor, 1), nbytes)
+            seconds += self.prices.collective_s("all_gather", plan.tensor, 1, nbytes)
         return seconds
 
     def _messages_s(self, plan: TrainingPlan) -> float:
@@ -239,7 +207,7 @@ class TimeModel:
 
     def _table_bytes(self, plan: TrainingPlan) -> float:
         """Of the gradients that the first and the last rank have of a shared table."""
-        shared = plan.data if plan.zero >= 2 else 1
+        shared = plan.sharers if plan.zero >= 2 else 1
         return self.job.shape.table(plan.tensor) * self.job.gradient_bytes / shared
 
     def _table_s(self, plan: TrainingPlan) -> float:
@@ -249,72 +217,5 @@ class TimeModel:
         """
         if plan.pipeline == 1 or not self.job.shape.tied:
             return 0.0
-        layout = self._layout(2, plan.data * plan.tensor * (plan.pipeline - 1))
-        return self._collective_s("all_reduce", layout, self._table_bytes(plan))
-
-    # ---- tensor and data ---------------------------------------------------------------------------------
-
-    def _tensor_collectives(self, plan: TrainingPlan, layers: int) -> list[PlannedCollective]:
-        """Two pairs forward and backward, and again where forward is computed again."""
-        if plan.tensor == 1:
-            return []
-        count = plan.micro_batches(self.job.batch) * layers
-        visible = 2 * ((plan.recompute == "full") + 1) + (2 if plan.sequence else 0)
-        pairs = 2 * ((plan.recompute == "full") + 2)
-        nbytes = self._activation_bytes(plan)
-        layout = self._layout(plan.tensor, 1)
-        if not plan.sequence:
-            found = [("all_reduce", pairs)]
-        else:
-            found = [("reduce_scatter", pairs), ("all_gather", pairs + 2)]
-        result = []
-        for name, calls in found:
-            each = self._collective_s(name, layout, nbytes)
-            result.append(
-                PlannedCollective(
-                    name,
-                    "tensor",
-                    plan.tensor,
-                    nbytes,
-                    calls * count,
-                    calls * count * each,
-                    visible * count * each,
-                )
-            )
-        return result
-
-    def _data_collectives(
-        self, plan: TrainingPlan, elements: float, passes: _PassTime
-    ) -> list[PlannedCollective]:
-        """Gradients and gathered parameters: one call per layer."""
-        if plan.data == 1:
-            return []
-        job, count = self.job, plan.micro_batches(self.job.batch)
-        layout = self._layout(plan.data, plan.tensor)
-        gradients, parameters = elements * job.gradient_bytes, elements * job.width
-        rounds = {0: 1, 1: 1, 2: count, 3: count}[plan.zero]
-
-        def planned(name: str, nbytes: float, times: int, window_s: float) -> PlannedCollective:
-            units = passes.layers
-            once = units * self._collective_s(name, layout, nbytes / units)
-            exposed = max(once / units, once - window_s) if job.overlap else once
-            calls = times * units
-            return PlannedCollective(
-                name, "data", plan.data, nbytes / units, calls, times * once, times * exposed
-            )
-
-        if plan.zero == 0:
-            return [planned("all_reduce", gradients, 1, passes.backward_s)]
-        if plan.zero < 3:
-            scatter = planned("reduce_scatter", gradients, rounds, passes.backward_s)
-            return [scatter, planned("all_gather", parameters, 1, passes.forward_s)]
-        return [
-            planned("all_gather", parameters, rounds, passes.forward_s),
-            planned("all_gather", parameters, rounds, passes.backward_s / 2),
-            planned("reduce_scatter", gradients, rounds, passes.backward_s / 2),
-        ]
-
-
-def _bubble_s(plan: TrainingPlan, middle_s: float) -> float:
-    """Waiting at the two ends of a step: (p-1)/v stages. Narayanan et al., 2021, section 2.2."""
-    return (plan.pipeline - 1) / plan.interleave * middle_s
+        stride = plan.copies * plan.tensor * (plan.pipeline - 1)
+        return self.prices.collective_s("all_reduce", 2, stride, self._table_bytes(plan))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .probe import PrivateName, find, need
+from .training import sequence_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -32,6 +33,16 @@ NAMES = {
         "torch._C:Future.set_result",
         purpose="complete a future without a Python frame, which would be in the text of its error",
         without="errors of futures have more lines",
+    ),
+    "next sequence": PrivateName(
+        "torch._C:_autograd._get_sequence_nr",
+        purpose="tell which module backward comes to where a plan's memory is predicted",
+        without="a plan's peak in backward has no module",
+    ),
+    "running": PrivateName(
+        "torch._C:_current_autograd_node",
+        purpose="tell which module backward comes to where a plan's memory is predicted",
+        without="a plan's peak in backward has no module",
     ),
 }
 
@@ -73,6 +84,19 @@ def future_in_cpp(values: Callable[[], Any]) -> Any:
     value.
     """
     return need(NAMES["fork"])(values)
+
+
+def next_sequence() -> int:
+    """Return the number that the next function of autograd gets in this thread; -1: not known."""
+    tells = find(NAMES["next sequence"])
+    return -1 if tells is None else int(tells())
+
+
+def running_sequence() -> int:
+    """Return the number of the function whose backward runs; -1: none, or not known."""
+    tells = find(NAMES["running"])
+    function = None if tells is None else tells()
+    return -1 if function is None else sequence_of(function)
 
 
 def set_result(future: Any) -> None:

@@ -6,7 +6,7 @@ gradients in a pass of their own has no such hooks, and a step that ended with a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,6 +65,11 @@ NAMES = {
 }
 
 
+NAMES["dtypes"] = PrivateName(
+    FSDP + "_fsdp_param_group:FSDPParamGroup._init_mp_dtypes",
+    purpose="train parameters that were frozen when they were sharded",
+    without="freezing or unfreezing in the middle of a run raises",
+)
 NAMES["states of modules"] = PrivateName(
     "torch.distributed._composable_state:_module_state_mapping",
     purpose="shard a model anew over other ranks (elastic=True with zero >= 1)",
@@ -127,6 +132,29 @@ def _unwrap(module: Any) -> None:
     for key in keys:
         module.__dict__.pop(key)
     module.__class__ = type(module).__mro__[2]
+
+
+def shown(root: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (sharded, gathered) of each parameter that the modules show gathered, as a forward left it."""
+    if root._get_fsdp_state()._is_root is None:
+        return  # nothing ran yet
+    for group in _groups(root):
+        for held in group.fsdp_params if group.is_unsharded else ():
+            yield held.sharded_param, held._unsharded_param
+
+
+def can_follow_frozen() -> bool:
+    """Whether this PyTorch can."""
+    return find(NAMES["dtypes"]) is not None
+
+
+def follow_frozen(root: Any) -> None:
+    """Train those parameters that require gradients now. They must be sharded."""
+    if root._get_fsdp_state()._is_root is None:
+        return  # the first forward looks
+    init_dtypes = need(NAMES["dtypes"])
+    for group in _groups(root):
+        init_dtypes(group)
 
 
 def replicate(module: Any, **arguments: Any) -> None:

@@ -53,7 +53,8 @@ NAMES = {
     "sequence": PrivateName(
         "torch.autograd.graph:Node._sequence_nr",
         purpose="tell what a loss has computed from what the model has",
-        without="a loss that takes a parameter which the tensor axis cuts is not refused",
+        without="a loss that takes a parameter which the tensor axis cuts is not refused, and "
+        "up.StepPredictor cannot run",
     ),
     "compiled": PrivateName(
         "torch.nn:Module._wrapped_call_impl",  # it calls _compiled_call_impl, which is None at first
@@ -64,6 +65,26 @@ NAMES = {
         "torch.nn:BatchNorm1d._check_input_dim",
         purpose="refuse an input that a BatchNorm does not take (sync_batch_norm=True)",
         without="such an input is normalised by its dimension 1",
+    ),
+    "hooks before a step": PrivateName(
+        "torch.optim:Optimizer._optimizer_step_pre_hooks",
+        purpose="tell whether a step of an optimizer calls hooks: they get cut parameters, no parts",
+        without="an optimizer of parameters that are cut takes longer",
+    ),
+    "hooks after a step": PrivateName(
+        "torch.optim:Optimizer._optimizer_step_post_hooks",
+        purpose="the same",
+        without="an optimizer of parameters that are cut takes longer",
+    ),
+    "hooks before any step": PrivateName(
+        "torch.optim.optimizer:_global_optimizer_pre_hooks",
+        purpose="the same, of hooks of all optimizers",
+        without="an optimizer of parameters that are cut takes longer",
+    ),
+    "hooks after any step": PrivateName(
+        "torch.optim.optimizer:_global_optimizer_post_hooks",
+        purpose="the same, of hooks of all optimizers",
+        without="an optimizer of parameters that are cut takes longer",
     ),
     "not persistent": PrivateName(
         "torch.nn:Module._non_persistent_buffers_set",
@@ -145,3 +166,11 @@ def check_dimensions(norm: Any, x: Tensor) -> None:
 def persistent(module: nn.Module, name: str) -> bool:
     """Whether a buffer of `module` belongs to its state."""
     return name not in getattr(module, "_non_persistent_buffers_set", ())
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether a step of this optimizer calls hooks; True where this PyTorch does not tell."""
+    before, after = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    own = getattr(optimizer, before, None), getattr(optimizer, after, None)
+    others = find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])
+    return any(hooks is None or len(hooks) > 0 for hooks in (*own, *others))

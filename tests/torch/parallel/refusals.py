@@ -65,7 +65,7 @@ def check_arguments_of_another_type_are_named(folder: Path) -> None:
         ((x, y, y), TypeError, "not a tuple of 3"),
         ((x, y[:2]), ValueError, r"one number of rows in dimension 0, not \[2, 4\]"),
         ((x, torch.tensor(1)), ValueError, "a tensor of a batch has no dimension"),
-        ((x[:0], y[:0]), ValueError, "rank 0 has no rows"),
+        ((x[:0], y[:0]), ValueError, "this batch has no rows"),
     ):
         with pytest.raises(error, match=says):
             run.step(batch)

@@ -13,13 +13,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from parallel import models, sweep
+from unisono.parallel import sharded_parameters
 from unisono.parallel.gradients import local
+
+SMALL_MODEL_BYTES = sharded_parameters.SMALL_MODEL_BYTES
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -226,6 +230,28 @@ def check_explain_and_trace(folder: Path) -> None:
     assert any(event["name"] == "unisono:all_gather" and event["args"]["bytes"] for event in written)
 
 
+def check_a_small_model_is_one_unit(folder: Path) -> None:
+    """Its parameters are gathered once a step; in low precision it has units, which cast their inputs."""
+    batch = models.text_batches(1, 4)[0]
+
+    def train(small: int, **more: Any) -> tuple[up.Run, list[float], list[str]]:
+        sharded_parameters.SMALL_MODEL_BYTES = small
+        run = made("gpt", up.Plan(data=2, zero=3, **more))
+        (part,) = run.shard([batch])
+        losses = [run.evaluate(part), *(run.step(part) for _ in range(3)), run.step(part, watch=True)]
+        return run, losses, [call.operation for call in run.explain() if call.axis == "shard"]
+
+    run, losses, moved = train(SMALL_MODEL_BYTES)
+    _, expected, units = train(0)
+    assert losses == expected  # the same sums in the same order
+    assert moved == ["all_gather", "reduce_scatter"]
+    assert units.count("reduce_scatter") > 1
+    low = train(SMALL_MODEL_BYTES, precision="bf16")[2]
+    assert low == train(0, precision="bf16")[2]
+    run.evaluate(next(iter(run.shard([batch]))))
+    assert all(isinstance(value, DTensor) for value in run.model.parameters())  # gathered ones are plain
+
+
 def check_loaders(folder: Path) -> None:
     """Each row once, whoever shuffles; a loader of batches is cut alike."""
     run = made("mlp", up.Plan(data=2))
@@ -239,8 +265,6 @@ def check_loaders(folder: Path) -> None:
     dist.all_gather_object(everyone, own)
     assert sorted(v for rows in everyone for batch in rows for v in batch) == x.flatten().tolist()
     assert [len(batch) for batch in everyone[0]] == [3, 3, 3, 3, 1]
-    with pytest.raises(ValueError, match="too small for 2 data ranks"):
-        list(run.shard([(torch.ones(1, 3), torch.ones(1))]))
 
 
 def check_several_outputs_and_other_shapes(folder: Path) -> None:
@@ -349,8 +373,9 @@ def check_evaluate_changes_nothing(folder: Path) -> None:
 
 
 def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) -> None:
-    """Run a check as one rank of a group of its own."""
+    """Run a check as one rank of a group of its own; its models have units as large ones have them."""
     torch.set_num_threads(1)
+    sharded_parameters.SMALL_MODEL_BYTES = 0
     warnings.filterwarnings("error", message=".*returned a view tensor")
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))

@@ -4,7 +4,7 @@
     hosts       --hosts, in every rank of a job: the network between its hosts, as a file
 
 What the figures are and where they are kept: `unisono.engine.costs.machine`. Groups read them when
-they are made.
+they are made. `--compute` is `unisono.parallel.calibration`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the network of a job; every rank runs it: unisono run ... -m unisono calibrate --hosts",
     )
     parser.add_argument(
+        "--compute", action="store_true", help="measure the operators of training, for `unisono.parallel`"
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", help="with --hosts: write the network there, FILE.toml"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Show the figures; measure them if there are none. Exit code: 0, or 2 for a malformed setting."""
+    """Show the figures; measure them if there are none.
+
+    Exit code: 0; 1: something could not be measured or written; 2: wrong usage, or a malformed setting.
+    """
     from unisono.engine.costs.machine import recall
     from unisono.engine.environment import env
 
@@ -50,8 +56,13 @@ def main(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"unisono calibrate: {error}", file=sys.stderr)
         return 2
+    if args.hosts and args.compute:
+        print("unisono calibrate: --hosts or --compute, not both", file=sys.stderr)
+        return 2
     if args.hosts:
         return _hosts(args.output)
+    if args.compute:
+        return _compute(settings, refresh=args.refresh, as_json=args.json)
     found = recall(settings)
     if found.note:
         print(f"unisono calibrate: {found.note}", file=sys.stderr)
@@ -63,6 +74,26 @@ def main(args: argparse.Namespace) -> int:
         print(json.format(json.encode(found.calibration)).decode())
     else:
         print("\n".join(lines(found)))
+    return 0
+
+
+def _compute(settings: Settings, *, refresh: bool, as_json: bool) -> int:
+    """Show the operators' figures; measure them if there are none."""
+    from msgspec import json
+
+    try:
+        from unisono.parallel.calibration.jobs import ComputeCalibrationError, calibrated, compute_lines
+    except ModuleNotFoundError as error:  # PyTorch
+        print(f"unisono calibrate: --compute: {error}", file=sys.stderr)
+        return 1
+    try:
+        found = calibrated(settings, refresh=refresh, say=lambda text: print(text, file=sys.stderr))
+    except ComputeCalibrationError as error:
+        print(f"unisono calibrate: {error}", file=sys.stderr)
+        return 1
+    if found.note:
+        print(f"unisono calibrate: {found.note}", file=sys.stderr)
+    print(json.encode(found.calibration).decode() if as_json else "\n".join(compute_lines(found)))
     return 0
 
 

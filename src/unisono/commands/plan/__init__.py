@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono.planner import TransformerShape
+    from unisono.planner.runtime import Runtime
+    from unisono.planner.sublayers import ExpertShape
 
 __all__ = ["add_arguments", "main"]
 
 NUMBERS = ("layers", "hidden", "heads", "vocab")
+EXPERTS = ("experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
 YES = {"yes": True, "no": False}
 
 
@@ -24,24 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.allow_abbrev = False
     add = parser.add_argument
-    add(
-        "--model",
-        default="",
-        metavar="MODEL",
-        help="config.json, its folder, gpt2, llama3-8b ...; or numbers:",
-    )
-    for name, text in (
-        ("layers", "layers"),
-        ("hidden", "width of the model"),
-        ("heads", "heads of attention"),
-        ("kv-heads", "heads of keys and values (default: as --heads)"),
-        ("ffn", "width of the MLP (default: 4 x hidden)"),
-        ("vocab", "tokens that there are"),
-        ("sequence", "tokens of a sequence"),
-    ):
-        add(f"--{name}", type=int, default=None, metavar="N", help=text)
-    add("--family", default=None, metavar="NAME", help="gpt (default) or llama: gated MLP, no biases, untied")
-    add("--attention", default=None, metavar="NAME", help="unfused or fused (default: unfused for gpt)")
+    _add_model(parser)
     add("--batch", type=int, required=True, metavar="N", help="sequences of a step, of all GPUs")
     add("--gpus", type=int, required=True, metavar="N", help="how many there are")
     add("--hardware", required=True, metavar="HW", help="FILE.toml, or a100-80g, h100-80g, v100-32g")
@@ -62,8 +48,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of gradients: f32 (default), or low as --compute",
     )
     add("--overlap", default=None, metavar="yes|no", help="data collectives travel during compute")
-    add("-o", "--output", default="", metavar="FILE.svg", help="draw time over memory of all plans")
+    add(
+        "--codecs",
+        default="",
+        metavar="LIST",
+        help="try these for gradients, which change training: bf16,int8,rank4",
+    )
+    add(
+        "--imbalance",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="rows of the fullest rank's experts over the mean (default: 1)",
+    )
+    add("--runtime", action="store_true", help="search only what unisono.parallel runs (needs PyTorch)")
+    add(
+        "-o",
+        "--output",
+        default="",
+        metavar="FILE",
+        help="FILE.svg: time over memory of all plans; FILE.html: a page",
+    )
     add("--json", action="store_true", help="the choice on standard output as JSON")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """Declare what says which model is trained."""
+    add = parser.add_argument
+    add(
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="config.json, its folder, gpt2, llama3-8b ...; or numbers:",
+    )
+    for name, text in (
+        ("layers", "layers"),
+        ("hidden", "width of the model"),
+        ("heads", "heads of attention"),
+        ("kv-heads", "heads of keys and values (default: as --heads)"),
+        ("ffn", "width of the MLP (default: 4 x hidden)"),
+        ("experts", "experts of a layer (default: none)"),
+        ("top-k", "experts of a token"),
+        ("expert-ffn", "width of an expert (default: as --ffn)"),
+        ("shared-ffn", "width of the experts that all tokens share"),
+        ("dense-layers", "layers at the beginning that have no experts"),
+        ("vocab", "tokens that there are"),
+        ("sequence", "tokens of a sequence"),
+    ):
+        add(f"--{name}", type=int, default=None, metavar="N", help=text)
+    add("--family", default=None, metavar="NAME", help="gpt (default) or llama: gated MLP, no biases, untied")
+    add("--attention", default=None, metavar="NAME", help="unfused or fused (default: unfused for gpt)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -97,8 +131,9 @@ def _planned(args: argparse.Namespace) -> str:
 
     if args.overlap not in (None, *YES):
         raise ValueError(f"--overlap {args.overlap}: expected yes or no")
-    if args.output and (args.plan or Path(args.output).suffix != ".svg"):
-        raise ValueError(f"-o {args.output}: expected a name that ends in .svg, and no --plan")
+    if args.output and (args.plan or Path(args.output).suffix not in (".svg", ".html")):
+        raise ValueError(f"-o {args.output}: expected a name that ends in .svg or .html, and no --plan")
+    runtime = _runtime() if args.runtime else None
     choice = plan(
         _shape(args),
         batch=args.batch,
@@ -111,10 +146,22 @@ def _planned(args: argparse.Namespace) -> str:
         compute=args.compute,
         reduce=args.reduce,
         overlap=None if args.overlap is None else YES[args.overlap],
+        codecs=args.codecs.split(",") if args.codecs else (),
+        imbalance=args.imbalance,
+        runtime=runtime,
     )
     if args.output:
-        Path(args.output).write_text(svg(choice, all_plans(choice.job, args.fix)), encoding="utf-8")
+        plans = all_plans(choice.job, args.fix, runtime, choice.plan)
+        page = Path(args.output).suffix == ".html"
+        text = choice.html(plans) if page else svg(choice, plans)
+        Path(args.output).write_text(text, encoding="utf-8")
     return json.dumps(choice.record(), indent=1) if args.json else str(choice)
+
+
+def _runtime() -> Runtime:
+    from unisono.parallel import Plan
+
+    return Plan
 
 
 def _shape(args: argparse.Namespace) -> TransformerShape:
@@ -123,7 +170,7 @@ def _shape(args: argparse.Namespace) -> TransformerShape:
     from unisono.planner.shape import shape_of
 
     changes: dict[str, Any] = {} if args.attention is None else {"attention": args.attention}
-    numbers = {name: getattr(args, name) for name in (*NUMBERS, "kv_heads", "ffn")}
+    numbers = {name: getattr(args, name) for name in (*NUMBERS, "kv_heads", "ffn", *EXPERTS)}
     given = {name: value for name, value in numbers.items() if value is not None}
     if args.model:
         if given or args.family is not None:
@@ -136,4 +183,25 @@ def _shape(args: argparse.Namespace) -> TransformerShape:
     family = args.family or "gpt"
     if family == "gpt":
         changes["positions"] = args.sequence
-    return shape_of(family, sequence=args.sequence, **given, **changes)
+    dense = {name: value for name, value in given.items() if name not in EXPERTS}
+    return shape_of(family, sequence=args.sequence, experts=_experts(args), **dense, **changes)
+
+
+def _experts(args: argparse.Namespace) -> ExpertShape | None:
+    """The experts of the numbers, if there are some."""
+    from unisono.planner.sublayers import ExpertShape
+
+    given = {name: getattr(args, name) for name in EXPERTS if getattr(args, name) is not None}
+    if args.experts is None:
+        if given:
+            raise ValueError(f"--{next(iter(given)).replace('_', '-')} needs --experts")
+        return None
+    if args.top_k is None:
+        raise ValueError("--experts needs --top-k")
+    return ExpertShape(
+        count=args.experts,
+        top_k=args.top_k,
+        ffn=(args.ffn or 4 * args.hidden) if args.expert_ffn is None else args.expert_ffn,
+        shared_ffn=args.shared_ffn or 0,
+        dense_layers=args.dense_layers or 0,
+    )

@@ -144,11 +144,13 @@ def _make_engine(
             cores, segment_bytes = membership.cores(rank), membership.machine.segment_bytes
             waits = settings.spin_us, segment_bytes, settings.placement
             options = (liveness.detach(), settings.status_fd, cores, *waits)
+            pids = membership.pids()
             if sockets is None:
-                engine = _native.Engine(region, rank, *options)
+                engine = _native.Engine(region, rank, *options, pids=pids)
             else:
                 held = [sockets.detach(kind) for kind in ("control", "data", "messages")]
-                engine = _native.Engine(region, rank, *options, connections_of(membership, rank, *held))
+                joined = connections_of(membership, rank, *held)
+                engine = _native.Engine(region, rank, *options, joined, pids)
             return EngineSetup(engine, membership.names(), membership.machine, membership)
         finally:
             if sockets is not None:
@@ -194,7 +196,6 @@ def connections_of(
             local_ranks.index(info.rank) if info.rank in local_ranks else -1 for info in membership.peers
         ],
         hosts=[homes.index(home) for home in homes],
-        pids=[info.pid for info in membership.peers],
         control=control,
         data=data,
         messages=messages,

@@ -105,8 +105,9 @@ def next_engine(
     wires = former.hand_over([each in stay for each in range(size)], timeout_s)
     held, rest = _sort(former, membership, kept, local_ranks, wires, timeout_s)
     if membership.on_one_host():
-        return _native.Engine(region, rank, *options), rest
-    return _native.Engine(region, rank, *options, connections_of(membership, rank, *held)), rest
+        return _native.Engine(region, rank, *options, pids=membership.pids()), rest
+    joined = connections_of(membership, rank, *held)
+    return _native.Engine(region, rank, *options, joined, membership.pids()), rest
 
 
 def _region(former: _native.Engine, membership: Membership, local_ranks: list[int]) -> _native.Region:

@@ -78,6 +78,10 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
         """The ranks of the host of `rank`, itself included, in order."""
         return [info.rank for info in self.peers if info.memory_domain == self.peers[rank].memory_domain]
 
+    def pids(self) -> list[int]:
+        """The process of every rank, each as its own host numbers it."""
+        return [info.pid for info in self.peers]
+
     def on_one_host(self) -> bool:
         """Whether all ranks share memory."""
         return len({info.memory_domain for info in self.peers}) == 1

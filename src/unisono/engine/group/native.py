@@ -318,6 +318,8 @@ def connect(
         engine_settings: those of the group that contains all these ranks; None: from `settings`.
     """
     settings = settings or env.read(strict=False)
+    if parent is not None:  # the launcher of an elastic job is told of the whole group only
+        settings = settings._replace(elastic=None)
     except_hook.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
     engine_settings = engine_settings or EngineSettings.of(settings)

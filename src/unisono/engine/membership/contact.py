@@ -115,7 +115,7 @@ class Contacts:
     def _stopped(self, rank: int, now: float) -> str:
         if now < self._since.get(rank, self._began) + self._grace_s:
             return ""
-        pid = self._engine.record_of(rank).pid or _process_of(self._engine.pidfd(rank))
+        pid = self._engine.record_of(rank).pid
         return "stopped" if pid != os.getpid() and _state(pid) in "Tt" else ""
 
     def _silent(self, rank: int, now: float) -> str:
@@ -141,15 +141,6 @@ def overdue(engine: Engine) -> list[int]:
     if fault.kind != FaultKind.TIMEOUT or not fault.seq:
         return []
     return [each.rank for each in fault.ranks if each.started < fault.seq]
-
-
-def _process_of(pidfd: int) -> int:
-    """The process of a pidfd, for a rank that has not made its engine yet; 0: it has ended."""
-    try:
-        with open(f"/proc/self/fdinfo/{pidfd}") as facts:
-            return max(0, *(int(line[4:]) for line in facts if line.startswith("Pid:")), 0)
-    except (OSError, ValueError):
-        return 0
 
 
 def _state(pid: int) -> str:

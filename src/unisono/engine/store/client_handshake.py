@@ -127,7 +127,7 @@ class StoreConnector:
             sock.close()
             if time.monotonic() >= self._deadline:
                 raise
-            raise self._foreign(f"it sent nothing for {GREETING_S * self._crowd:g} s") from error
+            raise self._silent() from error
         except BaseException:
             sock.close()
             raise
@@ -187,6 +187,15 @@ class StoreConnector:
                 remedy="The job was started anew there, with an empty store: start it anew here, too.",
             )
         )
+
+    def _silent(self) -> NotOurServer:
+        text = message(
+            f"the store at {self._where} does not answer",
+            observed=f"it sent nothing for {GREETING_S * self._crowd:g} s",
+            remedy="Its process is stopped or overloaded: look at rank 0. Or another program has the port: "
+            "choose another one (MASTER_PORT).",
+        )
+        return NotOurServer(text, "foreign")
 
     def _foreign(self, seen: str) -> NotOurServer:
         text = message(

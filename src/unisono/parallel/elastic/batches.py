@@ -92,6 +92,13 @@ class ElasticBatches(RankBatches):
         if used:
             self.cut()
 
+    def _own(self, rows: int) -> tuple[int, int]:
+        if rows < self._parts:
+            raise ValueError(
+                f"a batch of {rows} rows is too small for {self._parts} data ranks; use drop_last=True"
+            )
+        return super()._own(rows)
+
     def cut(self) -> None:
         """Cut the newest batch for the ranks that there are now."""
         if self.given is None:

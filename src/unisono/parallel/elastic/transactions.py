@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from unisono.parallel.failures import RunFailures
     from unisono.parallel.loss_weights import Weigh
     from unisono.parallel.model_buffers import BufferKind
-    from unisono.parallel.model_setup import ModelSetup, Optimizer
+    from unisono.parallel.model_setup import ModelSetup
+    from unisono.parallel.optimizer_groups import Optimizer
     from unisono.parallel.plan import Plan
 
 __all__ = ["TransactionalRun"]

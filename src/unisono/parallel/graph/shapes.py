@@ -52,12 +52,14 @@ class Shapes:
         self.set_once: set[tuple[str, str]] = set()
         # what a closure of the program may refer to, which no copy of the model changes
         self.originals: dict[int, tuple[Tensor, str]]
+        self.on_host: bool  # the model was on the meta device
         if isinstance(model, Shapes):
-            self.originals = model.originals
+            self.originals, self.on_host = model.originals, model.on_host
             self._copy(model.model, model.also)
         else:
             named = [*model.named_parameters(), *model.named_buffers()]
             self.originals = {id(value): (value, name) for name, value in named}
+            self.on_host = any(value.is_meta for value, _ in self.originals.values())
             self._copy(model, also)
 
     def _copy(self, model: nn.Module, also: Any) -> None:
@@ -89,5 +91,6 @@ class Shapes:
         return made
 
     def inputs(self, sample: Any) -> Any:
-        """The sample, without its values."""
-        return mapped(sample, self.blank)
+        """The sample, without its values; on the CPU where the model was on the meta device."""
+        made = mapped(sample, self.blank)
+        return mapped(made, lambda tensor: tensor.cpu()) if self.on_host else made

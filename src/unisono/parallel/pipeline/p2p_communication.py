@@ -84,6 +84,10 @@ class PipelineCommunicator:
             dist.recv(tensor, source, group=self._group, tag=_tag(message))
         return tensors
 
+    def forget(self) -> None:
+        """Tell shapes anew. Both ends call this between two steps."""
+        self._known.clear()
+
     def finish(self) -> None:
         """Wait until all sends are complete."""
         for work, _ in self._sent:

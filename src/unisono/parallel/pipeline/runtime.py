@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from unisono.parallel.batches import tensors_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.loss_weights import mean, pair
+from unisono.parallel.sharded_parameters import reshard
 from unisono.torch_internals import training
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
@@ -141,9 +142,15 @@ class PipelineRuntime:
             self._units.reduce_now()
         if reduces:
             self._units.finish()
+        if not step_input.train and self._mesh.plan.zero == 3:
+            reshard(self._root)  # no backward frees what the last forward has gathered
         self._messages.finish()
         self.interrupted = False
         return step.loss, step.count, step.spans
+
+    def follow_frozen(self) -> None:
+        """Other activations than before may require gradients. All ranks of a pipeline call this."""
+        self._messages.forget()
 
     def forget(self) -> None:
         """Drop what earlier runs have left, when the next one begins: gradients, collectives in flight."""

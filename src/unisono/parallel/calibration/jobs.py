@@ -1,0 +1,136 @@
+"""`unisono calibrate --compute`: times the operators of training, in jobs of its own; keeps the figures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from unisono.engine.costs.machine import identity
+from unisono.planner.compute_calibration import (
+    ComputeCalibration,
+    LoadedCompute,
+    RuntimeCosts,
+    compute_file,
+    keep_compute,
+    recall_compute,
+)
+from unisono.planner.operator_costs import OperatorCosts
+
+if TYPE_CHECKING:
+    from unisono.engine.environment.env import Settings
+
+__all__ = ["ComputeCalibrationError", "calibrated", "compute_lines"]
+
+LIMIT_S = 900
+"""Of one job: a machine that is busy with other programs takes far longer than its ten seconds or twenty."""
+
+BUSY = 0.5
+"""Programs that run on the average of the last minute: with more of them the machine is not quiet."""
+
+SHOWN = (
+    ("product of 512 x 512 x 512", "product", (512, 512, 512), 2 * 512.0**3, "GFLOP/s"),
+    ("the same in bf16", "product_low", (512, 512, 512), 2 * 512.0**3, "GFLOP/s"),
+    ("attention, 256 tokens", "attention", (256, 3e7), 1.5e7, "GFLOP/s"),
+    ("convolution, 32 channels", "convolution", (32, 3e7), 3e7, "GFLOP/s"),
+    ("adding, 3 MB", "light", (3e6,), 3e6, "GB/s"),
+    ("GELU, 1 MB", "heavy", (2.5e5,), 2e6, "GB/s"),
+    ("norm, 1 MB", "norm", (2.5e5,), 2e6, "GB/s"),
+)
+
+
+class ComputeCalibrationError(RuntimeError):
+    """A job of the calibration failed; the text has its last lines."""
+
+
+def calibrated(settings: Settings, *, refresh: bool, say: Callable[[str], object]) -> LoadedCompute:
+    """The figures of this machine and this PyTorch; measured where there are none.
+
+    Args:
+        refresh: measure though there are figures.  say: is told when a job is done.
+    Raises:
+        ComputeCalibrationError: a job failed.
+    """
+    found = recall_compute(settings, str(torch.__version__))
+    if found.calibration.measured_here and not refresh:
+        return found
+    return _keep(_measured(say), settings)
+
+
+def _keep(calibration: ComputeCalibration, settings: Settings) -> LoadedCompute:
+    try:
+        file = compute_file(settings, calibration.torch)
+        if file is None:
+            return LoadedCompute(calibration, "measured now, not kept: UNISONO_CALIBRATION=none")
+        keep_compute(calibration, file)
+    except OSError as error:
+        return LoadedCompute(calibration, f"measured now, not kept: {error}")
+    return LoadedCompute(calibration, str(file))
+
+
+def _measured(say: Callable[[str], object]) -> ComputeCalibration:
+    """One rank with all cores, as many ranks as cores, and the runtime between two."""
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        say(f"other programs are running (load {load:.1f}): figures of ranks with several threads get worse")
+    middle = [round(cores**0.5)] if cores >= 16 else []
+    counts = sorted({1, *middle, cores})
+    every = [_job(ranks, "operator_worker", OperatorCosts, say) for ranks in counts]
+    runtime = _job(2, "runtime_worker", RuntimeCosts, say)
+    measured = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return ComputeCalibration(identity(), str(torch.__version__), measured, cores, tuple(every), runtime)
+
+
+def _job(ranks: int, worker: str, kind: type[Any], say: Callable[[str], object]) -> Any:
+    """Run one job; its rank 0 writes what it has measured."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "measured.json")
+        module = f"unisono.parallel.calibration.{worker}"
+        command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", module, str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ComputeCalibrationError(f"{ranks} ranks took more than {LIMIT_S} s to measure") from error
+        if done.returncode or not file.exists():
+            last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+            raise ComputeCalibrationError(
+                f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
+            )
+        found = msgspec.json.decode(file.read_bytes(), type=kind)
+    what = "operators" if kind is OperatorCosts else "the runtime"
+    say(f"{what}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
+    return found
+
+
+def compute_lines(found: LoadedCompute) -> list[str]:
+    """The figures as text."""
+    one = found.calibration
+    heads = [f"{each.ranks} x {each.threads}" for each in one.settings]
+    lines = [
+        f"{one.cores} cores, PyTorch {one.torch}; operators measured {one.measured or 'never: a roofline'}",
+        f"{'ranks x threads':34}" + "".join(f"{head:>12}" for head in heads),
+    ]
+    for text, kind, point, work, unit in SHOWN:
+        rates = [work / each.at(kind, *point) / 1e9 for each in one.settings]
+        lines.append(f"{text:34}" + "".join(f"{rate:12.1f}" for rate in rates) + f"   {unit} of a rank")
+    for text, name in (("autograd, an operator forward", "forward_s"), ("backward", "backward_s")):
+        times = [getattr(each, name) * 1e6 for each in one.settings]
+        lines.append(f"{text:34}" + "".join(f"{each:12.2f}" for each in times) + "   us")
+    for phase in ("forward", "backward", "update"):
+        shares = [each.scale.get(phase, 1.0) for each in one.settings]
+        lines.append(f"{phase + ', of its operators':34}" + "".join(f"{each:12.2f}" for each in shares))
+    runtime = msgspec.structs.asdict(one.runtime)
+    names = ", ".join(f"{name.removesuffix('_s')} {value * 1e6:.0f}" for name, value in runtime.items())
+    lines.append(f"the runtime, us: {names}")
+    return [*lines, f"kept in {found.source}" if "/" in found.source else found.source]

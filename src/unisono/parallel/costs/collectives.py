@@ -1,0 +1,63 @@
+"""What collectives and messages between the ranks of a job take, by the engine's cost model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import msgspec
+
+from unisono.engine.costs.machine import MachineCalibration
+from unisono.engine.costs.tuner import Tuner
+
+__all__ = ["CollectiveCosts"]
+
+
+class CollectiveCosts:
+    """Prices of one job.
+
+    Args:
+        machine: the figures of its hosts.
+        hosts: number of the host of each rank, by rank.
+    """
+
+    def __init__(self, machine: MachineCalibration, hosts: Sequence[int]) -> None:
+        self._machine, self._hosts = machine, tuple(hosts)
+        self._price = functools.cache(self._priced)
+        self._tuner = functools.cache(self._of)
+
+    @property
+    def here(self) -> int:
+        """Ranks of the host that has most."""
+        return max(self._hosts.count(host) for host in set(self._hosts))
+
+    def seconds(self, collective: str, members: Sequence[int], nbytes: float) -> float:
+        """A call among these ranks, while all other groups of the job make theirs.
+
+        Args:
+            nbytes: of the whole buffer: of an all_gather the result, of a reduce_scatter the input.
+        """
+        hosts = tuple(self._hosts[rank] for rank in members)
+        if len(hosts) < 2:
+            return 0.0
+        return self._price(collective, hosts, max(1, round(nbytes)))
+
+    def message(self, sender: int, receiver: int, nbytes: float) -> float:
+        """A message between two ranks, at one end."""
+        machine = self._machine
+        if self._hosts[sender] != self._hosts[receiver]:
+            return 2 * machine.tcp_s + nbytes / machine.tcp
+        rate = min(machine.take, machine.copy.all_memory)
+        return machine.flag_s + nbytes / rate
+
+    def _priced(self, collective: str, hosts: tuple[int, ...], nbytes: int) -> float:
+        tuner = self._tuner(hosts)
+        per_rank = -(-nbytes // len(hosts)) if collective in ("all_gather", "reduce_scatter") else nbytes
+        return tuner.predict(collective, tuner.choose(collective, per_rank), nbytes)
+
+    def _of(self, hosts: tuple[int, ...]) -> Tuner:
+        """The tuner of such a group; its ranks have their share of the cores."""
+        cores = self._machine.cores
+        if cores and len(set(hosts)) == 1:
+            cores = max(1, cores * len(hosts) // max(self.here, len(hosts)))
+        return Tuner(len(hosts), hosts, msgspec.structs.replace(self._machine, cores=cores))

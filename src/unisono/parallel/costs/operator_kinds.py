@@ -1,0 +1,198 @@
+"""The class of an operator of PyTorch and its size, as `unisono.planner.operator_costs` prices them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unisono.parallel.graph.containers import tensors_in
+
+__all__ = ["OperatorPoint", "point_of"]
+
+
+class OperatorPoint(NamedTuple):
+    """A class of operators and a size; `kind` "" moves nothing, as a view does."""
+
+    kind: str
+    point: tuple[float, ...] = ()
+
+
+HEAVY = {
+    "exp", "log", "tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "gelu", "gelu_backward", "silu",
+    "silu_backward", "erf", "pow", "sqrt", "rsqrt", "sin", "cos", "log1p", "expm1", "softplus",
+    "softplus_backward", "elu", "elu_backward", "mish", "mish_backward", "hardswish", "hardswish_backward",
+    "logaddexp", "log_sigmoid_forward", "log_sigmoid_backward", "atan2", "reciprocal",
+}  # fmt: skip
+ONE_SIZE = {  # operator -> (class, which tensor says how many elements: an argument, or -1: the result)
+    "_softmax": ("softmax", -1),
+    "_log_softmax": ("softmax", -1),
+    "logsumexp": ("softmax", 0),
+    "_softmax_backward_data": ("softmax_backward", 0),
+    "_log_softmax_backward_data": ("softmax_backward", 0),
+    "native_layer_norm": ("norm", 0),
+    "native_layer_norm_backward": ("norm_backward", 0),
+    "_fused_rms_norm": ("norm", 0),
+    "_fused_rms_norm_backward": ("norm_backward", 0),
+    "native_group_norm": ("norm", 0),
+    "native_group_norm_backward": ("norm_backward", 0),
+    "native_batch_norm": ("batch_norm", 0),
+    "_native_batch_norm_legit": ("batch_norm", 0),
+    "_batch_norm_with_update": ("batch_norm", 0),
+    "native_batch_norm_backward": ("batch_norm_backward", 0),
+    "batch_norm_backward": ("batch_norm_backward", 0),
+    "max_pool2d_with_indices": ("pool", 0),
+    "max_pool2d_with_indices_backward": ("pool_backward", -1),
+    "avg_pool2d": ("pool", 0),
+    "avg_pool2d_backward": ("pool_backward", -1),
+    "_adaptive_avg_pool2d": ("pool", 0),
+    "_adaptive_avg_pool2d_backward": ("pool_backward", -1),
+    "embedding": ("embedding", -1),
+    "index_select": ("embedding", -1),
+    "index": ("index", -1),
+    "gather": ("index", -1),
+    "scatter": ("index", 0),
+    "scatter_add": ("index", 0),
+    "index_add": ("index", 0),
+    "index_put": ("index", 0),
+    "_index_put_impl_": ("index", 0),
+    "sort": ("index", 0),
+    "topk": ("index", 0),
+    "cumsum": ("heavy", -1),
+    "native_dropout": ("random", 0),
+    "bernoulli": ("random", -1),
+    "bernoulli_": ("random", 0),
+    "rand": ("random", -1),
+    "rand_like": ("random", -1),
+    "randn": ("random", -1),
+    "randn_like": ("random", -1),
+    "normal_": ("random", 0),
+    "uniform_": ("random", 0),
+}
+SUMS = {
+    "sum", "mean", "amax", "amin", "max", "min", "norm", "linalg_vector_norm", "var", "var_mean", "std",
+    "argmax", "argmin", "any", "all", "prod",
+}  # fmt: skip
+COPIES = {"clone", "copy_", "_to_copy", "contiguous", "_reshape_copy"}
+NOTHING = {
+    "detach", "detach_", "alias", "lift_fresh", "empty", "empty_like", "new_empty", "empty_strided",
+    "new_empty_strided", "set_", "is_same_size", "sym_size", "nll_loss_forward", "nll_loss_backward",
+    "_local_scalar_dense", "resize_", "arange", "scalar_tensor", "_unsafe_view", "_reshape_alias",
+}  # fmt: skip
+
+
+def point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> OperatorPoint:
+    """The class and size of one call.
+
+    Example: aten.mm of [8, 16] and [16, 4] in f32: ("product", (8, 16, 4)).
+    """
+    name = str(op.overloadpacket).rpartition(".")[2]
+    given = [arg for arg in args if isinstance(arg, Tensor)]
+    result = next(tensors_in(output), None)
+    if name in PRODUCTS or name in CONVOLUTIONS:
+        return (PRODUCTS.get(name) or CONVOLUTIONS[name])(given, args, result)
+    if name.startswith(("_scaled_dot_product", "_flash_attention", "_efficient_attention")):
+        return _attention(given, args, named, backward=name.endswith("backward"))
+    if name in NOTHING or _is_view(op):
+        return OperatorPoint("")
+    if name == "embedding_dense_backward":
+        filled = int(args[2]) * given[0].shape[-1]  # with zeros, in one pass of three
+        return OperatorPoint("embedding_backward", (float(max(1, given[0].numel() + filled // 3)),))
+    for form in (name, name.removesuffix("_")):
+        if form in ONE_SIZE:
+            kind, place = ONE_SIZE[form]
+            sized = result if place < 0 else given[place] if place < len(given) else result
+            return OperatorPoint(kind, (float(max(1, 0 if sized is None else sized.numel())),))
+    moved = [*given, *tensors_in([arg for arg in args if isinstance(arg, (list, tuple))]), *tensors_in(named)]
+    made = list(tensors_in(output))
+    nbytes = float(sum(map(_nbytes, [*moved, *made]))) or 1.0
+    if name in SUMS:
+        return OperatorPoint("sums", (nbytes,))
+    if name.removesuffix("_") in HEAVY:
+        return OperatorPoint("heavy", (float(max(1, made[0].numel() if made else 1)),))
+    if name in COPIES and any(tensor.dim() > 1 and not tensor.is_contiguous() for tensor in given):
+        return OperatorPoint("strided", (nbytes,))
+    return OperatorPoint("light", (nbytes,))
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """What an operator reads or writes of a tensor: what is expanded is read once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def _is_view(op: Any) -> bool:
+    """Whether the result shares the memory of an argument, and nothing is written."""
+    returns, arguments = op._schema.returns, op._schema.arguments
+    writes = any(each.alias_info is not None and each.alias_info.is_write for each in arguments)
+    return bool(returns) and returns[0].alias_info is not None and not writes
+
+
+def _low(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+def _product(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
+    left, right = tensors[-2:]
+    rows = 1 if left.dim() == 1 else left.shape[-2]
+    columns = 1 if right.dim() == 1 else right.shape[-1]
+    sizes = (float(max(1, rows)), float(max(1, left.shape[-1])), float(max(1, columns)))
+    return OperatorPoint("product_low" if _low(left) else "product", sizes)
+
+
+def _batched(tensors: list[Tensor], args: Any, result: Any) -> OperatorPoint:
+    left, right = tensors[-2:]
+    one = max(1.0, float(left.shape[1] * left.shape[2] * right.shape[2]))
+    if left.shape[0] == 1:
+        return _product(tensors, args, result)
+    return OperatorPoint("batched", (one ** (1 / 3), max(1.0, 2.0 * left.shape[0] * one)))
+
+
+def _linear(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
+    x, weight = tensors[:2]
+    sizes = (float(max(1, x.numel() // max(1, x.shape[-1]))), float(x.shape[-1]), float(weight.shape[0]))
+    return OperatorPoint("product_low" if _low(x) else "product", sizes)
+
+
+def _convolution(tensors: list[Tensor], _args: Any, result: Any) -> OperatorPoint:
+    return _of_convolution("convolution", tensors[1], result)
+
+
+def _convolution_backward(tensors: list[Tensor], args: Any, _result: Any) -> OperatorPoint:
+    """Of a class whose calls make two gradients, of the input and of the weight."""
+    kind, (width, flops) = _of_convolution("convolution_backward", tensors[2], tensors[0])
+    made = sum(map(bool, args[-1][:2])) if isinstance(args[-1], (list, tuple)) else 2
+    return OperatorPoint(kind, (width, max(1.0, flops * made / 2)))
+
+
+def _of_convolution(kind: str, weight: Tensor, output: Tensor) -> OperatorPoint:
+    flops = 2.0 * output.numel() * math.prod(weight.shape[1:])
+    groups = max(1, output.shape[1] // weight.shape[0]) if output.dim() > 1 else 1
+    width = math.sqrt(max(1, weight.shape[1]) * max(1, weight.shape[0] // groups))
+    if weight.shape[1] == 1:  # of one channel each
+        width = 1.0
+    return OperatorPoint(kind, (width, max(1.0, flops)))
+
+
+def _attention(tensors: list[Tensor], args: Any, named: dict[str, Any], *, backward: bool) -> OperatorPoint:
+    first = 1 if backward else 0  # backward begins with the gradient
+    q, k = tensors[first], tensors[first + 1]
+    causal = named.get("is_causal", any(arg is True for arg in args))
+    flops = (4.0 if causal else 8.0) * q.numel() * k.shape[-2]  # the class is that of causal ones
+    kind = "attention_backward" if backward else "attention"
+    return OperatorPoint(kind, (float(max(1, k.shape[-2])), max(1.0, flops)))
+
+
+_Formula = Callable[[list[Tensor], Any, Any], OperatorPoint]
+PRODUCTS: dict[str, _Formula] = {
+    **dict.fromkeys(("mm", "addmm", "mv", "addmv", "dot"), _product),
+    **dict.fromkeys(("bmm", "baddbmm"), _batched),
+    **dict.fromkeys(("linear", "_addmm_activation"), _linear),
+}
+CONVOLUTIONS: dict[str, _Formula] = {
+    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _convolution),
+    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
+}

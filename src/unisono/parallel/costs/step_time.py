@@ -1,0 +1,350 @@
+"""The seconds of a step under a plan, by cause: a traced micro-batch, priced.
+
+On a CPU nothing hides: the ranks fill the cores, so a collective takes its time from compute. With more ranks
+than cores a step takes what all ranks compute, shared by the cores. In a pipeline each rank runs the actions
+of its schedule in order, and waits for messages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
+from unisono.parallel.prediction import proved_schedule
+from unisono.parallel.replicated_parameters import BUCKET_BYTES
+
+from .forecast import CAUSES, StepForecast
+from .trace import TracedOperator, TracedStep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unisono.parallel.plan import Plan
+    from unisono.planner.compute_calibration import RuntimeCosts
+    from unisono.planner.operator_costs import OperatorCosts
+
+    from .collectives import CollectiveCosts
+
+__all__ = ["StepParts", "step_forecast"]
+
+ROUNDING = 1e-9  # of a sum in another order
+
+BY_BYTES = ("light", "strided", "sums")
+
+KEPT = ("product", "product_low", "batched", "convolution", "attention")
+"""Classes whose results recompute="selective" keeps."""
+
+
+class ParameterSizes(NamedTuple):
+    """Parameters of one unit on one rank: how many, and their elements."""
+
+    number: int
+    elements: int
+
+
+@dataclass
+class StepParts:
+    """What is needed to price a plan.
+
+    Attributes:
+        traced: a micro-batch.  update: operators of the optimizer on all parameters; None: as Adam's.
+        units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
+        hosts: priced collectives.  factor: of compute on a rank beside the costs' own setting.
+        crowd: ranks of a host per core, at least 1.
+    """
+
+    plan: Plan
+    traced: TracedStep
+    update: list[TracedOperator] | None
+    units: dict[int, dict[str, ParameterSizes]]
+    buffers: ParameterSizes
+    costs: OperatorCosts
+    runtime: RuntimeCosts
+    collectives: CollectiveCosts
+    factor: float = 1.0
+    crowd: float = 1.0
+    source: str = ""
+
+
+@dataclass
+class _StageTime:
+    """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    units: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # compute of forward, again
+    tensor_forward: float = 0.0
+    tensor_backward: float = 0.0
+    tensor_units: float = 0.0  # in forward, within units
+
+
+def step_forecast(parts: StepParts) -> StepForecast:
+    """Price a step."""
+    return _StepPricer(parts).forecast()
+
+
+class _StepPricer:
+    def __init__(self, parts: StepParts) -> None:
+        self._parts, self._plan, self._runtime = parts, parts.plan, parts.runtime
+        self._width = 4 if parts.plan.precision == "f32" else 2
+        self._reduce_width = 4 if parts.plan.reduce == "f32" else self._width
+        self._stages = [_StageTime() for _ in range(parts.plan.stages)]
+        self._price_micro_batch()
+
+    # ---- one micro-batch ----
+
+    def _seconds(self, operator: TracedOperator, share: float = 1.0) -> float:
+        """One operator; `share`: of its elements, where another rank has the rest."""
+        costs = self._parts.costs
+        kind, point = operator.size
+        if not kind:
+            return costs.view_s
+        one_size = len(point) == 1
+        found = costs.at(kind, point[0] * share) if one_size else costs.at(kind, *point) * share
+        found *= costs.scale.get(operator.phase, 1.0) * self._parts.factor
+        if operator.followed:
+            found += costs.forward_s if operator.phase == "forward" else costs.backward_s
+        return found
+
+    def _price_micro_batch(self) -> None:
+        selective = self._plan.recompute == "selective"
+        for operator in self._parts.traced.operators:
+            stage, taken = self._stages[operator.stage], self._seconds(operator)
+            if operator.phase == "backward":
+                stage.backward += taken
+                continue
+            stage.forward += taken
+            if operator.unit and not (selective and operator.size.kind in KEPT):
+                stage.units[operator.unit] += taken
+        for move in self._parts.traced.moves:
+            stage = self._stages[move.stage]
+            taken = self._parts.collectives.seconds(move.collective, self._members("tensor"), move.nbytes)
+            taken += self._runtime.move_s * self._parts.crowd
+            if move.phase == "forward":
+                stage.tensor_forward += taken
+                stage.tensor_units += taken if move.unit else 0.0
+            else:
+                stage.tensor_backward += taken
+
+    def _members(self, axis: str) -> list[int]:
+        """The ranks of rank 0's group of an axis: tensor is the fastest, then shard, replica, pipeline."""
+        plan = self._plan
+        shards = plan.shards
+        size, stride = {
+            "tensor": (plan.tensor, 1),
+            "shard": (shards, plan.tensor),
+            "replica": (plan.data // shards, plan.tensor * shards),
+            "data": (plan.data, plan.tensor),
+        }[axis]
+        return [place * stride for place in range(size)]
+
+    # ---- parameters ----
+
+    def _light(self, nbytes: float) -> float:
+        return self._parts.costs.at("light", max(1.0, nbytes)) * self._parts.factor
+
+    def _gathered(self, stage: int) -> tuple[float, float]:
+        """Seconds to gather all units of a stage once: compute, communication."""
+        compute = communication = 0.0
+        for size in self._parts.units.get(stage, {}).values():
+            nbytes = size.elements * self._width
+            compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
+            communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
+        return compute, communication
+
+    def _reduced(self, stage: int) -> tuple[float, float]:
+        """Seconds to reduce all gradients of a stage once."""
+        if self._plan.zero == 0 and self._plan.precision == "f32":
+            return self._replicas_reduced(stage)
+        axis = "shard" if self._plan.zero else "replica"
+        what = "reduce_scatter" if self._plan.zero else "all_reduce"
+        compute = communication = 0.0
+        for size in self._parts.units.get(stage, {}).values():
+            nbytes = size.elements * self._reduce_width
+            compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
+            communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
+            if self._plan.zero and self._plan.data > self._plan.shards:
+                part = nbytes / self._plan.shards
+                communication += self._parts.collectives.seconds("all_reduce", self._members("replica"), part)
+        return compute, communication
+
+    def _replicas_reduced(self, stage: int) -> tuple[float, float]:
+        if self._plan.data == 1:
+            return 0.0, 0.0
+        sizes = self._parts.units.get(stage, {}).values()
+        nbytes = 4 * sum(size.elements for size in sizes)
+        whole, rest = divmod(nbytes, BUCKET_BYTES)
+        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._light(2 * nbytes)
+        communication = 0.0
+        for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
+            compute += self._runtime.bucket_s
+            communication += self._parts.collectives.seconds("all_reduce", self._members("data"), size)
+        return compute, communication
+
+    def _accumulated(self, stage: int) -> float:
+        """Seconds to add the gradients of one more micro-batch."""
+        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
+        width = self._width
+        if self._plan.zero >= 2:
+            elements, width = elements // self._plan.shards, self._reduce_width
+        return self._light(3 * elements * width)
+
+    def _updated(self, stage: int) -> float:
+        sizes = self._parts.units.get(stage, {}).values()
+        held = sum(size.elements for size in sizes)
+        every = sum(size.elements for units in self._parts.units.values() for size in units.values())
+        if not held:
+            return 0.0
+        share, parts = held / every, 1 / self._plan.shards
+        if self._parts.update is None:  # as Adam: two moments, twelve operators
+            taken = 12 * sum(
+                self._light(10 * size.elements * parts / size.number) * size.number for size in sizes
+            )
+        else:
+            wide = 4 / self._width  # the optimizer's parameters are f32, the traced ones are not
+            taken = share * sum(
+                self._seconds(operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0))
+                for operator in self._parts.update
+            )
+        if self._plan.clip is not None or self._plan.precision == "fp16":
+            taken += self._light(12 * held * parts) + self._runtime.parameter_s * sum(s.number for s in sizes)
+        return taken
+
+    # ---- a step ----
+
+    def forecast(self) -> StepForecast:
+        """Run the schedule on paper."""
+        schedule = proved_schedule(self._plan, self._plan.micro_batches)
+        ranks = _RankTime.of(schedule)
+        self._run(schedule, ranks)
+        for rank, time in enumerate(ranks):
+            self._finish(schedule, rank, time)
+        crowd = self._parts.crowd
+        if crowd > 1.0:  # a core works for another rank while one waits
+            seconds = _mean([each.crowded(crowd) for each in ranks])
+        else:
+            seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
+        busy = sum(seconds.values())
+        left = max(each.clock for each in ranks) - busy
+        seconds["waiting"] = left if left > ROUNDING * busy else 0.0
+        return StepForecast(seconds, source=self._parts.source)
+
+    def _run(self, schedule: Schedule, ranks: list[_RankTime]) -> None:
+        arrived: dict[StageMessage, float] = {}
+        left = [list(order) for order in schedule.orders]
+        while any(left):
+            for rank, order in enumerate(left):
+                while order:
+                    needed = schedule.needs(order[0])
+                    if needed is not None and needed not in arrived:
+                        break
+                    self._act(schedule, order.pop(0), ranks[rank], arrived)
+
+    def _act(
+        self, schedule: Schedule, action: Action, rank: _RankTime, arrived: dict[StageMessage, float]
+    ) -> None:
+        needed, given = schedule.needs(action), schedule.gives(action)
+        here = schedule.rank_of[action.stage]
+        if needed is not None:
+            rank.clock = max(rank.clock, arrived[needed])
+            self._message(rank, schedule.rank_of[needed.stage], here, min(needed.stage, action.stage))
+        if action.kind == "F":
+            self._forward(action.stage, rank, first=action.stage not in rank.stages)
+        else:
+            self._backward(action, rank)
+        if given is not None:
+            message, stage = given
+            self._message(rank, here, schedule.rank_of[stage], min(stage, action.stage))
+            arrived[message] = rank.clock
+
+    def _message(self, rank: _RankTime, sender: int, receiver: int, boundary: int) -> None:
+        """One end of a message over the boundary between a stage and the next."""
+        if sender == receiver:
+            return
+        stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.traced.sent
+        nbytes = sent[boundary] if boundary < len(sent) else 0
+        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
+        rank.add("messages", taken + self._runtime.message_s)
+
+    def _forward(self, number: int, rank: _RankTime, *, first: bool) -> None:
+        stage = self._stages[number]
+        rank.stages.add(number)
+        rank.add("fixed", self._runtime.micro_s)
+        rank.add("forward", stage.forward)
+        rank.add("tensor", stage.tensor_forward)
+        if self._plan.zero == 3 or (first and self._sharded):
+            self._data(rank, self._gathered(number))
+
+    def _backward(self, action: Action, rank: _RankTime) -> None:
+        stage = self._stages[action.stage]
+        half = 0.5 if action.kind in "IW" else 1.0
+        again = self._plan.recompute is not False and action.kind == "B"
+        rank.add("backward", stage.backward * half)
+        rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
+        if again:
+            rank.add("recompute", sum(stage.units.values()))
+            rank.add("fixed", self._runtime.recompute_s * len(stage.units))
+        if action.kind != "I":
+            count = rank.micros[action.stage] = rank.micros.get(action.stage, 0) + 1
+            if count > 1:
+                rank.add("backward", self._accumulated(action.stage))
+            if self._plan.zero >= 2:
+                self._data(rank, self._reduced(action.stage))
+        if action.kind == "B" and self._plan.zero == 3:
+            self._data(rank, self._gathered(action.stage))
+
+    @property
+    def _sharded(self) -> bool:
+        return self._plan.zero > 0 or self._plan.precision != "f32"
+
+    def _data(self, rank: _RankTime, both: tuple[float, float]) -> None:
+        """Work of the data axis: copies and hooks, and the collectives."""
+        rank.add("fixed", both[0])
+        rank.add("data", both[1])
+
+    def _finish(self, schedule: Schedule, number: int, rank: _RankTime) -> None:
+        """What each rank does once a step."""
+        rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
+        for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
+            if self._plan.zero < 2:
+                self._data(rank, self._reduced(stage))
+            rank.add("update", self._updated(stage))
+        buffers = self._parts.buffers
+        if buffers.number and self._plan.data > 1 and self._plan.buffers == "average":
+            taken = self._parts.collectives.seconds("all_reduce", self._members("data"), 4 * buffers.elements)
+            rank.add("data", taken)
+            rank.add("fixed", self._runtime.parameter_s * buffers.number)
+
+
+@dataclass
+class _RankTime:
+    """One rank of the pipeline: its clock, and its seconds by cause."""
+
+    clock: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    stages: set[int] = field(default_factory=set)  # that have run
+    micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> list[_RankTime]:
+        """One for each rank."""
+        return [cls() for _ in range(schedule.ranks)]
+
+    def add(self, cause: str, seconds: float) -> None:
+        """Spend time."""
+        self.clock += seconds
+        self.parts[cause] = self.parts.get(cause, 0.0) + seconds
+
+    def crowded(self, crowd: float) -> dict[str, float]:
+        """The parts where so many ranks share a core; collectives are priced so already."""
+        return {
+            cause: taken * (crowd if CAUSES[cause] == "compute" else 1.0)
+            for cause, taken in self.parts.items()
+        }
+
+
+def _mean(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    causes = {cause for each in parts for cause in each}
+    return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}

@@ -1,0 +1,364 @@
+"""Records a step of training on shapes: every operator of forward, loss, backward and update of one rank.
+
+Nothing is computed. What autograd runs in backward is recorded as it runs, and belongs to the stage and the
+unit of the operator that it differentiates.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.graph.capture import CaptureError, Shapes, call
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.cut import Cut, ModuleMove
+from unisono.parallel.graph.fused import split_
+from unisono.parallel.graph.local_model import moved, narrow_
+from unisono.parallel.graph.written import Written
+from unisono.torch_internals.fake import OperatorMode
+from unisono.torch_internals.training import sequence_of
+
+from .operator_kinds import OperatorPoint, point_of
+
+__all__ = ["StepLayout", "TracedMove", "TracedOperator", "TracedStep", "trace_step", "trace_update"]
+
+NO_UNIT = ""
+ACCUMULATES = 1 << 62
+"""Functions that add to .grad have the largest numbers there are."""
+
+
+class TracedOperator(NamedTuple):
+    """One operator. `phase`: forward, backward or update. `unit`: the path of its unit; "": of none.
+
+    `followed`: autograd runs it, or has made a function for it.
+    """
+
+    size: OperatorPoint
+    phase: str
+    stage: int
+    unit: str
+    followed: bool
+
+
+class TracedMove(NamedTuple):
+    """One collective of the tensor axis. `nbytes`: of the whole buffer, the larger end."""
+
+    collective: str
+    nbytes: int
+    phase: str
+    stage: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Where the stages and the units of a model are.
+
+    Attributes:
+        starts: (path, which call of it): where each stage but the first begins.
+        units: paths of modules whose parameters are gathered and reduced together.
+        cut: how the tensor axis cuts it; None: not.
+        regathers: what layers get from all tensor ranks is gathered again in backward.
+        dtype: in which it computes; None: in that of its parameters.
+    """
+
+    starts: tuple[tuple[str, int], ...] = ()
+    units: tuple[str, ...] = ()
+    cut: Cut | None = None
+    regathers: bool = False
+    dtype: torch.dtype | None = None
+
+
+@dataclass
+class TracedStep:
+    """What one micro-batch runs on shapes, on one data rank, over all stages.
+
+    Attributes:
+        sent: bytes that go from each stage to the next, in forward.
+        homes: name of a parameter -> the stage and the unit in which its module is called first.
+        model: the copy without values, cut; its parameters have gradients.
+    """
+
+    model: nn.Module
+    operators: list[TracedOperator] = field(default_factory=list)
+    moves: list[TracedMove] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    homes: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
+def trace_step(
+    shapes: Shapes,
+    batch: tuple[Any, Any],
+    loss: Callable[[Any, Any], Any],
+    layout: StepLayout,
+    *,
+    output: Callable[[Any], Any],
+) -> TracedStep:
+    """Record forward, loss and backward of one micro-batch.
+
+    Args:
+        shapes: a copy of the model of its own; it is cut here.
+        batch: (inputs, targets) of the micro-batch.
+        output: the model's result -> what the loss takes.
+    Raises:
+        CaptureError: the model or the loss reads values, or raises.
+    """
+    model = shapes.model
+    found = TracedStep(model)
+    mode = _StepMode(found)
+    if layout.cut is not None:
+        _cut(shapes, layout.cut, mode, regathers=layout.regathers)
+    if layout.dtype is not None:
+        with shapes.mode, torch.no_grad():
+            for value in [*model.parameters(), *model.buffers()]:
+                if value.is_floating_point():
+                    value.data = value.data.to(layout.dtype)
+    called: dict[str, tuple[int, str]] = {}
+    handles = _hooks(model, layout, mode, called)
+    inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
+    try:
+        with shapes.mode, torch.enable_grad(), mode:
+            if layout.dtype is not None:
+                inputs = mapped(inputs, lambda t: t.to(layout.dtype) if t.is_floating_point() else t)
+            result = output(call(model, inputs))
+            result = mapped(result, lambda t: t.float() if t.is_floating_point() else t)
+            value = loss(result, targets)
+            value = value[0] if isinstance(value, tuple) else value
+            mode.backward(value.mean() if value.dim() else value)
+    except CaptureError:
+        raise
+    except Exception as error:
+        says = str(error).strip().splitlines()
+        raise CaptureError(
+            f"a step of {type(model).__name__} cannot run on shapes: {type(error).__name__}: "
+            f"{says[0] if says else ''}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    found.homes = _homes(model, called)
+    return found
+
+
+def trace_update(
+    traced: TracedStep, optimizer: Callable[[Any], Any], parameters: Any
+) -> list[TracedOperator]:
+    """Record one step of an optimizer.
+
+    Raises:
+        CaptureError: it reads values, or raises.
+    """
+    seen = TracedStep(traced.model)
+    mode = _StepMode(seen)
+    mode.phase = "update"
+    try:
+        made = optimizer(parameters)
+        with mode:
+            for one in made if isinstance(made, (list, tuple)) else [made]:
+                one.step()
+    except Exception as error:
+        says = str(error).strip().splitlines()
+        raise CaptureError(
+            f"the optimizer cannot run on shapes: {type(error).__name__}: {says[0] if says else ''}. With "
+            "optimizer=None the update is priced as Adam's"
+        ) from error
+    return seen.operators
+
+
+class _StepMode(OperatorMode):
+    """Notes each operator with its phase, stage and unit."""
+
+    def __init__(self, found: TracedStep) -> None:
+        super().__init__()
+        self.found, self.phase = found, "forward"
+        self.stage, self.units, self.paused = 0, [NO_UNIT], 0
+        self._bounds: list[int] = [-1]  # numbers of functions where another stage or unit begins
+        self._places: list[tuple[int, str]] = [(0, NO_UNIT)]
+        self._accumulates = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        output = func(*args, **named)
+        if self.paused or self._accumulates or func.namespace == "prim":
+            return output
+        followed = self.phase == "backward" or (
+            self.phase == "forward"
+            and torch.is_grad_enabled()
+            and any(tensor.requires_grad for tensor in tensors_in((args, named)))
+        )
+        size = point_of(func, args, named, output)
+        self.found.operators.append(TracedOperator(size, self.phase, self.stage, self.units[-1], followed))
+        return output
+
+    def note(self, collective: str, nbytes: int) -> None:
+        """A collective of the tensor axis happens here."""
+        self.found.moves.append(TracedMove(collective, nbytes, self.phase, self.stage, self.units[-1]))
+
+    def mark(self) -> None:
+        """Functions of autograd that are made from now on belong to the present stage and unit."""
+        self.paused += 1
+        probe = torch.zeros((), requires_grad=True) * 1.0
+        number = sequence_of(probe.grad_fn)
+        if number < 0:
+            raise CaptureError(
+                "this PyTorch does not number the functions of autograd, so no step is recorded"
+            )
+        self._bounds.append(number)
+        self._places.append((self.stage, self.units[-1]))
+        self.paused -= 1
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward; what a function runs belongs to the place where it was made."""
+        for function in _functions(loss.grad_fn):
+            number = sequence_of(function)
+            function.register_prehook(self._entering(number))
+        self.phase = "backward"
+        loss.backward()
+
+    def _entering(self, number: int) -> Callable[[Any], None]:
+        place = self._places[bisect.bisect_right(self._bounds, number) - 1]
+
+        def enter(_gradients: Any) -> None:
+            self._accumulates = number > ACCUMULATES
+            self.stage, self.units = place[0], [place[1]]
+
+        return enter
+
+
+def _functions(first: Any) -> Iterable[Any]:
+    """Every function of autograd behind a loss."""
+    seen, left = set(), [first]
+    while left:
+        function = left.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            left += [before for before, _ in function.next_functions]
+            yield function
+
+
+def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
+    """Where the innermost module around each parameter that was called has begun."""
+    found = {}
+    for name, _ in model.named_parameters():
+        path = name.rpartition(".")[0]
+        while path and path not in called:
+            path = path.rpartition(".")[0]
+        found[name] = called.get(path, (0, NO_UNIT))
+    return found
+
+
+def _hooks(
+    model: nn.Module, layout: StepLayout, mode: _StepMode, called: dict[str, tuple[int, str]]
+) -> list[Any]:
+    """Follow stages and units while the model runs; note where each module is called first."""
+    starts = set(layout.starts)
+    calls: dict[str, int] = {}
+    units = set(layout.units)
+    handles: list[Any] = []
+
+    def begin(path: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: Any, named: Any) -> None:
+            count = calls[path] = calls.get(path, -1) + 1
+            if (path, count) in starts:
+                mode.stage += 1
+                mode.found.sent.append(sum(t.numel() * t.element_size() for t in tensors_in((args, named))))
+            if path in units:
+                mode.units.append(path)
+            if path in units or (path, count) in starts:
+                mode.mark()
+            called.setdefault(path, (mode.stage, mode.units[-1]))
+
+        return hook
+
+    def end(_module: nn.Module, _args: Any, _output: Any) -> None:
+        mode.units.pop()
+        mode.mark()
+
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(begin(path), prepend=True, with_kwargs=True))
+        if path in units:
+            handles.append(module.register_forward_hook(end))
+    return handles
+
+
+# ---- the tensor axis ----
+
+
+def _cut(shapes: Shapes, cut: Cut, mode: _StepMode, *, regathers: bool) -> None:
+    """Give the copy one rank's part of each parameter, with collectives that only say what they are."""
+    model = shapes.model
+    with shapes.mode:
+        for path, sizes in cut.fused.items():
+            split_(model, path, sizes)
+    narrow_(shapes, cut)
+    written = Written(model, cut.sizes)
+    written.wrap()
+    for path in dict.fromkeys([*cut.modules, *cut.moves]):
+        _wrap(model.get_submodule(path), path, cut, mode, regathers=regathers)
+    written.wrap_others()
+
+
+def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode, *, regathers: bool) -> None:
+    run, kind, moves = module.forward, cut.modules.get(path, ""), cut.moves.get(path, {})
+    scatters = any(each.kind == "scatter" for each in moves.values())
+
+    def move(value: Tensor, how: ModuleMove) -> Tensor:
+        moved_: Tensor = _ShapeMove.apply(value, how, cut.parts, mode, regathers)
+        return moved_
+
+    def forward(*args: Any, **named: Any) -> Any:
+        args, named = moved((args, named), False, moves, move)
+        output = run(*args, **named)
+        if kind == "column, gathered":
+            output = move(output, ModuleMove("gather", -1))
+        elif kind in ("row", "vocabulary") and not scatters:
+            output = move(output, ModuleMove("sum", 0))
+        return moved(output, True, moves, move)
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+INVERSE = {"gather": "slice", "gather, sum": "scatter", "scatter": "gather", "slice": "gather"}
+
+
+class _ShapeMove(torch.autograd.Function):
+    """A move of the tensor axis, on shapes: see tensor_moves.py."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, how: ModuleMove, parts: int, mode: _StepMode, regathers: bool
+    ) -> Tensor:
+        ctx.how = how, parts, mode, regathers
+        return _made(value, how.kind, how.dim, parts, mode, first="enter", sums="sum")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        how, parts, mode, regathers = ctx.how
+        kind = INVERSE.get(how.kind, how.kind)
+        if how.kind == "gather, sum" and regathers:
+            mode.note("all_gather", grad.numel() * grad.element_size())
+        return _made(grad, kind, how.dim, parts, mode, first="sum", sums="enter"), None, None, None, None
+
+
+def _made(
+    value: Tensor, kind: str, dim: int, parts: int, mode: _StepMode, *, first: str, sums: str
+) -> Tensor:
+    """What a move makes of a value. `first`: the kind that does nothing here.  `sums`: that which sums."""
+    nbytes = value.numel() * value.element_size()
+    if kind == first:
+        return value.view_as(value)
+    if kind == sums:
+        mode.note("all_reduce", nbytes)
+        return value.clone(memory_format=torch.contiguous_format)
+    if kind == "slice":
+        return value.narrow(dim, 0, value.shape[dim] // parts).clone()
+    if kind == "scatter":
+        mode.note("reduce_scatter", nbytes)
+        return value.narrow(dim, 0, value.shape[dim] // parts).clone()
+    mode.note("all_gather", nbytes * parts)
+    return torch.cat([value] * parts, dim)

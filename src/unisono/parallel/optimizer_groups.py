@@ -1,0 +1,98 @@
+"""The optimizers of a run: what the caller's function gets and makes, at first and of later parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "optimizers_of"]
+
+
+class Parameters(list[nn.Parameter]):
+    """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.
+
+    Where a rank trains nothing, an empty tensor without a name stands for them, so that schedulers find an
+    optimizer there, too.
+
+    Example of groups: lambda p: AdamW([{"params": [v for k, v in p.named.items() if "bias" in k]}, ...])
+    """
+
+    def __init__(self, named: dict[str, nn.Parameter]) -> None:
+        self.named = named or {"": nn.Parameter(torch.empty(0))}
+        super().__init__(self.named.values())
+
+    @property
+    def nothing(self) -> bool:
+        """Whether this rank trains nothing."""
+        return "" in self.named
+
+
+Optimizer = Callable[[Parameters], torch.optim.Optimizer]
+
+
+def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.optim.Optimizer]:
+    """The optimizers that the caller's function made: one, or a list of several.
+
+    Args:
+        made: what it returned.
+        given: what it was given; the tensor that stands for no parameters leaves the groups.
+        swap: parameters are swapped, and one optimizer has all of them.
+    Raises:
+        TypeError: it is something else.
+        ValueError: an optimizer has something else, such as the parameters before they were cut, or two of
+            them have the same.
+    """
+    found = [*made] if isinstance(made, (list, tuple)) else [made]
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(
+                f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
+            )
+    if not found or (swap and len(found) > 1):
+        raise ValueError(
+            f"parallelize: optimizer returned {len(found)} optimizers, expected "
+            f"one{'' if swap else ' or more'}"
+        )
+    has = [p for one in found for group in one.param_groups for p in group["params"]]
+    if len(set(has)) < len(has):
+        raise ValueError("parallelize: two optimizers have the same parameter, which each would change")
+    known = set(given)
+    foreign = sum(p not in known for p in has)
+    if foreign:
+        raise ValueError(
+            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
+            "make it of the list that the function gets"
+        )
+    for group in (group for one in found for group in one.param_groups if given.nothing):
+        group["params"].clear()
+    return found
+
+
+def check_groups(
+    optimizers: Sequence[torch.optim.Optimizer], made: Sequence[torch.optim.Optimizer], new: Parameters
+) -> None:
+    """Raise ValueError where `extend_optimizers` would not know the group of a parameter.
+
+    Args:
+        made: what the caller's function makes of the new parameters alone; empty: there are none.
+    """
+    here, there = ([len(one.param_groups) for one in some] for some in (optimizers, made))
+    if made and here != there:
+        raise ValueError(
+            f"{next(iter(new.named))!r} is trained from now on, and nothing says in which group: optimizer= "
+            f"made optimizers of {here} groups, and makes {there} of the {len(new)} new ones alone. Let it "
+            "make the same groups, even empty ones; or write before this step "
+            'run.optimizer.add_param_group({"params": [...]}), with parameters of run.parameters'
+        )
+
+
+def extend_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], made: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Give the parameters of other optimizers to those of a run, group by group: they follow its schedule."""
+    for optimizer, other in zip(optimizers, made, strict=bool(made)):
+        for group, more in zip(optimizer.param_groups, other.param_groups, strict=True):
+            group["params"] += more["params"]

@@ -1,0 +1,94 @@
+"""The plans of a model on some ranks: what `up.Plan` and the model allow, and what one step away is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from unisono.parallel.plan import Plan
+
+__all__ = ["SEARCHED", "changes", "divisors", "neighbours", "plans"]
+
+SEARCHED = ("data", "tensor", "sequence", "pipeline", "zero", "micro_batches", "recompute")
+RECOMPUTE = (False, "selective", True)
+
+
+def divisors(number: int) -> list[int]:
+    """Of a number, the smallest first."""
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def plans(ranks: int, batch: int, fixed: Mapping[str, Any], *, host: int) -> Iterator[Plan]:
+    """Every plan of so many ranks that `up.Plan` allows.
+
+    Args:
+        batch: rows of a step, which the data ranks and the micro-batches divide.
+        fixed: fields that are given.    host: ranks of a host, in which a tensor axis stays.
+    """
+    for pipeline in divisors(ranks):
+        for tensor in divisors(ranks // pipeline):
+            data = ranks // pipeline // tensor
+            if batch % data or host % tensor:
+                continue
+            for sequence in (False, True) if tensor > 1 else (False,):
+                for zero in range(4 if data > 1 else 1):
+                    for parts in divisors(batch // data):
+                        for recompute in RECOMPUTE:
+                            fields = dict(
+                                zip(SEARCHED, (data, tensor, sequence, pipeline, zero, parts), strict=False)
+                            )
+                            made = _made({**fields, "recompute": recompute}, fixed)
+                            if made is not None:
+                                yield made
+
+
+def _made(fields: dict[str, Any], fixed: Mapping[str, Any]) -> Plan | None:
+    """The plan; None: the given fields are others, or `up.Plan` refuses it."""
+    if any(name in fields and fields[name] != value for name, value in fixed.items()):
+        return None
+    try:
+        return Plan(**{**fields, **fixed})
+    except ValueError:
+        return None
+
+
+def neighbours(plan: Plan, ranks: int, batch: int, *, host: int) -> list[Plan]:
+    """The plans that differ from this one in one choice; a larger axis takes its ranks from the data axis."""
+    found: list[Plan | None] = []
+
+    def add(**fields: Any) -> None:
+        if "pipeline" in fields:
+            fields["cuts"] = None
+        try:
+            found.append(replace(plan, **fields))
+        except ValueError:
+            found.append(None)
+
+    for axis in ("tensor", "pipeline"):
+        size, data = getattr(plan, axis), plan.data
+        for larger in divisors(data)[1:2]:
+            more = {"zero": 0} if data == larger else {}
+            add(**{axis: size * larger, "data": data // larger, **more})
+        for smaller in divisors(size)[1:2]:
+            more = {"sequence": False} if axis == "tensor" and size == smaller else {}
+            add(**{axis: size // smaller, "data": data * smaller, **more})
+    for zero in (plan.zero - 1, plan.zero + 1):
+        if 0 <= zero <= 3 and plan.data > 1:
+            add(zero=zero)
+    for recompute in RECOMPUTE:
+        if recompute != plan.recompute:
+            add(recompute=recompute)
+    if plan.tensor > 1:
+        add(sequence=not plan.sequence)
+    for parts in (plan.micro_batches // 2, plan.micro_batches * 2):
+        if parts and batch // plan.data % parts == 0:
+            add(micro_batches=parts)
+    kept = [each for each in found if each is not None and each.ranks == ranks]
+    return [each for each in kept if batch % each.data == 0 and host % each.tensor == 0]
+
+
+def changes(plan: Plan, other: Plan) -> str:
+    """The fields in which a plan differs from another, such as "data=8, zero=1"."""
+    pairs = ((name, getattr(plan, name)) for name in SEARCHED if getattr(plan, name) != getattr(other, name))
+    return ", ".join(f"{name}={value}" for name, value in pairs)

@@ -1,0 +1,191 @@
+"""The answer: a plan of a model, and everything that speaks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from unisono.parallel.plan import Plan
+
+from .candidates import changes
+from .memory_account import CAUSES, MemoryPeak
+from .step_time import StepTime
+
+__all__ = ["ModelChoice", "PricedPlan", "RefusedPlan"]
+
+MIB = 1 << 20
+MOST_REFUSED = 9
+
+
+class PricedPlan(NamedTuple):
+    """A plan, the seconds of its step by cause, and the peak of its fullest rank."""
+
+    plan: Plan
+    time: StepTime
+    peak: MemoryPeak
+    rank: int
+
+
+class RefusedPlan(NamedTuple):
+    """A plan one step away from the chosen one.
+
+    Attributes:
+        change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
+        excess_bytes: memory above the limit; 0: it fits.
+        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
+        cause: the part of the step, or of the memory if it does not fit, that grows most.
+    """
+
+    change: str
+    problem: str
+    excess_bytes: int
+    excess_s: float
+    cause: str
+
+
+class ModelChoice(NamedTuple):
+    """A plan of a model, priced, with its reasons. `print` shows it on a screen; `parallelize` takes it.
+
+    Attributes:
+        model: its name.    parameters: how many.    batch: rows of a step, of all ranks.
+        chosen: the plan, its time and its memory.    limit_bytes: what a rank may use; None: not limited.
+        next_best: others that fit.    refused: the plans one step away.
+        candidates: how many plans were priced.    tried: how many of them in a dry run.
+        speed: where the seconds come from.
+        complete: no plan that may be faster was left out.
+    """
+
+    model: str
+    parameters: int
+    batch: int
+    chosen: PricedPlan
+    limit_bytes: int | None
+    next_best: list[PricedPlan]
+    refused: list[RefusedPlan]
+    candidates: int
+    tried: int
+    speed: str
+    complete: bool
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.chosen.plan
+
+    @property
+    def seconds(self) -> float:
+        """A step, as predicted."""
+        return self.chosen.time.total
+
+    @property
+    def memory_bytes(self) -> int:
+        """The peak of the fullest rank: what PyTorch's allocator keeps for it, or on a host all tensors."""
+        return self.chosen.peak.reserved
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank has this memory."""
+        return self.chosen.peak.exceeded == 0
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain data; seconds and bytes."""
+        peak = self.chosen.peak
+        return {
+            "model": self.model,
+            "parameters": self.parameters,
+            "batch": self.batch,
+            "plan": str(self.plan),
+            "seconds": self.seconds,
+            "time": self.chosen.time._asdict(),
+            "memory_bytes": self.memory_bytes,
+            "tensor_bytes": peak.nbytes,
+            "memory": dict(peak.parts),
+            "peak": {"rank": self.chosen.rank, **peak.place._asdict()},
+            "limit_bytes": self.limit_bytes,
+            "fits": self.fits,
+            "next_best": [
+                {"plan": str(each.plan), "seconds": each.time.total, "memory_bytes": each.peak.reserved}
+                for each in self.next_best
+            ],
+            "refused": [each._asdict() for each in self.refused],
+            "candidates": self.candidates,
+            "tried": self.tried,
+            "complete": self.complete,
+            "speed": self.speed,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*self._head(), "", *self._parts(), *self._others(), *self._refusals()])
+
+    def _head(self) -> Iterator[str]:
+        ranks, peak = self.plan.ranks, self.chosen.peak
+        yield f"{self.model}: {self.parameters:,} parameters, {self.batch} rows a step, {ranks} ranks"
+        left = "" if self.complete else "; a faster one may be among those that were not tried"
+        yield f"  {self.plan}   (of {self.candidates:,}, {self.tried} in a dry run{left})"
+        yield f"  {_seconds(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s   ({self.speed})"
+        limit = "" if self.limit_bytes is None else f" of {_mib(self.limit_bytes)}"
+        state = "fits" if self.fits else f"DOES NOT FIT: {_mib(peak.exceeded)} MiB are missing"
+        held = f"{_mib(peak.reserved)}{limit} MiB on rank {self.chosen.rank}"
+        yield f"  {held}, {_mib(peak.nbytes)} in tensors: {state}"
+        yield f"  peak: {peak.place}"
+
+    def _parts(self) -> Iterator[str]:
+        time = self.chosen.time._asdict()
+        parts = [(cause, self.chosen.peak.parts[cause]) for cause in CAUSES]
+        left = [
+            f"{name:<16}{_seconds(value):>10}{100 * value / self.seconds:>6.1f} %"
+            for name, value in time.items()
+        ]
+        right = [f"{name:<14}{_mib(value):>10} MiB" for name, value in parts]
+        left += [""] * (len(right) - len(left))
+        for one, other in zip(left, right, strict=True):
+            yield f"  {one:<34}    {other}"
+
+    def _others(self) -> Iterator[str]:
+        if self.next_best:
+            yield "  next best"
+        for each in self.next_best:
+            text = changes(each.plan, self.plan)
+            yield f"    {_seconds(each.time.total):>10}{_mib(each.peak.reserved):>10} MiB  {text}"
+
+    def _refusals(self) -> Iterator[str]:
+        if self.refused:
+            yield "  one step away"
+        for each in self.refused[:MOST_REFUSED]:
+            yield f"    {each.change:<28}  {_refusal(each)}"
+
+
+def refusal(chosen: PricedPlan, other: PricedPlan) -> RefusedPlan:
+    """What speaks against another plan: the bytes that are missing, or the seconds more."""
+    slower = other.time.total - chosen.time.total
+    if other.peak.exceeded:
+        cause = _grown(chosen.peak.parts, other.peak.parts)
+    else:
+        cause = _grown(chosen.time._asdict(), other.time._asdict())
+    return RefusedPlan(changes(other.plan, chosen.plan), "", other.peak.exceeded, slower, cause)
+
+
+def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    return max(before, key=lambda name: after[name] - before[name])
+
+
+def _refusal(each: RefusedPlan) -> str:
+    if each.problem:
+        return each.problem
+    if each.excess_bytes:
+        return f"{_mib(each.excess_bytes)} MiB too many ({each.cause}); {_signed(each.excess_s)}"
+    return f"{_signed(each.excess_s)} ({each.cause})"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:,.1f}"
+
+
+def _signed(value: float) -> str:
+    return ("+" if value >= 0 else "-") + _seconds(abs(value))
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3f} s"
+    return f"{1e3 * value:.2f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"

@@ -1,0 +1,351 @@
+"""The data axis of a dry run: what ReplicatedParameters and fully_shard keep in memory, without messages.
+
+The parameters of the model are whole here, and not counted. What a rank keeps of them, what it gathers of
+them and what it reduces are charges; gradients that autograd makes count themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.replicated_parameters import BUCKET_BYTES
+from unisono.parallel.sharded_parameters import TYPES
+
+from .memory_account import Charge
+from .storage_watch import StorageWatch
+
+if TYPE_CHECKING:
+    from unisono.parallel.plan import Plan
+
+__all__ = ["DryReplicas", "DryShards", "shard_of"]
+
+REDUCING = 1  # the stream on which fully_shard reduces
+
+
+def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
+    """The part of a tensor that the first of `parts` ranks keeps; no rank keeps more.
+
+    Example: (10, 3), 4 -> (3, 3).
+    """
+    return (-(-shape[0] // parts), *shape[1:])
+
+
+class DryReplicas:
+    """Every rank holds all parameters in f32; gradients are averaged in buckets."""
+
+    def __init__(self, root: nn.Module, plan: Plan, watch: StorageWatch) -> None:
+        self.root, self.compression = root, None
+        self._buckets: list[tuple[list[nn.Parameter], list[Tensor]]] = []
+        trained = [value for value in root.parameters() if value.requires_grad]
+        if plan.copies > 1:
+            with watch.labelled("buffers"):
+                for dtype in dict.fromkeys(value.dtype for value in trained):
+                    self._fill([value for value in reversed(trained) if value.dtype == dtype])
+
+    def _fill(self, values: Iterable[nn.Parameter]) -> None:
+        held: list[nn.Parameter] = []
+        for value in values:
+            held.append(value)
+            if sum(each.nbytes for each in held) >= BUCKET_BYTES:
+                self._bucket(held)
+                held = []
+        if held:
+            self._bucket(held)
+
+    def _bucket(self, held: list[nn.Parameter]) -> None:
+        sizes = [value.numel() for value in held]
+        flat = torch.zeros(sum(sizes) + len(sizes), dtype=held[0].dtype, device=held[0].device)
+        parts = flat.split([*sizes, len(sizes)])[:-1]
+        self._buckets.append(
+            (held, [part.view(value.shape) for part, value in zip(parts, held, strict=True)])
+        )
+
+    def before_backward(self, *, last: bool) -> None:
+        """Nothing changes."""
+
+    def after_backward(self) -> None:
+        """Nothing changes."""
+
+    def reset(self) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> None:
+        """The averages take the place of the gradients."""
+        for held, parts in self._buckets:
+            for value, part in zip(held, parts, strict=True):
+                if value.grad is not None:
+                    value.grad = part
+
+
+class _Group:
+    """Parameters that are gathered and reduced together.
+
+    Args:
+        parts: ranks that share them.    low: the type in which they compute; None: theirs.
+    """
+
+    def __init__(self, values: list[nn.Parameter], parts: int, low: torch.dtype | None) -> None:
+        self.values, self.parts = values, parts
+        self.kept = [math.prod(shard_of(value.shape, parts)) for value in values]
+        self.dtype = low or (values[0].dtype if values else torch.float32)
+        self.cast = bool(values) and self.dtype != torch.float32
+        self.gathering: Charge | None = None
+        self.whole: list[Charge] = []
+        self.sums: dict[nn.Parameter, Tensor] = {}  # gradients of earlier micro-batches in f32
+        self.forwards: list[int] = []  # places in the order of forwards, whose backward is to come
+        self.reduced: Charge | None = None  # this rank's part of the gradients
+        self.began = self.ended = True
+
+    @property
+    def gathered(self) -> bool:
+        return bool(self.whole)
+
+
+class DryShards:
+    """What fully_shard and replicate do, unit by unit: gather, compute, reduce.
+
+    Args:
+        units: modules with messages of their own.    exact: those that compute in f32.
+        last: the root returns what the loss takes, in f32.
+    Attributes:
+        shards: of each parameter, what this rank keeps, in f32.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        units: Sequence[nn.Module],
+        exact: Sequence[nn.Module],
+        plan: Plan,
+        watch: StorageWatch,
+        *,
+        last: bool,
+    ) -> None:
+        self.root, self.compression, self._plan, self._watch = root, None, plan, watch
+        self._parts = plan.shards * plan.context if plan.zero else 1
+        self._hybrid = plan.copies > self._parts
+        self._reduces = self._resharding = self._last = True
+        self._forward: list[_Group] = []
+        self._sent: Charge | None = None  # the input of the last reduction
+        self._seen: set[nn.Parameter] = set()
+        self._groups: list[_Group] = []
+        low = None if plan.precision == "f32" else TYPES[plan.precision]
+        made = {}
+        for module in exact:
+            made[module] = self._wrap(module, None, out=None if module is root else low)
+        for unit in units:
+            made[unit] = self._wrap(unit, low)
+        self._root = self._wrap(root, low, out=torch.float32 if last and low else None)
+        self._ahead: dict[_Group, _Group] = {}
+        if self._parts > 1:
+            self._ahead = dict(itertools.pairwise(made[unit] for unit in units))
+
+    # ---- hooks ----
+
+    def _wrap(self, module: nn.Module, low: torch.dtype | None, out: torch.dtype | None = None) -> _Group:
+        values = [value for value in module.parameters() if value not in self._seen]
+        self._seen.update(values)
+        group = _Group(values, self._parts, low if module is not self.root or low else None)
+        self._groups.append(group)
+        into = low if self._plan.context == 1 else None
+        if low is None and self._plan.precision != "f32" and self._plan.context == 1:
+            into = torch.float32
+        module.register_forward_pre_hook(self._pre(group, into), prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._post(group, out))
+        return group
+
+    def _pre(self, group: _Group, low: torch.dtype | None) -> Callable[..., Any]:
+        def pre(_module: nn.Module, args: Any, named: Any) -> Any:
+            if low is not None:
+                args, named = mapped((args, named), lambda tensor: _cast(tensor, low))
+            if self._watch.phase == "backward":  # computed again
+                self._gather(group)
+                self._unshard(group)
+                return args, named
+            self._gather(group)
+            self._unshard(group)
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, named))):
+                args, named = self._passed(group, args, named)
+            if group in self._ahead:
+                self._gather(self._ahead[group])
+            return args, named
+
+        return pre
+
+    def _passed(self, group: _Group, args: Any, named: Any) -> Any:
+        """The inputs, through a function whose backward ends that of the group."""
+        given = [t for t in tensors_in((args, named)) if t.requires_grad]
+        changed = dict(
+            zip(map(id, given), _End.apply(lambda: self._end(group), *given), strict=True)  # type: ignore[no-untyped-call]
+        )
+        return mapped((args, named), lambda tensor: changed.get(id(tensor), tensor))
+
+    def _post(self, group: _Group, out: torch.dtype | None) -> Callable[..., Any]:
+        def post(_module: nn.Module, _args: Any, output: Any) -> Any:
+            if self._watch.phase != "backward":
+                if self._plan.zero == 3:
+                    self._reshard(group)
+                group.forwards.append(len(self._forward))
+                self._forward.append(group)
+                for tensor in tensors_in(output):
+                    if tensor.requires_grad:
+                        tensor.register_hook(lambda _: self._begin(group))
+            return output if out is None else mapped(output, lambda tensor: _cast(tensor, out))
+
+        return post
+
+    def _begin(self, group: _Group) -> None:
+        """Backward comes to a group: gather it, and the one before it ahead."""
+        if group.began:
+            return
+        group.began = True
+        self._gather(group)
+        self._unshard(group)
+        place = group.forwards.pop() if group.forwards else 0
+        if place:
+            self._gather(self._forward[place - 1])
+
+    def _end(self, group: _Group) -> None:
+        """Backward leaves a group."""
+        group.ended = True
+        if not self._reduces:
+            self._accumulate(group)
+            if self._resharding:
+                self._reshard(group)
+            return
+        grads = [grad for value in group.values if (grad := self._taken(group, value)) is not None]
+        if self._resharding:
+            self._reshard(group)
+        self._free_sent()
+        if grads:
+            self._reduce(group, grads)
+
+    # ---- memory ----
+
+    def _gather(self, group: _Group) -> None:
+        if group.gathered or group.gathering is not None or not group.values:
+            return
+        account, numel = self._watch.account, sum(group.kept)
+        if self._parts == 1:
+            group.gathering = Charge(0, "gathered", None)
+            return
+        cast = account.charge(numel * group.dtype.itemsize, "gathered") if group.cast else None
+        group.gathering = account.charge(numel * self._parts * group.dtype.itemsize, "gathered")
+        if cast is not None:
+            account.release(cast)
+
+    def _unshard(self, group: _Group) -> None:
+        if group.gathered or group.gathering is None:
+            return
+        account, size = self._watch.account, group.dtype.itemsize * self._parts
+        for numel in group.kept:
+            cast = account.charge(numel * size, "gathered") if self._parts == 1 and group.cast else None
+            group.whole.append(account.charge(numel * size, "gathered"))
+            if cast is not None:
+                account.release(cast)
+        account.release(group.gathering)
+        group.gathering = None
+
+    def _reshard(self, group: _Group) -> None:
+        for charge in group.whole:
+            self._watch.account.release(charge)
+        group.whole.clear()
+
+    def _accumulate(self, group: _Group) -> None:
+        if not group.cast or self._plan.reduce != "f32":
+            return
+        with torch.no_grad(), self._watch.labelled("gradients"):
+            for value in group.values:
+                if value.grad is not None:
+                    before = group.sums.get(value)
+                    grad, value.grad = value.grad, None
+                    group.sums[value] = grad.to(torch.float32) if before is None else before.add_(grad)
+
+    def _taken(self, group: _Group, value: nn.Parameter) -> Tensor | None:
+        grad, value.grad = value.grad, None
+        before = group.sums.pop(value, None)
+        return grad if before is None else before
+
+    def _reduce(self, group: _Group, grads: list[Tensor]) -> None:
+        account = self._watch.account
+        size = 4 if self._plan.reduce == "f32" or not group.cast else group.dtype.itemsize
+        parts = self._parts
+        numel = sum(math.prod(shard_of(grad.shape, parts)) for grad in grads)
+        self._sent = account.charge(numel * parts * size, "buffers")
+        grads.clear()
+        made = account.charge(numel * size, "gradients", REDUCING)
+        if size != 4:
+            low, made = made, account.charge(numel * 4, "gradients", REDUCING)
+            account.release(low)
+        if group.reduced is None:
+            group.reduced = made
+        else:
+            account.release(made)
+
+    def _free_sent(self) -> None:
+        if self._sent is not None:
+            self._watch.account.release(self._sent)
+            self._sent = None
+
+    # ---- what a run asks of it ----
+
+    def before_backward(self, *, last: bool) -> None:
+        """Whether the next backward reduces, and whether parameters are freed after it."""
+        self._reduces, self._resharding = last or self._plan.zero >= 2, last or self._plan.zero == 3
+        self._last = last
+        for group in self._groups:
+            group.began = group.ended = False
+
+    def after_backward(self) -> None:
+        """The end of a backward pass: of the root, and of what nothing has ended."""
+        for group in (self._root, *self._groups):
+            if not group.ended:
+                self._end(group)
+            group.began = True
+        if not self._last:
+            return
+        self._free_sent()
+        self._forward.clear()
+        for group in self._groups:
+            group.forwards.clear()
+            if group.gathering is not None:
+                self._watch.account.release(group.gathering)
+                group.gathering = None
+
+    def reset(self) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> None:
+        """The last backward has ended all."""
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        for group in self._groups:
+            if group.reduced is not None:
+                self._watch.account.release(group.reduced)
+                group.reduced = None
+
+
+class _End(torch.autograd.Function):
+    """Passes tensors on; its backward tells that those of the group's inputs are known."""
+
+    @staticmethod
+    def forward(ctx: Any, ended: Callable[[], None], *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.ended = ended
+        return given
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.ended()
+        return None, *grads
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor

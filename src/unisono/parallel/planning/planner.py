@@ -1,0 +1,164 @@
+"""`up.plan`: the fastest plan of a model that fits, with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from unisono.engine.environment.env import parse_size
+from unisono.parallel.arguments import check_arguments
+from unisono.parallel.batches import cut_rows, rows_of
+from unisono.parallel.optimizer_groups import Optimizer
+from unisono.parallel.plan import Plan
+
+from .choice import ModelChoice
+from .machine import JobMachine, measure
+from .search import PlanSearch
+from .task import TrainingTask
+
+__all__ = ["plan", "resolved"]
+
+UNSEEN = {
+    "swap": None, "compression": None, "local_steps": None, "expert": 1, "elastic": False, "context": 1,
+    "uneven_use": False, "sync_batch_norm": False, "keep_f32": (),
+}  # fmt: skip
+SPLIT = ("zb-h1", "zbv")
+
+
+def plan(
+    model: nn.Module,
+    *,
+    sample: Any,
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Any] | None,
+    batch: int | None = None,
+    ranks: int | None = None,
+    hosts: int | None = None,
+    memory: int | str | None = None,
+    pieces: Sequence[nn.Module] | None = None,
+    weigh: Any = None,
+    price: Plan | None = None,
+    **fixed: Any,
+) -> ModelChoice:
+    """Choose how to train a model: the fastest plan that fits into a rank's memory, with its reasons.
+
+    Nothing is trained, and the model does not change. Each plan that is tried runs a step without values: so
+    its memory is known; its seconds are predicted. In a job with a process group all ranks call this, and get
+    one choice. `optimizer` is called for each plan that is tried.
+
+    Args:
+        model, optimizer, loss, pieces, weigh: as `parallelize` takes them.
+        sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs.
+        batch: rows of a step, of all ranks; None: those of the sample.
+        ranks: None: those of this job; one without a process group.
+        hosts: on which they are, evenly; None: as in this job.
+        memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
+        price: give the bytes and seconds of this plan; nothing is searched.
+        fixed: fields of `Plan` that are given, such as precision="bf16" or zero=3.
+    Raises:
+        NoPlanFitsError: no plan fits; the text names the leanest.
+        CaptureError: the model cannot be recorded.
+        ValueError, TypeError: wrong arguments, or a plan that cannot run or is not predicted.
+    Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
+    """
+    check_arguments(model, price or Plan(), optimizer, loss, pieces, None)
+    _check_fixed(
+        fixed if price is None else {field.name: getattr(price, field.name) for field in fields(price)}
+    )
+    for name, value in (("batch", batch), ("ranks", ranks), ("hosts", hosts)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of at least 1")
+    limit = _bytes(memory)
+    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
+        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
+    rows = batch if batch is not None else rows_of(sample)
+    task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
+    held = sum(v.nbytes for v in [*model.parameters(), *model.buffers()] if not v.is_meta)
+    machine = measure(task.device_type, held)
+    return _agreed(lambda: _chosen(task, machine, limit, ranks, hosts, price, fixed))
+
+
+def _chosen(
+    task: TrainingTask,
+    machine: JobMachine,
+    limit: int | None,
+    ranks: int | None,
+    hosts: int | None,
+    price: Plan | None,
+    fixed: dict[str, Any],
+) -> ModelChoice:
+    count = price.ranks if price is not None else ranks or machine.ranks
+    speed = machine.speed
+    if hosts is not None or count != machine.ranks:
+        if count % (hosts or 1):
+            raise ValueError(f"plan: {count} ranks are not evenly on {hosts} hosts")
+        speed = replace(speed, host=count // (hosts or 1))
+    search = PlanSearch(task, count, machine.memory if limit is None else limit, fixed, speed, machine.told)
+    return search.choose() if price is None else search.price(price)
+
+
+def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
+    """Rank 0's choice, on all ranks; or its error."""
+    if not dist.is_initialized():
+        return choose()
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [choose()]
+        except (ValueError, TypeError) as error:
+            told = [error]
+        except Exception as error:  # noqa: BLE001  all ranks raise it; not all errors of PyTorch can be sent
+            told = [RuntimeError(f"{type(error).__name__}: {error}")]
+    dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+    if isinstance(told[0], Exception):
+        raise told[0]
+    return told[0]  # type: ignore[no-any-return]
+
+
+def _bytes(memory: object) -> int | None:
+    if isinstance(memory, str):
+        try:
+            memory = parse_size(memory)
+        except ValueError as error:
+            raise ValueError(f"plan: memory is {memory!r}, expected {error}") from None
+    if memory is not None and (type(memory) is not int or memory < 1):
+        raise ValueError(f'plan: memory is {memory!r}, expected bytes of a rank, such as 16 << 30 or "16G"')
+    return memory
+
+
+def _check_fixed(fixed: dict[str, Any]) -> None:
+    known = {field.name for field in fields(Plan)}
+    for name, value in fixed.items():
+        if name not in known:
+            raise TypeError(f"plan: {name} is neither an argument nor a field of Plan")
+        if name in UNSEEN and value != UNSEEN[name]:
+            raise ValueError(f"plan: {name}={value!r}: its memory is not predicted. Write a Plan by hand")
+        if name == "schedule" and value in SPLIT:
+            raise ValueError(
+                f"plan: schedule={value!r}: its memory is not predicted. Use 1f1b or interleaved"
+            )
+
+
+def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The plan that `parallelize` was given, chosen where it says "auto", and the sample of a micro-batch.
+
+    Args:
+        options: optimizer, loss, sample, pieces, weigh.
+    """
+    sample = options["sample"]
+    if isinstance(given, ModelChoice):
+        return given.plan, sample
+    if not isinstance(given, str) or given != "auto":
+        return given, sample
+    if sample is None:
+        raise ValueError(
+            'parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)'
+        )
+    chosen = plan(model, **options).plan
+    rows = rows_of(sample) // chosen.data // chosen.micro_batches
+    return chosen, cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))

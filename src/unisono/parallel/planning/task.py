@@ -1,0 +1,190 @@
+"""What is to be trained, for a prediction: a model, its loss and optimizer, and a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.batches import rows_of
+from unisono.parallel.families import ModelFamily, family_of, identity
+from unisono.parallel.graph.capture import CaptureError, Recorder
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.cut import Cut
+from unisono.parallel.graph.program import Graph, writes_of
+from unisono.parallel.graph.shapes import Shapes
+from unisono.parallel.loss_weights import own_loss
+from unisono.parallel.model_setup import forget_caches
+from unisono.parallel.optimizer_groups import Optimizer
+from unisono.parallel.precision import BATCH_NORM
+
+from .dry_tensor import cut_of_program
+
+__all__ = ["DeviceShapes", "TrainingTask"]
+
+
+class DeviceShapes(Shapes):
+    """A copy of a model without values, on the device on which it is to train.
+
+    Args:
+        device_type: of what is on the meta device.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str, also: Any = None) -> None:
+        self._device_type = device_type
+        super().__init__(model, also)
+        self.on_host = False
+
+    def blank(self, value: Tensor) -> Tensor:
+        """A tensor like `value`, without values."""
+        if not value.is_meta:
+            return super().blank(value)
+        with self.mode, torch.no_grad():
+            made = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=self._device_type
+            )
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(made, requires_grad=value.requires_grad)
+        return made
+
+
+@dataclass
+class TrainingTask:
+    """A model and everything else that decides what a step computes.
+
+    Args:
+        model: as `parallelize` takes it.    optimizer, loss, pieces: likewise.
+        sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs alone.
+        batch: rows of a step, of all ranks.
+    Raises:
+        ValueError: the sample has no rows, or its tensors disagree.
+    """
+
+    model: nn.Module
+    sample: Any
+    batch: int
+    optimizer: Optimizer
+    loss: Callable[[Any, Any], Any] | None
+    pieces: Sequence[nn.Module] | None = None
+    counts: bool = False  # the loss returns (sum, count)
+    _cuts: dict[Any, Cut | CaptureError] = field(default_factory=dict)
+    _graphs: dict[int, Graph] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = rows_of(self.sample)
+        real = (value.device for value in self.model.parameters() if not value.is_meta)
+        self.device_type = next(real, torch.get_default_device()).type
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether the model computes its loss."""
+        return self.loss is None
+
+    def counted_loss(self, output: Any, targets: Any) -> Any:
+        """The loss that a run computes."""
+        return (self.loss or own_loss)(output, targets)
+
+    def shapes(self) -> DeviceShapes:
+        """A copy without values. Its `also` are the pieces."""
+        made = DeviceShapes(self.model, self.device_type, self.pieces)
+        forget_caches(made.model)
+        return made
+
+    def family(self, model: nn.Module, pieces: Any) -> ModelFamily:
+        """Its pieces and units; of a copy, too."""
+        found = family_of(model, pieces, None)
+        if self.own_loss:
+            found.output, found.no_pieces = identity, found.no_pieces or "pieces return no loss"
+        return found
+
+    def in_pieces(self, family: ModelFamily) -> bool:
+        """Whether the stages of a pipeline are runs of pieces, and not cut from the program."""
+        given = self.pieces is not None or isinstance(self.model, nn.Sequential)
+        inputs = self.inputs_of(self.sample)
+        return given or bool(family.pieces and not family.no_pieces and isinstance(inputs, Tensor))
+
+    def inputs_of(self, batch: Any) -> Any:
+        """What the model is called with."""
+        return batch if self.own_loss else batch[0]
+
+    def blank_batch(self, rows: int, shapes: Shapes) -> tuple[Any, Any]:
+        """(inputs, targets) of so many rows, without values, on the device of the model."""
+
+        def blank(tensor: Tensor) -> Tensor:
+            with shapes.mode:
+                return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=self.device_type)
+
+        made = mapped(self.sample, blank)
+        return (made, ()) if self.own_loss else made
+
+    def cut(
+        self,
+        parts: int,
+        rows: int,
+        *,
+        sequence: bool,
+        in_pieces: bool = False,
+        opened: frozenset[str] = frozenset(),
+    ) -> Cut:
+        """How the tensor axis cuts the model. It is found once.
+
+        Args:
+            rows: on which it is proved.    in_pieces: its stages are runs of pieces.
+            opened: modules that span stages of a pipeline.
+        Raises:
+            CaptureError: it cannot.
+        """
+        key = parts, sequence, in_pieces, opened
+        if key not in self._cuts:
+            shapes = self.shapes()
+            family = self.family(shapes.model, shapes.also)
+            inputs, pieces = self.blank_batch(rows, shapes)[0], family.pieces if in_pieces else None
+            try:
+                self._cuts[key] = cut_of_program(
+                    shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened
+                )
+            except CaptureError as error:
+                self._cuts[key] = error
+        found = self._cuts[key]
+        if isinstance(found, CaptureError):
+            raise found
+        return found
+
+    def graph(self, rows: int) -> Graph:
+        """The program of the model on so many rows, with its loss left out. It is recorded once.
+
+        Raises:
+            CaptureError: it cannot be recorded.
+        """
+        if rows not in self._graphs:
+            shapes = self.shapes()
+            inputs = self.blank_batch(rows, shapes)[0]
+            self._graphs[rows] = Recorder(shapes).run(shapes.model, inputs)
+        return self._graphs[rows]
+
+    def changed_buffer(self, rows: int) -> str:
+        """A buffer that a forward changes, which recomputation would change twice; "": there is none."""
+        found = [path for path, module in self.model.named_modules() if _counts_rows(module)]
+        if found:
+            return f"{found[0]}.running_mean"
+        graph = self.graph(rows)
+        buffers = {
+            graph.values[n].storage: name
+            for name, n in graph.names.items()
+            if graph.values[n].kind == "buffer"
+        }
+        written = [graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)]
+        return next((buffers[storage] for storage in written if storage in buffers), "")
+
+    @property
+    def parameters(self) -> int:
+        """How many there are."""
+        return sum(value.numel() for value in self.model.parameters())
+
+
+def _counts_rows(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm that keeps averages of what it sees."""
+    return isinstance(module, BATCH_NORM) and module.track_running_stats and module.training

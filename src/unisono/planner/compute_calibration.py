@@ -1,0 +1,166 @@
+"""What this machine takes for the operators of training: kept beside the calibration of the engine, and read.
+
+A file is of one machine and one version of PyTorch. Where it is missing, damaged or of another one, the
+roofline counts; it is never an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from unisono.engine.costs.machine import cache_file, identity, recall
+from unisono.engine.environment.env import Settings
+from unisono.planner.operator_costs import OperatorCosts, roofline
+
+__all__ = [
+    "ComputeCalibration",
+    "LoadedCompute",
+    "RuntimeCosts",
+    "compute_file",
+    "keep_compute",
+    "recall_compute",
+]
+
+VERSION = 1
+"""Of the file's format."""
+
+MOST_BYTES = 1 << 22
+
+
+class RuntimeCosts(msgspec.Struct, frozen=True):
+    """What the runtime of parallel training adds to the operators. Seconds on one of the ranks.
+
+    Attributes:
+        step_s: a step, on one rank alone.  agree_s: more, where ranks agree on the loss.
+        micro_s: a micro-batch.
+        parameter_s: a parameter in a bucket of gradients (zero=0).  bucket_s: a bucket.
+        unit_s: a unit that is gathered, reduced and resharded once, under zero 1 to 3.
+        recompute_s: a unit that backward computes again.
+        message_s: a message between stages, at one end.  move_s: a collective of the tensor axis.
+    """
+
+    step_s: float = 1e-4
+    agree_s: float = 1.5e-4
+    micro_s: float = 1e-4
+    parameter_s: float = 6e-6
+    bucket_s: float = 8e-5
+    unit_s: float = 5e-4
+    recompute_s: float = 1.5e-4
+    message_s: float = 8e-5
+    move_s: float = 5e-5
+
+
+class ComputeCalibration(msgspec.Struct, frozen=True):
+    """A machine in training.
+
+    Attributes:
+        machine: which one, see `engine.costs.machine.identity`; "" where nothing was measured.
+        torch: the version of PyTorch that was measured.  measured: when.
+        cores: that processes may use.
+        settings: one for each number of ranks that shared the cores, fewest first.
+    """
+
+    machine: str
+    torch: str
+    measured: str
+    cores: int
+    settings: tuple[OperatorCosts, ...]
+    runtime: RuntimeCosts = RuntimeCosts()
+    version: int = VERSION
+
+    @property
+    def measured_here(self) -> bool:
+        """Whether these are measured numbers."""
+        return bool(self.machine)
+
+    def of(self, ranks: int) -> tuple[OperatorCosts, float, float]:
+        """What operators take while `ranks` of a host compute: (costs of the nearest setting, factor, crowd).
+
+        Returns:
+            factor: for a rank that has other threads than the setting.
+            crowd: ranks per core where they are more, at least 1: so many times a rank's own seconds pass.
+        """
+        threads = max(1, self.cores // ranks)
+        nearest = min(self.settings, key=lambda each: (abs(each.threads - threads), abs(each.ranks - ranks)))
+        return nearest, nearest.threads / threads, max(1.0, ranks / self.cores)
+
+
+class LoadedCompute(msgspec.Struct, frozen=True):
+    """A calibration and where it comes from; `note` says why a file was ignored."""
+
+    calibration: ComputeCalibration
+    source: str
+    note: str = ""
+
+
+def compute_file(settings: Settings, torch: str) -> Path | None:
+    """Where the figures of this machine and version are kept; None: UNISONO_CALIBRATION=none.
+
+    Raises:
+        OSError: this user has no home directory.
+    """
+    file = cache_file(settings)
+    return None if file is None else file.with_name(f"compute-{torch}-{file.name}")
+
+
+def recall_compute(settings: Settings, torch: str) -> LoadedCompute:
+    """The figures of this machine: from the file, otherwise the roofline. Never raises."""
+    note = ""
+    try:
+        file = compute_file(settings, torch)
+        if file is not None:
+            found, note = _load(file, torch)
+            if found is not None:
+                return LoadedCompute(found, str(file))
+    except OSError as error:
+        note = str(error)
+    machine = recall(settings).calibration
+    every = tuple(roofline(machine, ranks) for ranks in sorted({1, machine.cores}))
+    return LoadedCompute(ComputeCalibration("", torch, "", machine.cores, every), "a roofline", note)
+
+
+def _load(file: Path, torch: str) -> tuple[ComputeCalibration | None, str]:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+        with os.fdopen(descriptor, "rb") as opened:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
+                return None, f"{file} is not a file of this user and is ignored"
+            found = msgspec.json.decode(opened.read(MOST_BYTES), type=ComputeCalibration)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{file} cannot be read and is ignored: {error.strerror}"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return None, f"{file} is damaged and is ignored: {error}"
+    if (found.version, found.machine, found.torch) != (VERSION, identity(), torch):
+        return None, f"{file} is of another machine or version and is ignored"
+    if not (found.cores >= 1 and found.settings and all(each.sane for each in found.settings)):
+        return None, f"{file} holds numbers that no machine has and is ignored"
+    if not all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime)):
+        return None, f"{file} holds numbers that no machine has and is ignored"
+    return found, ""
+
+
+def keep_compute(calibration: ComputeCalibration, file: Path) -> None:
+    """Write the figures atomically, readable by this user only.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(msgspec.json.encode(calibration))
+        beside.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,63 @@
+"""A plan as arguments of `unisono.parallel.Plan`. Nothing here imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from unisono.planner.training_plan import TrainingJob, TrainingPlan
+
+__all__ = ["Runtime", "runtime_arguments", "runtime_problem"]
+
+Runtime = Callable[..., object]
+"""`unisono.parallel.Plan`: it raises ValueError for arguments that it does not run."""
+
+
+def runtime_arguments(plan: TrainingPlan, job: TrainingJob) -> dict[str, Any]:
+    """The arguments of `unisono.parallel.Plan` for this plan. It balances stages itself, so `tail` is none.
+
+    Raises:
+        ValueError: that runtime has nothing that was priced so; the text says what it has.
+    """
+    if plan.recompute == "selective":
+        raise ValueError(
+            "unisono.parallel recomputes other operators under recompute=selective than were priced: "
+            "plan with recompute=full or none"
+        )
+    if plan.swap == "moments":
+        raise ValueError("unisono.parallel swaps all states or none: plan with swap=states or none")
+    if plan.codec != "none":
+        name = 'Compressed("' + plan.codec + '")'
+        name = f"PowerSGD({plan.codec[4:]})" if plan.codec.startswith("rank") else name
+        raise ValueError(f"codec={plan.codec}: write the plan with compression=up.{name}")
+    found: dict[str, Any] = {
+        "data": plan.data,
+        "context": plan.context,
+        "tensor": plan.tensor,
+        "sequence": plan.sequence,
+        "pipeline": plan.pipeline,
+        "expert": plan.expert,
+        "zero": plan.zero,
+        "shard": plan.shard or None,
+        "micro_batches": plan.micro_batches(job.batch),
+        "recompute": plan.recompute == "full",
+        "precision": job.compute,
+        "reduce": job.reduce,
+        "swap": "memory" if plan.swap == "states" else None,
+    }
+    if plan.interleave > 1:
+        found |= {"schedule": "interleaved", "stages_per_rank": plan.interleave}
+    elif plan.pipeline > 1:
+        found["schedule"] = plan.schedule
+    return found
+
+
+def runtime_problem(runtime: Runtime | None, plan: TrainingPlan, job: TrainingJob) -> str:
+    """Why a runtime does not run a plan; "" if it does."""
+    if runtime is None:
+        return ""
+    try:
+        runtime(**runtime_arguments(plan, job))
+    except ValueError as error:
+        return str(error)
+    return ""

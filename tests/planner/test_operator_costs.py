@@ -1,0 +1,94 @@
+"""Costs of operators as data: interpolation, the roofline, and the file that keeps what was measured."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loops import each
+from unisono.engine.costs.machine import MachineCalibration, identity
+from unisono.engine.environment import env
+from unisono.planner.compute_calibration import (
+    ComputeCalibration,
+    compute_file,
+    keep_compute,
+    recall_compute,
+)
+from unisono.planner.operator_costs import POINTS, CostTable, roofline
+
+TABLE = CostTable(((1.0, 10.0, 100.0), (2.0, 8.0)), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (1,))
+FOUR = MachineCalibration(cores=4)
+
+
+@each("point, seconds", [((1, 2), 1.0), ((10, 8), 8.0), ((100, 2), 16.0)])
+def test_measured_points_are_as_measured(point: tuple[float, float], seconds: float) -> None:
+    assert TABLE.at(*point) == pytest.approx(seconds)
+
+
+def test_between_points_log_seconds_are_linear_in_log_sizes() -> None:
+    assert TABLE.at(10**0.5, 2) == pytest.approx(2.0)  # between 1 and 4
+    assert TABLE.at(1, 4) == pytest.approx(2**0.5)
+    assert TABLE.at(10**0.5, 4) == pytest.approx((1 * 4 * 2 * 8) ** 0.25)
+
+
+def test_beyond_the_largest_value_seconds_grow_in_proportion_unless_kept() -> None:
+    assert TABLE.at(300, 2) == pytest.approx(48.0)
+    assert TABLE.at(100, 80) == pytest.approx(32.0)
+    assert TABLE.at(0.01, 0.01) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="a point of 1 axes, expected 2"):
+        TABLE.at(1.0)
+
+
+def test_a_roofline_has_every_class_and_grows() -> None:
+    for ranks in (1, 2, 4, 8):
+        costs = roofline(FOUR, ranks)
+        assert costs.sane
+        for kind, axes in POINTS.items():
+            every = [costs.at(kind, *point) for point in itertools.product(*axes)]
+            assert all(0 < seconds < 100 for seconds in every), kind
+            assert costs.at(kind, *(axis[-1] for axis in axes)) == max(every), kind
+    assert roofline(FOUR, 4).at("product", 512, 512, 512) > roofline(FOUR, 1).at("product", 512, 512, 512)
+    with pytest.raises(ValueError, match="no class of operators 'magic'"):
+        roofline(FOUR).at("magic", 1.0)
+
+
+def test_ranks_beyond_the_cores_take_turns() -> None:
+    found = ComputeCalibration("", "2", "", 4, (roofline(FOUR, 1), roofline(FOUR, 4)))
+    assert found.of(1)[1:] == (1.0, 1.0)
+    assert found.of(2) == (found.settings[1], 0.5, 1.0)  # two threads, where one was measured
+    assert found.of(4) == (found.settings[1], 1.0, 1.0)
+    assert found.of(8) == (found.settings[1], 1.0, 2.0)
+
+
+def settings_in(folder: Path) -> env.Settings:
+    return env.Settings(cache_home=str(folder))
+
+
+def test_a_file_is_read_back_and_another_one_is_ignored(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    assert recall_compute(settings, "2.15.0").source == "a roofline"
+    kept = ComputeCalibration(identity(), "2.15.0", "now", 4, (roofline(FOUR),))
+    file = compute_file(settings, "2.15.0")
+    assert file is not None
+    keep_compute(kept, file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert recall_compute(settings, "2.15.0").calibration == kept
+    assert not recall_compute(settings, "2.14.0").calibration.measured_here
+    negative = msgspec.structs.replace(kept.settings[0], forward_s=-1.0)
+    for wrong, note in (
+        (msgspec.structs.replace(kept, machine="another"), "of another machine or version"),
+        (msgspec.structs.replace(kept, settings=()), "numbers that no machine has"),
+        (msgspec.structs.replace(kept, settings=(negative,)), "numbers that no machine has"),
+    ):
+        keep_compute(wrong, file)
+        found = recall_compute(settings, "2.15.0")
+        assert not found.calibration.measured_here
+        assert note in found.note
+    file.write_text("{")
+    assert "damaged" in recall_compute(settings, "2.15.0").note
+    none = env.Settings(cache_home=str(tmp_path), calibration="none")
+    assert compute_file(none, "2.15.0") is None
+    assert recall_compute(none, "2.15.0").note == ""

@@ -1,0 +1,36 @@
+"""A job that trains by its own choice: `main(rank, size, folder)`. All ranks have one plan."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import unisono.parallel as up
+from parallel.run_features import in_group
+from planned_models import adamw, features, mlp
+
+CROSS = torch.nn.functional.cross_entropy
+
+
+def check(size: int) -> None:
+    model, batch = mlp(), features(8)
+    options = {"optimizer": adamw, "loss": CROSS, "sample": batch}
+    run = up.parallelize(model, "auto", **options)
+    told: list[object] = [None] * size
+    dist.all_gather_object(told, str(run.plan))
+    assert len(set(told)) == 1, told
+    assert run.plan.ranks == size
+    losses = [run.step(each) for each in run.shard([batch] * 3)]
+    assert losses[-1] < losses[0]
+    choice = up.plan(mlp(), **options, price=up.Plan(data=size, zero=3))
+    again = up.parallelize(mlp(), choice, optimizer=adamw, loss=CROSS)
+    assert again.plan == choice.plan
+    assert again.plan.zero == 3
+    try:
+        up.plan(mlp(), **options, memory=1000)
+    except up.NoPlanFitsError:
+        print("trained")
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    in_group(rank, size, folder, lambda _: check(size))

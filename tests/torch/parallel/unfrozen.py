@@ -1,0 +1,209 @@
+"""Parameters that are unfrozen and frozen between steps: losses, moments and checkpoints of one process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel import models
+from parallel.plain_training import apart, seeded
+from parallel.run_features import in_group
+
+PLANS = (
+    up.Plan(data=2), up.Plan(data=2, uneven_use=True), up.Plan(data=2, zero=1), up.Plan(data=2, zero=2),
+    up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2),
+    up.Plan(pipeline=2, micro_batches=2, schedule="zb-h1"),
+)  # fmt: skip
+FIRST = 2  # the step before which the lower half is unfrozen
+
+
+def decaying(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def lower(model: Any) -> list[nn.Module]:
+    """The first half of a model: under pipeline=2 all that its first stage trains."""
+    return list(model[: len(model) // 2 + 1])
+
+
+def set_trained(model: nn.Module, step: int) -> None:
+    """Freeze the lower half, until `FIRST`; freeze its first entry again two steps later."""
+    for module in lower(model):
+        module.requires_grad_(step >= FIRST)
+    model[0].requires_grad_(FIRST <= step < FIRST + 2)
+
+
+def alone(make: Callable[[], nn.Module], batches: list[Any], loss: Any) -> list[float]:
+    model, losses = seeded(make), []
+    optimizer = decaying(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    for step, (x, y) in enumerate(batches):
+        set_trained(model, step)
+        optimizer.zero_grad()
+        value = loss(model(x), y)
+        value.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(value.item())
+    return losses
+
+
+def under(plan: up.Plan, make: Any, loss: Any, sample: Any = None) -> up.Run:
+    model = seeded(make)
+    set_trained(model, 0)
+    given = sample if plan.tensor > 1 else None
+    return up.parallelize(model, plan, optimizer=decaying, loss=loss, sample=given)
+
+
+def losses_of(run: up.Run, batches: list[Any], first: int = 0) -> list[float]:
+    """Train on batches, the first of which is number `first`."""
+    found = []
+    scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, 0.7)
+    for step, batch in enumerate(run.shard(batches), first):
+        set_trained(run.model, step)
+        found.append(run.step(batch))
+        scheduler.step()
+        run.evaluate(batch)  # ZeRO 1 and 2 leave parameters gathered
+        assert all(p.grad is None for p in run.parameters.values())
+    return found
+
+
+def check_a_short_training(folder: Path) -> None:
+    batches, loss = models.vector_batches(5, 8), functional.cross_entropy
+    wanted = alone(models.mlp, batches, loss)
+    for plan in (up.Plan(data=2), up.Plan(data=2, zero=2), up.Plan(pipeline=2, micro_batches=2)):
+        same(plan, models.mlp, loss, batches, wanted)
+
+
+def same(plan: up.Plan, make: Any, loss: Any, batches: list[Any], wanted: list[float]) -> None:
+    run = under(plan, make, loss, batches[0][0])
+    found = losses_of(run, batches)
+    worst = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+    print(f"{plan}: losses {worst:.1e}", flush=True)
+    assert worst < 1e-5, (plan, found, wanted)
+    assert apart(run) < 1e-5, plan
+
+
+def check_losses_are_those_of_one_process(folder: Path) -> None:
+    text, vectors = models.text_batches(5, 4), models.vector_batches(6, 8)
+    for make, batches, loss, plans in (
+        (models.mlp, vectors, functional.cross_entropy, PLANS),
+        (models.gpt, text, models.token_loss, (up.Plan(tensor=2), up.Plan(tensor=2, zero=1))),
+        (lambda: models.gpt(tied=True), text, models.token_loss, (up.Plan(pipeline=2),)),
+    ):
+        wanted = alone(make, batches, loss)
+        for plan in plans:
+            same(plan, make, loss, batches, wanted)
+
+
+def check_low_precision(folder: Path) -> None:
+    """Units that are wholly frozen at first reduce and step in f32 later."""
+    batches, loss = models.vector_batches(6, 8), functional.cross_entropy
+    wanted = alone(models.mlp, batches, loss)
+    for zero in (0, 2, 3):
+        run = under(up.Plan(data=2, zero=zero, precision="bf16"), models.mlp, loss)
+        found = losses_of(run, batches)
+        assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 2e-2, (found, wanted)
+        state = run.optimizer.state[run.parameters["2.weight"]]
+        assert state["exp_avg"].dtype == torch.float32
+        assert state["step"] == len(batches) - FIRST
+
+
+def check_a_checkpoint_goes_on(folder: Path) -> None:
+    """Of a run that has unfrozen; and one of before, which a run loads that trains more."""
+    names: list[Any] = [str(folder)]
+    dist.broadcast_object_list(names)
+    batches, loss = models.vector_batches(6, 8), functional.cross_entropy
+    for number, plan in enumerate((up.Plan(data=2, zero=2), up.Plan(pipeline=2, micro_batches=2))):
+        for stop in (1, 4):
+            place = Path(names[0]) / f"{number}-{stop}"
+            run = under(plan, models.mlp, loss)
+            for step, batch in enumerate(run.shard(batches)):
+                set_trained(run.model, step)
+                run.step(batch)
+                if step == stop:
+                    run.save(place)
+            last = run.evaluate(batch)
+            again = under(plan, models.mlp, loss)
+            set_trained(again.model, stop)  # before load, which gives moments to what is trained
+            again.load(place)
+            for step, batch in list(enumerate(again.shard(batches)))[stop + 1 :]:
+                set_trained(again.model, step)
+                again.step(batch)
+            assert abs(again.evaluate(batch) - last) < 1e-6, (plan, stop)
+
+
+def check_averages_follow(folder: Path) -> None:
+    batches, loss = models.vector_batches(6, 8), functional.cross_entropy
+    model = seeded(models.mlp)
+    optimizer = decaying(model.parameters())
+    average = {name: value.detach().clone() for name, value in model.named_parameters()}
+    for step, (x, y) in enumerate(batches):
+        set_trained(model, step)
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+        for name, value in model.named_parameters():
+            average[name].lerp_(value.detach(), 0.5)
+    run = under(up.Plan(data=2, zero=1), models.mlp, loss)
+    ema = up.EMA(run, decay=0.5)
+    for step, batch in enumerate(run.shard(batches)):
+        set_trained(run.model, step)
+        run.step(batch)
+        ema.update()
+    with ema.applied():
+        found = run.state_dict()
+    for name, value in found.items():
+        torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-6)
+
+
+def check_what_cannot_be_followed(folder: Path) -> None:
+    """Each error comes on all ranks, before the step; then the run goes on."""
+    batches, loss = models.vector_batches(6, 8), functional.cross_entropy
+    run = under(up.Plan(data=2), models.mlp, loss)
+    (first,) = run.shard(batches[:1])
+    run.step(first, update=False)
+    run.model[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"rank 0: parameters were frozen or unfrozen while gradients wait"):
+        run.step(first)
+    run.model[0].requires_grad_(False)
+    run.step(first)
+    if dist.get_rank() == 1:
+        run.model[0].weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"'0.weight' is frozen on rank 0 and trained on rank 1"):
+        run.step(first)
+    run.model[0].requires_grad_(False)
+
+    def by_kind(parameters: up.Parameters) -> torch.optim.Optimizer:
+        kinds: dict[bool, list[nn.Parameter]] = {}
+        for name, value in parameters.named.items():
+            kinds.setdefault(name.endswith("bias"), []).append(value)
+        return torch.optim.SGD([{"params": some} for some in kinds.values()], lr=0.1)
+
+    model = seeded(models.mlp)
+    model[0].requires_grad_(False)
+    run = up.parallelize(model, up.Plan(data=2), optimizer=by_kind, loss=loss)
+    run.step(first)
+    run.model[0].weight.requires_grad_(True)
+    with pytest.raises(
+        ValueError, match=r"'0.weight' is trained.*in which group.*\[2\].*\[1\].*add_param_group"
+    ):
+        run.step(first)
+    run.optimizer.add_param_group({"params": [run.parameters["0.weight"]]})
+    before = run.model[0].weight.detach().clone()
+    run.step(first)
+    assert not torch.equal(before, run.model[0].weight)
+    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    run.model[0].bias.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"not this rank's.*run\.parameters"):
+        run.step(first)
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])

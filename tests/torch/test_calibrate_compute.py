@@ -1,0 +1,44 @@
+"""`unisono calibrate --compute` as a user calls it: a minute on a quiet machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from unisono.engine.environment import env
+from unisono.planner.compute_calibration import recall_compute
+
+COMMAND = [sys.executable, "-m", "unisono", "calibrate"]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    environ.pop("UNISONO_CALIBRATION", None)  # the tests' own is "none"
+    return subprocess.run([*COMMAND, *words], env=environ, capture_output=True, text=True, check=False)
+
+
+def test_hosts_and_compute_are_two_things(tmp_path: Path) -> None:
+    done = run(tmp_path, "--compute", "--hosts")
+    assert done.returncode == 2
+    assert "--hosts or --compute, not both" in done.stderr
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(2800)
+def test_the_machine_is_measured_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "--compute")
+    assert done.returncode == 0, done.stderr
+    assert "GFLOP/s of a rank" in done.stdout
+    assert f"kept in {tmp_path}" in done.stdout
+    found = recall_compute(env.Settings(cache_home=str(tmp_path)), str(torch.__version__))
+    assert found.note == ""
+    assert found.calibration.measured_here
+    assert [each.ranks for each in found.calibration.settings][-1] == len(os.sched_getaffinity(0))
+    again = run(tmp_path, "--compute", "--json")
+    assert again.stderr == ""  # nothing was measured
+    assert "tables" in again.stdout

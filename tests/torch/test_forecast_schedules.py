@@ -1,0 +1,67 @@
+"""A forecast's pipeline takes what the schedule takes on paper; more ranks than cores share them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from torch import nn
+
+import unisono.parallel as up
+from loops import each
+from unisono.engine.costs.machine import MachineCalibration
+from unisono.parallel.costs.collectives import CollectiveCosts
+from unisono.parallel.costs.operator_kinds import OperatorPoint
+from unisono.parallel.costs.step_time import ParameterSizes, StepParts, step_forecast
+from unisono.parallel.costs.trace import TracedOperator, TracedStep
+from unisono.parallel.pipeline.schedule import Action
+from unisono.parallel.pipeline.timeline import predict
+from unisono.parallel.prediction import proved_schedule
+from unisono.planner.compute_calibration import RuntimeCosts
+from unisono.planner.operator_costs import CostTable, roofline
+
+MACHINE = MachineCalibration(cores=8)
+NOTHING = RuntimeCosts(*[0.0] * len(RuntimeCosts.__struct_fields__))
+SECOND = CostTable(((1.0,),), (1.0,), (0,))
+COSTS = msgspec.structs.replace(
+    roofline(MACHINE), tables={**roofline(MACHINE).tables, "heavy": SECOND}, forward_s=0.0, backward_s=0.0
+)
+HEAVY = OperatorPoint("heavy", (1.0,))
+PLANS = [
+    up.Plan(pipeline=p, micro_batches=m, schedule=name, stages_per_rank=2 if name == "interleaved" else None)
+    for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+    for p in (2, 3, 4)
+    for m in (p, 2 * p)
+]
+
+
+def parts(plan: up.Plan, crowd: float = 1.0) -> StepParts:
+    """A second forward and two backward on each stage."""
+    operators = [
+        TracedOperator(HEAVY, phase, stage, "", followed=True)
+        for stage in range(plan.stages)
+        for phase in ("forward", "backward", "backward")
+    ]
+    traced = TracedStep(nn.Identity(), operators, sent=[8] * (plan.stages - 1))
+    none: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
+    prices = CollectiveCosts(MACHINE, (0,) * plan.ranks)
+    return StepParts(plan, traced, None, none, ParameterSizes(0, 0), COSTS, NOTHING, prices, 1.0, crowd)
+
+
+@each("plan", PLANS)
+def test_a_step_is_the_schedules(plan: up.Plan) -> None:
+    def seconds(action: Action) -> float:
+        return {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}[action.kind]
+
+    timeline = predict(proved_schedule(plan, plan.micro_batches), seconds)
+    found = step_forecast(parts(plan))
+    assert found.total == pytest.approx(timeline.span_s, rel=1e-3)
+    assert found.seconds["waiting"] / found.total == pytest.approx(timeline.bubble, abs=0.01)
+
+
+@each("plan", [plan for plan in PLANS if plan.pipeline == 4])
+def test_ranks_that_share_cores_take_what_all_compute_or_what_the_schedule_takes(plan: up.Plan) -> None:
+    work = 3.0 * plan.stages * plan.micro_batches
+    alone = step_forecast(parts(plan)).total
+    for cores in (1, 2):
+        crowded = step_forecast(parts(plan, plan.pipeline / cores)).total
+        assert crowded == pytest.approx(max(alone, work / cores), rel=1e-3)

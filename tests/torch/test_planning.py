@@ -1,0 +1,240 @@
+"""`up.plan`: the memory of a plan by a dry run, and the choice that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import suite
+import unisono.parallel as up
+from planned_models import MODELS, adamw, features, gpt, ids, mlp, tokens_loss
+from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
+from unisono.parallel.planning.candidates import changes, neighbours, plans
+from unisono.parallel.planning.dry_run import DryRun
+from unisono.parallel.planning.memory_account import MemoryAccount
+from unisono.parallel.planning.step_time import ModelWork, RankSpeed, step_time
+from unisono.parallel.planning.storage_watch import StorageWatch
+from unisono.parallel.planning.task import TrainingTask
+
+CROSS = nn.functional.cross_entropy
+
+
+def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
+    """The peak of a step of one process, with values: the sum of all storages that are alive."""
+    optimizer = adamw(model.parameters())
+    for value in model.parameters():
+        value.grad = torch.zeros_like(value)
+    optimizer.step()
+    optimizer.zero_grad()
+    watch = StorageWatch("cpu")
+    account = MemoryAccount(None, watch.place)
+    watch.begin(account)
+    state = [t for held in optimizer.state.values() for t in held.values()]
+    for tensor in [*model.parameters(), *state, *sample]:
+        watch.see(tensor)
+    with watch:
+        value = loss(model(sample[0]), sample[1])
+        watch.see(value.detach().double())  # the run's sum of losses
+        value.backward()
+        optimizer.step()
+    return account.peak.nbytes
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_dry_run_has_the_peak_of_a_step_with_values(name: str) -> None:
+    make, loss, batch = MODELS[name]
+    model, sample = make(), batch(8)
+    (peak,) = DryRun(TrainingTask(model, sample, 8, adamw, loss), up.Plan()).peaks()
+    assert all(value.grad is None for value in model.parameters())
+    assert abs(peak.nbytes - measured(model, loss, sample)) <= 512
+    assert sum(peak.parts.values()) == peak.nbytes == peak.reserved
+    assert peak.parts["parameters"] == 4 * sum(value.numel() for value in model.parameters())
+    assert abs(peak.parts["moments"] - 2 * peak.parts["parameters"]) < 512  # and the steps of AdamW
+
+
+def test_the_peak_has_its_module_and_line() -> None:
+    task = TrainingTask(gpt(), ids(64), 64, adamw, tokens_loss)
+    (peak,) = DryRun(task, up.Plan()).peaks()
+    assert str(peak.place).startswith('backward in "'), peak.place
+    assert peak.parts["activations"] > peak.nbytes / 2
+
+
+def test_plans_keep_what_they_say() -> None:
+    task = TrainingTask(mlp(), features(16), 16, adamw, CROSS)
+    whole = 4 * task.parameters
+    alone = DryRun(task, up.Plan(data=4)).peaks()[0].parts
+    shared = DryRun(task, up.Plan(data=4, zero=3)).peaks()[0].parts
+    assert alone["parameters"] == whole
+    assert abs(shared["parameters"] / whole - 1 / 4) < 0.01
+    assert abs(shared["moments"] / (2 * whole) - 1 / 4) < 0.01
+    first, last = DryRun(task, up.Plan(pipeline=2, micro_batches=4, cuts=(3,))).peaks()
+    assert first.parts["parameters"] + last.parts["parameters"] == whole
+    parts = DryRun(task, up.Plan(tensor=2)).peaks()[0].parts
+    assert parts["parameters"] < 0.6 * whole
+
+
+def test_recomputation_and_small_micro_batches_need_less() -> None:
+    task = TrainingTask(gpt(), ids(32), 32, adamw, tokens_loss)
+    texts = ({}, {"recompute": "selective"}, {"recompute": True}, {"recompute": True, "micro_batches": 8})
+    bytes_of = [DryRun(task, up.Plan(**each)).peaks()[0].nbytes for each in texts]
+    assert bytes_of == sorted(bytes_of, reverse=True), bytes_of
+    assert len(set(bytes_of)) == len(bytes_of)
+
+
+def test_many_micro_batches_need_what_some_need() -> None:
+    few, many = (
+        DryRun(TrainingTask(mlp(), features(rows), rows, adamw, CROSS), plan).peaks()
+        for rows, plan in (
+            (12, up.Plan(pipeline=2, micro_batches=6, cuts=(3,))),
+            (80, up.Plan(pipeline=2, micro_batches=40, cuts=(3,))),
+        )
+    )
+    for one, other in zip(few, many, strict=True):
+        assert one.nbytes - one.parts["inputs"] == other.nbytes - other.parts["inputs"]
+
+
+# ---- the allocator ----
+
+
+def test_blocks_are_cut_from_segments_and_join_again() -> None:
+    allocator = CachingAllocator()
+    small, large, huge = (allocator.allocate(n) for n in (100, 3 * MIB, 33 * MIB + 1))
+    assert (small.size, large.size, huge.size) == (512, 3 * MIB, 34 * MIB)
+    assert allocator.reserved == 2 * MIB + 20 * MIB + 34 * MIB
+    allocator.release(large, small=False)
+    again = allocator.allocate(18 * MIB)
+    assert allocator.reserved == 56 * MIB  # of the same segment
+    allocator.release(again, small=False)
+    other = allocator.allocate(3 * MIB, stream=1)
+    assert allocator.reserved == 76 * MIB  # another stream has its own
+    allocator.release(other, small=False)
+
+
+def test_a_limit_first_frees_what_is_cached() -> None:
+    allocator = CachingAllocator(limit=60 * MIB)
+    block = allocator.allocate(40 * MIB)
+    allocator.release(block, small=False)
+    allocator.allocate(50 * MIB)
+    assert allocator.exceeded == 0
+    assert allocator.reserved == 50 * MIB
+    allocator.allocate(30 * MIB)
+    assert allocator.exceeded == 20 * MIB
+    assert allowed(1 << 30) == pytest.approx(970.8 * MIB, rel=1e-4)
+
+
+# ---- candidates and seconds ----
+
+
+def test_candidates_are_plans_that_differ() -> None:
+    found = list(plans(8, 16, {"zero": 1}, host=4))
+    assert len(set(found)) == len(found) > 50
+    assert all(each.ranks == 8 and each.zero == 1 and each.tensor <= 4 for each in found)
+    assert all(16 % (each.data * each.micro_batches) == 0 for each in found)
+    for other in neighbours(up.Plan(data=4, zero=2), 4, 16, host=4):
+        assert changes(other, up.Plan(data=4, zero=2))
+
+
+def test_seconds_follow_from_the_work() -> None:
+    link = up.Link(0.0, 1e-9, 0.0)
+    speed = RankSpeed(1e12, 1e10, 0.0, link, link, host=8)
+    work = ModelWork(1e9, 1000, 0.0, 0.0, 1.0, 1)
+    assert step_time(work, up.Plan(data=2), 8, speed).compute == pytest.approx(12e-3)
+    assert step_time(work, up.Plan(data=2, recompute=True), 8, speed).recomputation == pytest.approx(4e-3)
+    pipeline = step_time(work, up.Plan(pipeline=2, micro_batches=4), 8, speed)
+    assert pipeline.bubble == pytest.approx(pipeline.compute / 4)
+    assert step_time(work, up.Plan(data=2), 8, speed).data == pytest.approx(4000e-9)
+
+
+# ---- the choice ----
+
+
+def planned(**more: Any) -> up.ModelChoice:
+    options: dict[str, Any] = {
+        "sample": features(4),
+        "batch": 16,
+        "optimizer": adamw,
+        "loss": CROSS,
+        "ranks": 2,
+    }
+    return up.plan(mlp(), **{**options, **more})
+
+
+def test_a_choice_fits_and_says_why() -> None:
+    whole = planned(tensor=1, pipeline=1, memory="64M")
+    assert whole.fits
+    assert whole.plan.ranks == 2
+    tight = planned(tensor=1, pipeline=1, memory=whole.memory_bytes - 4096)
+    assert tight.fits
+    assert tight.memory_bytes < whole.memory_bytes
+    text = str(tight)
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    assert any(each.excess_bytes > 0 for each in tight.refused), text
+    assert "too many" in text
+    assert tight.record()["plan"] == str(tight.plan)
+    with pytest.raises(up.NoPlanFitsError, match="ranks fits into 1000 bytes"):
+        planned(memory=1000)
+
+
+def test_one_plan_is_priced() -> None:
+    plan = up.Plan(data=2, zero=3)
+    choice = planned(price=plan)
+    assert choice.plan == plan
+    assert choice.candidates == 1
+    assert not planned(price=plan, memory=1000).fits
+
+
+def test_a_buffer_that_changes_is_not_computed_again() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(256, 256), nn.BatchNorm1d(256)), nn.Linear(256, 10))
+    task = TrainingTask(model, features(4), 16, adamw, CROSS)
+    with pytest.raises(ValueError, match="running_mean"):
+        DryRun(task, up.Plan(recompute=True)).peaks()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"batch": 0}, ValueError, "batch is 0"),
+        ({"ranks": 1.5}, ValueError, "ranks is 1.5"),
+        ({"memory": "much"}, ValueError, "memory is 'much'"),
+        ({"memory": -1}, ValueError, "memory is -1"),
+        ({"hosts": 3}, ValueError, "not evenly"),
+        ({"sample": torch.ones(2, 256)}, ValueError, "sample is a batch"),
+        ({"optimizer": 3}, TypeError, "optimizer is a int"),
+        ({"expert": 2}, ValueError, "not predicted"),
+        ({"schedule": "zbv"}, ValueError, "not predicted"),
+        ({"stages": 2}, TypeError, "neither an argument"),
+        ({"zero": 3, "data": 1}, up.NoPlanFitsError, "no plan of 2 ranks"),
+    ],
+)
+def test_wrong_arguments_are_refused(given: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        planned(**given)
+
+
+def test_a_step_that_reads_values_is_refused() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2.0 if x.sum() > 0 else 1.0)
+
+    options: dict[str, Any] = {"sample": features(4), "optimizer": adamw, "ranks": 1}
+    with pytest.raises(up.CaptureError, match="test_planning.py"):
+        up.plan(Reads(256, 10), loss=CROSS, **options)
+    with pytest.raises(up.CaptureError, match="reads values"):
+        up.plan(mlp(), loss=lambda y, t: CROSS(y, t) * y.sum().item(), price=up.Plan(), **options)
+
+
+def test_auto_needs_a_batch() -> None:
+    with pytest.raises(ValueError, match="write sample="):
+        up.parallelize(mlp(), "auto", optimizer=adamw, loss=CROSS)
+    with pytest.raises(TypeError, match="plan is a str"):
+        up.parallelize(mlp(), "best", optimizer=adamw, loss=CROSS)
+
+
+def test_a_job_trains_by_what_it_chose(forks: suite.Forks, tmp_path: Any) -> None:
+    (texts,) = forks.run(tmp_path, {"auto": ("parallel.chosen", 2, [])}).values()
+    assert all("trained" in text and "ended with" not in text for text in texts), texts

@@ -1,0 +1,65 @@
+"""A stream between two ranks passes to the next membership: each end drops what comes before the marker."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from unisono import _native
+
+MARKER = bytes(range(32))
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    return ours, theirs
+
+
+def passing(theirs: Callable[[socket.socket], object]) -> tuple[float, bytes]:
+    """The seconds until the markers have passed, and the first byte that is left to read."""
+    ours, other = pair()
+    with ours, other:
+        thread = threading.Thread(target=theirs, args=(other,))
+        thread.start()
+        began = time.monotonic()
+        _native.pass_markers([ours.fileno()], MARKER, 5.0)
+        took = time.monotonic() - began
+        thread.join()
+        ours.settimeout(1)
+        return took, ours.recv(1)
+
+
+@pytest.mark.parametrize("stale", [0, 1, 31, 32, 33, 200_000])
+def test_what_comes_before_the_marker_is_dropped(stale: int) -> None:
+    took, left = passing(lambda other: other.sendall(bytes(stale) + MARKER + b"x"))
+    assert took < 4
+    assert left == b"x"
+
+
+def test_a_marker_that_comes_in_pieces() -> None:
+    def in_pieces(other: socket.socket) -> None:
+        for part in (b"old" + MARKER[:5], MARKER[5:20], MARKER[20:] + b"x"):
+            time.sleep(0.05)
+            other.sendall(part)
+
+    took, left = passing(in_pieces)
+    assert took < 4
+    assert left == b"x"
+
+
+@pytest.mark.parametrize("stale", [0, 1, 31, 100])
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_an_end_that_dies_before_its_marker_is_not_waited_for(stale: int, pause_s: float) -> None:
+    def dies(other: socket.socket) -> None:
+        other.sendall(bytes(stale))
+        time.sleep(pause_s)
+        other.shutdown(socket.SHUT_WR)
+
+    took, _ = passing(dies)
+    assert took < 4
