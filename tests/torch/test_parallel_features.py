@@ -73,6 +73,26 @@ def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str,
     run_check(forks, tmp_path, module, check, ranks=4 if module == "context_axes" else 2)
 
 
+SHORT = ("check_short", "check_what_is_refused")
+COMBINED = checks_of("combined_axes")
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), [pair for pair in COMBINED if pair[1] in SHORT])
+def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("check", [check for _, check in COMBINED if check not in SHORT])
+def test_all_axes_together(forks: suite.Forks, tmp_path: Path, check: str) -> None:
+    printed = forks.run(tmp_path, {check: ("parallel.combined_axes", 4, [check])}, limit_s=800)[check]
+    if any("(ended with" in text for text in printed):
+        pytest.fail("\n".join(printed), pytrace=False)
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @each(("module", "check"), checks_of("fused_saves", "program_stages", "program_axes"))
@@ -183,8 +203,11 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
         ({"context": 0}, "context is 0; it must be at least 1"),
         ({"context": "2"}, "context is '2', expected int"),
-        ({"context": 2, "tensor": 2}, "context=2 needs tensor=1, not 2: parts of matrices"),
-        ({"context": 2, "pipeline": 2}, "context=2 needs pipeline=1, not 2: stages"),
+        (
+            {"context": 2, "tensor": 2, "sequence": True},
+            "context=2 needs sequence=False, not True: its ranks",
+        ),
+        ({"context": 2, "pipeline": 2, "schedule": "zb-h1"}, "use schedule 1f1b with context=2"),
         ({"context": 2, "data": 2, "local_steps": 2}, "context=2 needs local_steps=None, not 2"),
         ({"context": 2, "precision": "bf16", "keep_f32": ("a",)}, "context=2 needs keep_f32="),
         ({"context": 2, "swap": "memory"}, "context=2 needs swap=None, not 'memory'"),

@@ -28,8 +28,8 @@ from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
-from .graph.capture import draws_in_python, python_states
 from .graph.fused import split_
+from .graph.python_draws import draws_in_python, python_states
 from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
 

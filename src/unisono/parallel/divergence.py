@@ -40,11 +40,11 @@ def difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | Non
         if parameter.requires_grad
         and (deviation := _gradient_deviation(parameter, here.parameters[name], largest))
     }
-    loss = _deviation(alone.loss, here.loss)
+    loss = relative_difference(alone.loss, here.loss)
     stale = {
         name: deviation
         for name, b in alone.buffers.items()
-        if (deviation := _deviation(b, here.buffers[name]))
+        if (deviation := relative_difference(b, here.buffers[name]))
     }
     if not wrong and not loss and not stale:
         return None
@@ -52,7 +52,7 @@ def difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | Non
         if path != place:
             break  # they call different modules from here on
         for one, other in zip(first, second, strict=False):
-            if one.shape == other.shape and (deviation := _deviation(one, other)):
+            if one.shape == other.shape and (deviation := relative_difference(one, other)):
                 return path, f"its output differs by {deviation:.1e} of its largest value"
     if wrong:
         order = {path: number for number, (path, _) in enumerate(alone.outputs)}
@@ -69,7 +69,7 @@ def _gradients(seen: ModelOutputs) -> list[Tensor]:
     return [p.grad for p in seen.parameters.values() if p.grad is not None and p.grad.numel()]
 
 
-def _deviation(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
+def relative_difference(one: Tensor, other: Tensor, floor: float = 0.0) -> float:
     """The largest difference, as a share of the largest value; 0.0 within the tolerance."""
     if not one.numel() or not (one.is_floating_point() or one.is_complex()):
         return 0.0
@@ -86,7 +86,7 @@ def _gradient_deviation(whole: nn.Parameter, cut: nn.Parameter, largest: float) 
             if isinstance(placement, Shard):
                 mesh = cut.device_mesh
                 full = full.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
-    return _deviation(full, torch.zeros_like(full) if mine is None else mine, FLOOR * largest)
+    return relative_difference(full, torch.zeros_like(full) if mine is None else mine, FLOOR * largest)
 
 
 def differing_gradients(parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> tuple[str, str] | None:
@@ -96,7 +96,7 @@ def differing_gradients(parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> 
             continue
         most = parameter.grad.clone()
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.group("tensor"))
-        deviation = torch.tensor(_deviation(most, parameter.grad), device=most.device)
+        deviation = torch.tensor(relative_difference(most, parameter.grad), device=most.device)
         dist.all_reduce(deviation, op=dist.ReduceOp.MAX, group=mesh.group("tensor"))
         if deviation:
             return name.rpartition(".")[0], (

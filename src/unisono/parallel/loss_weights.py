@@ -270,13 +270,13 @@ def _checked(table: Tensor, mesh: PlanMesh, *, forward: bool) -> list[int]:
 
 def _check_alike(batch: Any, mesh: PlanMesh) -> None:
     """Ranks that share sequences must have the same ones."""
-    plan = mesh.plan
-    table = _gather([fingerprint(batch)], mesh).view(plan.data, plan.context)
+    together = mesh.plan.context * mesh.plan.tensor
+    table = _gather([fingerprint(batch)], mesh).view(-1, together)
     for row, marks in enumerate(table.tolist()):
         if len(set(marks)) > 1:
-            first = row * plan.context
+            first = row * together
             raise ValueError(
-                f"ranks {first} to {first + plan.context - 1} share their sequences, and have different "
+                f"ranks {first} to {first + together - 1} share their sequences, and have different "
                 "batches. Give each of them the same rows, whole; run.shard(loader) does"
             )
 

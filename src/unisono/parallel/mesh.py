@@ -84,7 +84,8 @@ class PlanMesh:
     def of_experts(self) -> PlanMesh:
         """Make the mesh of experts' parameters, whose tensor axis is that of experts. All ranks call it."""
         plan = self.plan.of_experts()
-        ranks = torch.arange(plan.ranks).view(1, plan.data // plan.shards, plan.shards, plan.tensor)
+        shape = (plan.pipeline, plan.data // plan.shards, plan.shards, plan.tensor)
+        ranks = torch.arange(plan.ranks).view(shape)
         groups = [_group(ranks, axis) for axis in range(len(AXES))]
         axes = _axes(groups, ranks, self.world, self.axes.device_type, of="experts of ")
         return PlanMesh(axes, plan, self.world)

@@ -29,10 +29,11 @@ from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_agreement import agree, same_everywhere
 from .model_buffers import ModelBuffers
+from .output_check import OutputCheck
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PieceStage, PipelineStages, balance, forget, measure_costs
+from .pipeline.stages import PieceStage, PipelineStages, first_pieces, forget
 from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
@@ -40,6 +41,7 @@ from .shared import Decision, decide, guess
 from .swap import ParameterSwap
 from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
+from .tied_parameters import sums_of, ties_of
 
 if TYPE_CHECKING:
     from .generators import RngRegion
@@ -61,6 +63,7 @@ class ModelSetup:
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
     seed: int = 0  # of what the model draws in steps, the same on all ranks
     trial: CutCheck | ExpertCheck | None = None  # of the tensor or expert axis, before the first step
+    compared: OutputCheck | None = None  # of the stages, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
     experts: ExpertAxis | None = None
@@ -129,42 +132,66 @@ def set_up(
     same_everywhere(model)
     if plan.recompute or plan.context > 1:
         forget_caches(model)
-    context = ContextModel.of(model, family.output, mesh)
-    trial: CutCheck | ExpertCheck | None = None
+    trial: ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    axis, region, decision = None, None, None
-    programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
-    starts = _starts(family, plan, sample, initial) if plan.pipeline > 1 and programs is None else ()
-    if plan.tensor > 1:
-        opened = None if programs is None else programs.first.open
-        decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
-        _check_cut(model, decision, plan)
-        if should_check(model, family, decision.cut, check):
-            trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
-        _split(model, decision.cut)
-    names, kept, norms = _names(model), kept_in_f32(model, plan), sync_batch_norms(model, mesh)
+    axis: ExpertAxis | None = None
+    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, family.output)
     if plan.expert > 1:
-        axis, trial = spread(model, mesh, experts, check, fill, family.output, exact=kept)
+        staged = _are_pieces(model, family, pieces, sample)
+        axis, trial = spread(model, mesh, experts, check, fill, family.output, pieces=staged)
+    programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
+    starts: Sequence[int] = ()
+    if plan.pipeline > 1 and programs is None:
+        starts = first_pieces(family.pieces, plan, sample, on_meta=bool(initial))
+    decision, tried = _decided(model, family, plan, cuts, sample, programs, pieces, check, fill)
     if decision is not None:
-        region = _cut(model, family, decision, mesh)
+        names = _names(model)  # of the layers that stand for fused ones
+    context = ContextModel.of(model, family.output, mesh, decision, programs)
+    kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
+    region = None if decision is None else _cut(model, family, decision, mesh)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=kept, experts=axis)
         runtime = PipelineRuntime(units, mesh, family.output, single=True)
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
-        built = _staged(model, family, mesh, programs, starts, names, initial)
+        built = _staged(model, family, mesh, programs, starts, names, initial, axis)
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and plan.recompute:
         _leave_regions(family.units, region)
     built.others = norms.begin()
-    built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    built.seed, built.trial, built.region, built.decision = drawn, trial or tried, region, decision
+    built.compared = compared
     _follow(built, context, sample)
     built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
     if decision is not None:
         decision.note(model)
-        built.ties += _sums(decision.cut, names, mesh)
+        built.ties += sums_of(decision.cut, names, mesh)
     return built
+
+
+def _decided(
+    model: nn.Module,
+    family: ModelFamily,
+    plan: Plan,
+    cuts: dict[str, str] | None,
+    sample: Any,
+    programs: StagePrograms | None,
+    pieces: Sequence[nn.Module] | None,
+    check: bool | None,
+    fill: Callable[[nn.Module], object],
+) -> tuple[Decision | None, CutCheck | None]:
+    """How the tensor axis cuts a model, whose fused layers are several then; and what tries it."""
+    if plan.tensor == 1:
+        return None, None
+    opened, trial = None if programs is None else programs.first.open, None
+    decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
+    _check_cut(model, decision, plan)
+    _check_proved(model, decision.cut, plan)
+    if plan.expert == 1 and should_check(model, family, decision.cut, check):  # else that of experts does
+        trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
+    _split(model, decision.cut)
+    return decision, trial
 
 
 def _split(model: nn.Module, cut: Cut) -> None:
@@ -192,7 +219,8 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     if context is None:
         return
     calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
-    context.follow(built.family.units if calls else (), sample)
+    units = [unit for unit in built.family.units if calls and unit not in built.elsewhere]
+    context.follow(units, sample)
     built.runtime.context = context
 
 
@@ -242,21 +270,37 @@ def _check_cut(model: nn.Module, decision: Decision, plan: Plan) -> None:
         )
 
 
-def _sums(cut: Cut, names: dict[str, str], mesh: PlanMesh) -> list[TiedParameter]:
-    """Whole parameters whose gradients add up over the tensor axis: each of its ranks holds a part."""
-    group = mesh.group("tensor")
-    return [TiedParameter(names[name], group, 1, "up::sums") for name in cut.sums]
+def _check_proved(model: nn.Module, cut: Cut, plan: Plan) -> None:
+    """Refuse a cut by names with an axis that needs the program of the cut model."""
+    axis = "expert" if plan.expert > 1 else "context" if plan.context > 1 else None
+    if axis is not None and not cut.proved:
+        raise ValueError(
+            f"{axis}={getattr(plan, axis)} with tensor={plan.tensor} needs a cut that follows from the "
+            f'program of {type(model).__name__}: leave out cuts= but for those that are "whole", and write '
+            "sample=inputs of a batch"
+        )
+
+
+def _are_pieces(
+    model: nn.Module, family: ModelFamily, pieces: Sequence[nn.Module] | None, sample: Any
+) -> bool:
+    """Whether the stages of a pipeline are pieces that run one after the other."""
+    alone = sample is None or isinstance(sample, torch.Tensor)
+    known = bool(family.pieces) and not family.no_pieces and alone
+    return pieces is not None or isinstance(model, nn.Sequential) or known
 
 
 def _programs(
     model: nn.Module, family: ModelFamily, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any
 ) -> StagePrograms | None:
     """The program from which stages are cut; None: pieces that run one after the other are the stages."""
-    given = pieces is not None or isinstance(model, nn.Sequential)
-    if given or (
-        family.pieces and not family.no_pieces and (sample is None or isinstance(sample, torch.Tensor))
-    ):
+    if plan.context == 1 and _are_pieces(model, family, pieces, sample):
         return None
+    if pieces is not None:
+        raise ValueError(
+            f"context={plan.context} cuts the stages of a pipeline from the program of "
+            f"{type(model).__name__}: leave out pieces=, and write sample=inputs of a batch"
+        )
     if plan.cuts is not None:
         raise ValueError(
             f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "
@@ -288,6 +332,7 @@ def _staged(
     starts: Sequence[int],
     names: dict[str, str],
     initial: Initializer,
+    experts: ExpertAxis | None,
 ) -> ModelSetup:
     plan = mesh.plan
     stages: list[Any]
@@ -301,7 +346,7 @@ def _staged(
         stages = [ProgramStage(programs, stage, model) for stage in range(plan.stages)]
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
     here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
-    ties = _ties(model, stages, rank_of, mesh)
+    ties = ties_of(model, stages, rank_of, mesh)
     container = PipelineStages(here)
     inside = set(container.modules())
     staged = {module for stage in stages for module in stage.modules()}
@@ -319,6 +364,7 @@ def _staged(
         last=plan.stages - 1 in here,
         initial=initial,
         exact=kept,
+        experts=experts,
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:
@@ -330,55 +376,3 @@ def _staged(
     built = ModelSetup(model, units, mesh, family, runtime, ties, tuple(starts), names)
     built.programs, built.elsewhere = programs, elsewhere
     return built
-
-
-def _starts(family: ModelFamily, plan: Plan, sample: Any, initial: Initializer) -> Sequence[int]:
-    """The first piece of each stage but the first. Pieces are measured while no rank needs another one."""
-    if initial and sample is not None:
-        raise ValueError(
-            "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
-            "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
-        )
-    starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
-    if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
-        raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
-    return starts
-
-
-def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
-    """The first piece of each stage: rank 0 measures, or counts parameters, and broadcasts the result."""
-    costs: list[Any] = [None]
-    if dist.get_rank() == 0:
-        counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
-        costs = [counted if sample is None else measure_costs(pieces, sample)]
-    dist.broadcast_object_list(costs, src=0)
-    return balance(costs[0], stages)
-
-
-def _ties(
-    model: nn.Module, stages: Sequence[nn.Module], rank_of: Sequence[int], mesh: PlanMesh
-) -> list[TiedParameter]:
-    """Parameters that stages on several ranks have. All ranks make the groups, in one order."""
-    owners: dict[nn.Parameter, set[int]] = {}
-    for stage, module in enumerate(stages):
-        for parameter in module.parameters():
-            owners.setdefault(parameter, set()).add(rank_of[stage])
-    ties = []
-    for name, parameter in model.named_parameters():
-        ranks = sorted(owners.get(parameter, ()))
-        if len(ranks) > 1:
-            group = _group(mesh, ranks)
-            if mesh.stage in ranks:
-                ties.append(TiedParameter(name, group, len(ranks)))
-    return ties
-
-
-def _group(mesh: PlanMesh, ranks: list[int]) -> Any:
-    """Make one group of these pipeline ranks for each place on the other axes; return this rank's."""
-    columns = mesh.everyone.axes.mesh[ranks].flatten(1).t()
-    mine = None
-    for column in columns.tolist():
-        group = dist.new_group(column)
-        if dist.get_rank() in column:
-            mine = group
-    return mine

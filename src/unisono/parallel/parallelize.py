@@ -64,7 +64,7 @@ def parallelize(
             the module's own initialisation, and may be all there is.
         check: try a tensor cut, or the expert axis, in the first step: copies of the model train on a few
             rows, both ways. None: if nothing proves it, and the model has less than 100 MB of parameters.
-            False: never.
+            False: never. True: compare also what stages, or a context axis, return with what a copy does.
         experts: for the expert axis, pattern of paths -> "stacked" (a module called with rows, indices of
             experts and weights), "list" (an nn.ModuleList of experts), or "whole" (they stay on every rank),
             beside what is recognised.

@@ -92,7 +92,8 @@ class Plan:
             in every step.
         outer: what happens at a meeting: "average" (local SGD), "nesterov" (DiLoCo), or OuterSGD(rate=0.7,
             momentum=0.9). `compression` is then that of the differences.
-        expert: data ranks over which the experts of a layer are spread; it divides `data`.
+        expert: ranks of different rows or positions over which the experts of a layer are spread; it divides
+            data * context. With tensor=n they are spread over expert * n ranks.
         elastic: ranks may die and come; `data` is their number at the start, and `shard` the least that share
             where it divides no longer. See docs/elastic.md.
         copy_every: steps from one copy of the shards to the next, under elastic and zero=1 to 3. After a loss
@@ -275,11 +276,16 @@ class Plan:
     def _check_expert(self) -> None:
         if self.expert == 1:
             return
-        if self.data % self.expert:
-            raise ValueError(f"Plan: expert={self.expert} does not divide data={self.data}")
+        if self.copies % self.expert:
+            of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
+            raise ValueError(f"Plan: expert={self.expert} does not divide {of}")
+        if self.pipeline > 1 and self.schedule in SPLIT_BACKWARD:
+            raise ValueError(
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and "
+                f"rows of experts go back in one; use schedule 1f1b with expert={self.expert}"
+            )
         for name, only, why in (
-            ("tensor", 1, "its ranks have the same rows, which would go to the experts twice"),
-            ("pipeline", 1, "stages of a program do not call layers of experts"),
+            ("sequence", False, "experts take all positions on each rank of the tensor axis"),
             ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
             ("compression", None, "it averages over all data ranks, and experts differ there"),
             ("local_steps", None, "replicas that train on their own exchange no rows"),
@@ -289,9 +295,10 @@ class Plan:
                 raise ValueError(
                     f"Plan: expert={self.expert} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
-        if self.shards % self.expert and self.expert % self.shards:
+        shards = self.shards * self.context if self.zero else 1
+        if shards % self.expert and self.expert % shards:
             raise ValueError(
-                f"Plan: neither of shard={self.shards} and expert={self.expert} divides the other; the ranks "
+                f"Plan: neither of shard={shards} and expert={self.expert} divides the other; the ranks "
                 "of an expert's shards would be parts of several groups"
             )
 
@@ -326,10 +333,13 @@ class Plan:
     def _check_context(self) -> None:
         if self.context == 1:
             return
+        if self.pipeline > 1 and self.schedule in SPLIT_BACKWARD:
+            raise ValueError(
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and "
+                f"exchanges of positions go back in one; use schedule 1f1b with context={self.context}"
+            )
         for name, only, why in (
-            ("tensor", 1, "parts of matrices and of sequences are not combined yet"),
-            ("pipeline", 1, "stages and parts of sequences are not combined yet"),
-            ("expert", 1, "experts and parts of sequences are not combined yet"),
+            ("sequence", False, "its ranks would cut what the context ranks have cut already"),
             ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
             ("keep_f32", (), "the recorded program has one type of parameters"),
             ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),
@@ -357,12 +367,13 @@ class Plan:
         return replace(self, data=self.shards, shard=None, local_steps=None, compression=None)
 
     def of_experts(self) -> Plan:
-        """The plan of an expert's parameters: the tensor axis is that of experts.
+        """The plan of an expert's parameters: the tensor axis is that of experts and of tensors.
 
         Example: Plan(data=8, zero=3, expert=2).of_experts() is Plan(data=4, zero=3, tensor=2, shard=4).
         """
-        shard = None if self.zero == 0 else max(1, self.shards // self.expert)
-        return replace(self, data=self.data // self.expert, tensor=self.expert, expert=1, shard=shard)
+        shard = None if self.zero == 0 else max(1, self.shards * self.context // self.expert)
+        data, tensor = self.copies // self.expert, self.expert * self.tensor
+        return replace(self, data=data, context=1, tensor=tensor, expert=1, shard=shard)
 
     @property
     def outer_sgd(self) -> OuterSGD:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .graph.capture import CaptureError, Recorder, Shapes
-from .graph.containers import mapped, strange_in, tensors_in
+from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
 from .program_state import ModuleSettings
 
@@ -26,6 +26,7 @@ class ModelRecorder:
         where: what needs the program, such as "a pipeline".
         remedy: what to write in place of it.
         attention: each call of scaled_dot_product_attention is one operator.
+        prepare: changes each copy before it is recorded; returns what has to know the recorder, by `begin`.
     Attributes:
         shapes: the model's copy, whose settings may be changed.
         changing: attributes (path, name) that the model changes while it runs.
@@ -42,10 +43,12 @@ class ModelRecorder:
         where: str,
         remedy: str,
         attention: bool = False,
+        prepare: Callable[[Shapes], Any] | None = None,
     ) -> None:
         self.shapes, self.name, self._dtype = Shapes(model), type(model).__name__, dtype
         self._refuses, self._where, self._remedy, self._attention = refuses, where, remedy, attention
         self.changing: set[Any] = set()
+        self._prepare = prepare
 
     def record(self, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None = None) -> Graph:
         """Record the model on inputs, or `forward(model, inputs)`.
@@ -65,14 +68,15 @@ class ModelRecorder:
                 for parameter in shapes.model.parameters():
                     if parameter.is_floating_point():
                         parameter.data = parameter.data.to(self._dtype)
+        prepared = None if self._prepare is None else self._prepare(shapes)
         before = ModuleSettings(shapes.model).now()
-        graph = self._run(shapes, inputs, forward)
+        graph = self._run(shapes, inputs, forward, prepared)
         if not list(tensors_in(graph.result, Ref)) or list(strange_in(graph.result, Ref)):
             raise CaptureError(
                 f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
             )
         self.changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
-        if self.changing and _operators(graph) != _operators(self._run(shapes, inputs, forward)):
+        if self.changing and graph.operators != self._run(shapes, inputs, forward, prepared).operators:
             path, leaf = min(self.changing)
             raise self._refuses(
                 f'{self.name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
@@ -80,10 +84,11 @@ class ModelRecorder:
             )
         return graph
 
-    def _run(self, shapes: Shapes, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None) -> Graph:
+    def _run(
+        self, shapes: Shapes, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None, prepared: Any
+    ) -> Graph:
         run = None if forward is None else lambda given: forward(shapes.model, given)
-        return Recorder(shapes, attention=self._attention).run(shapes.model, inputs, run)
-
-
-def _operators(graph: Graph) -> list[Any]:
-    return [(node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in graph.nodes]
+        recorder = Recorder(shapes, attention=self._attention)
+        if prepared is not None:
+            prepared.begin(recorder)
+        return recorder.run(shapes.model, inputs, run)

@@ -155,14 +155,12 @@ class ReplicatedParameters:
             bucket.group = self._group
         if self._buckets or mesh.plan.copies == 1:
             return
-        names = frozenset() if self._experts is None else self._experts.names
-        self._buckets = list(_buckets(self.root, self._group, leave=names))
+        experts = set() if self._experts is None else self._experts.parameters()
+        self._buckets = list(_buckets(self.root, self._group, leave=experts))
         if self._experts is not None and self._experts.mesh.plan.data > 1:
             held = self._experts.mesh.group("replica")
-            everything = {name for name, _ in self.root.named_parameters()}
-            self._buckets += _buckets(
-                self.root, held, leave=everything - names, first=len(self._buckets), of="experts, "
-            )
+            others = set(self.root.parameters()) - experts
+            self._buckets += _buckets(self.root, held, leave=others, first=len(self._buckets), of="experts, ")
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
@@ -236,17 +234,17 @@ def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
 
 
 def _buckets(
-    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[str], first: int = 0, of: str = ""
+    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[nn.Parameter], first: int = 0, of: str = ""
 ) -> Iterator[GradientBucket]:
     """Cut what is trained into buckets, in the order in which backward comes to it: the last one first.
 
     Args:
-        leave: names of parameters that are in no bucket.
+        leave: parameters that are in no bucket.
         first: number of the first bucket.
         of: what its label in a trace begins with.
     """
     number = first
-    named = [(name, value) for name, value in root.named_parameters() if name not in leave]
+    named = [(name, value) for name, value in root.named_parameters() if value not in leave]
     named = [(name, value) for name, value in named if value.requires_grad]
     for dtype in dict.fromkeys(value.dtype for _, value in named):
         held: list[tuple[str, nn.Parameter]] = []

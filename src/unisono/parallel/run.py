@@ -6,6 +6,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -548,7 +549,16 @@ class Run:
         if cut.changed:
             self._follow_frozen()
         micros, weights = cut.micros, into.weights(cut)
+        if self._built.compared is not None:
+            confirm = partial(self._confirm, loss=False)
+            alone = proved_schedule(self.plan, 1)
+            self._built.compared.run(self.model, self._built.runtime, alone, confirm, inputs, self.mesh)
+            self._built.compared = None
         self._confirm(micros)
+        if not all(weights):  # whose loss counts nothing, and is not computed
+            self._confirm(
+                [micro for micro, weight in zip(micros, weights, strict=True) if not weight], loss=False
+            )
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"
         factor = self.scaler.scale * self.mesh.plan.data
@@ -608,7 +618,7 @@ class Run:
         """
         if self._built.runtime.context is not None:
             self._built.runtime.context.confirm(micros, self._loss if loss else None)
-        if self._built.programs is not None:
+        elif self._built.programs is not None:
             self._built.programs.confirm(given for given, _ in micros)
         if self._built.decision is not None:
             self._built.decision.confirm(given for given, _ in micros)

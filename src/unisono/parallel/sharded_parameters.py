@@ -272,7 +272,7 @@ class ShardedParameters:
             fill(exact)
             low = None if exact is self.root else TYPES[plan.precision]
             _wrap(exact, mesh, MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low))
-        left = [] if self._experts is None else self._experts.modules(self.root)
+        left = [] if self._experts is None else self._experts.modules()
         for unit in self._units:
             fill(unit)
             left = self._wrap_experts(unit, left)

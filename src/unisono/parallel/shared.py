@@ -127,6 +127,7 @@ class _Search:
         self._settings: ModuleSettings | None = None
         self._proved: list[Any] = []  # inputs, settings of modules, gradients
         self._found: Cut | None = None
+        self._set_once: set[tuple[str, str]] = set()
         self.of_all = True  # every parameter counts as trained, whatever is frozen now
 
     def cut(self, sample: Any) -> Cut | CaptureError:
@@ -137,13 +138,13 @@ class _Search:
             frozen = self._thaw()
             if dist.get_rank() == 0:
                 with torch.enable_grad():
-                    told = [self._widest(sample, frozen)]
+                    told = [(*self._widest(sample, frozen), self._shapes.set_once)]
         except CaptureError as error:
             told = [error]
         dist.broadcast_object_list(told, src=0)
         if not isinstance(told[0], tuple):
             return told[0]  # type: ignore[no-any-return]
-        self._found, self.of_all = told[0]
+        self._found, self.of_all, self._set_once = told[0]
         _require(frozen, self.of_all)
         self._proved.append((kinds_of(sample), None, True))
         return self._found
@@ -187,7 +188,7 @@ class _Search:
 
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""
-        self._settings = ModuleSettings(model, counters=True)
+        self._settings = ModuleSettings(model, self._set_once, counters=True)
         self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
 
     def confirm(self, batches: Iterable[Any]) -> None:

@@ -144,10 +144,11 @@ def _call(
 ) -> CollectiveRecord:
     operation = COLLECTIVE.match(event["name"])[1]  # type: ignore[index]
     axis, where, why = _reason(operation, around)
-    if experts is not None and axis != "world" and experts.holds(where):
-        mesh, axis = experts.mesh, "tensor" if axis == "expert" else axis
-    ranks = _ranks(axis, operation, mesh)
-    axis = "expert" if experts is not None and axis == "tensor" else axis  # they exclude each other
+    if experts is not None and mesh.plan.tensor == 1 and axis == "tensor":
+        axis = "expert"
+    if experts is not None and axis not in ("world", "tensor", "context") and experts.holds(where):
+        mesh = experts.mesh
+    ranks = _ranks("tensor" if axis == "expert" else axis, operation, mesh)
     nbytes = _nbytes(event)
     if operation in ("send", "recv"):
         received, predicted = float(nbytes), link.latency_s + nbytes * link.byte_s

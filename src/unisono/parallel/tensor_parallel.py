@@ -111,7 +111,7 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
         regathers: what layers get from all ranks is gathered again in backward, and not kept.
     """
     region = RngRegion(mesh.get_local_rank(), mesh.device_type)
-    axis = TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
+    axis = axis_of(mesh, regathers=regathers)
 
     def part(value: Tensor, dim: int) -> Tensor:
         return distribute_tensor(value, mesh, [Shard(dim)], src_data_rank=None)
@@ -130,31 +130,57 @@ def run_cut(
     """
     for path, sizes in cut.fused.items():
         split_(model, path, sizes)
+    leaves, made = leaves_of(model, cut), dict[int, nn.Parameter]()
+    kept: list[nn.Parameter] = []  # so that their ids stay their own
+    for path, dims in leaves.items():
+        module = model.get_submodule(path)
+        for leaf, dim in dims.items():
+            value = module._parameters.get(leaf)
+            if value is not None and id(value) not in made:
+                kept.append(value)
+                made[id(value)] = like(value, part(value.data, dim))
+            if value is not None:
+                module.register_parameter(leaf, made[id(value)])
+
+    def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
+        LocalForward(path, module, dims, cut, axis, region)
+
+    run_locally(model, cut, leaves, make)
+
+
+def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
+    """The ranks of a tensor axis."""
+    return TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
+
+
+def leaves_of(model: nn.Module, cut: Cut) -> dict[str, dict[str, int]]:
+    """Path of a module -> its parameters and buffers that are cut, each with its dim."""
     values = dict([*model.named_parameters(), *model.named_buffers()])
-    owners = [
-        (path, module, leaf, value)
-        for path, module in model.named_modules()
-        for leaf, value in [*module._parameters.items(), *module._buffers.items()]
-        if value is not None
-    ]
-    made: dict[int, tuple[int, Tensor]] = {}
-    for name, dim in cut.dims.items():
-        value = values[name]
-        if isinstance(value, nn.Parameter):
-            made[id(value)] = dim, like(value, part(value.data, dim))
-        else:
-            made[id(value)] = dim, value
-    local: dict[str, dict[str, int]] = {}
-    for path, module, leaf, value in owners:
-        if id(value) in made:
-            dim, now = made[id(value)]
-            local.setdefault(path, {})[leaf] = dim
-            if isinstance(now, nn.Parameter):
-                module.register_parameter(leaf, now)
+    dims = {id(values[name]): dim for name, dim in cut.dims.items()}
+    found: dict[str, dict[str, int]] = {}
+    for path, module in model.named_modules():
+        for leaf, value in [*module._parameters.items(), *module._buffers.items()]:
+            if value is not None and id(value) in dims:
+                found.setdefault(path, {})[leaf] = dims[id(value)]
+    return found
+
+
+def run_locally(
+    model: nn.Module,
+    cut: Cut,
+    leaves: dict[str, dict[str, int]],
+    make: Callable[[str, nn.Module, dict[str, int]], None],
+) -> None:
+    """Have the modules of a model run as a cut says.
+
+    Args:
+        leaves: what they have that is cut.
+        make: gives a module another forward.
+    """
     written = Written(model, cut.sizes)
     written.wrap()
-    for path in {**local, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
-        _Local(path, model.get_submodule(path), local.get(path, {}), cut, axis, region)
+    for path in {**leaves, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
+        make(path, model.get_submodule(path), leaves.get(path, {}))
     written.wrap_others()
     for module in model.modules():  # their shortcuts in evaluation would take parameters as they are
         if isinstance(module, nn.TransformerEncoder):
@@ -167,7 +193,7 @@ def _nothing(_module: nn.Module, _args: Any) -> None:
     """Do nothing."""
 
 
-class _Local(Forward):
+class LocalForward(Forward):
     """The forward of one module on this rank.
 
     Args:
@@ -231,7 +257,7 @@ class _Local(Forward):
             seen[leaf] = self._part(leaf, dim)
         bias = self._module._parameters.get("bias") if self._kind == "row" else None
         if bias is not None:
-            seen["bias"] = _Share.apply(bias, self._axis.parts)
+            seen["bias"] = self._share(bias)
         try:
             yield
         finally:
@@ -241,10 +267,11 @@ class _Local(Forward):
     def _part(self, leaf: str, dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)
         if value is None:
-            value = self._module._buffers[leaf]
-            size = value.shape[dim] // self._axis.parts
-            return value.narrow(dim, self._axis.place * size, size)  # type: ignore[no-any-return]
+            return part_of(self._module._buffers[leaf], dim, self._axis)
         return value.to_local() if isinstance(value, DTensor) else value  # type: ignore[no-any-return]
+
+    def _share(self, bias: Tensor) -> Tensor:
+        return share(bias, self._axis.parts)
 
     def _vocabulary(self, *args: Any, **named: Any) -> Tensor:
         """Rows of other ranks give zeros, and the ranks add up."""
@@ -262,6 +289,20 @@ class _Local(Forward):
                 seen["padding_idx"] = kept
         masked: Tensor = output * mine.unsqueeze(-1)
         return masked
+
+
+def part_of(value: Tensor, dim: int, axis: TensorAxis) -> Tensor:
+    """This rank's part of a parameter, which is a DTensor, or of a buffer that each rank has whole."""
+    if isinstance(value, DTensor):
+        return value.to_local()
+    size = value.shape[dim] // axis.parts
+    return value.narrow(dim, axis.place * size, size)
+
+
+def share(bias: Tensor, parts: int) -> Tensor:
+    """A rank's share of a bias, which all of them add."""
+    found: Tensor = _Share.apply(bias, parts)
+    return found
 
 
 class _Share(torch.autograd.Function):

@@ -17,22 +17,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS
+from unisono.parallel.graph.stage_program import Stage, StageProgram
 
 from .call import RuleCall
 from .layout import LayoutError, PositionSpan, SequenceDim
-from .replay import ProgramStep, Replay, ReplayValues, UnitItem
+from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
 from .rules import ATTENTION, run_rule
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
+    from unisono.parallel.graph.stage_choice import StageStart
     from unisono.parallel.layouts.cost import Link
 
     from .exchange import ContextGroup
@@ -53,6 +57,13 @@ class ContextError(ValueError):
     """A program that cannot be cut along the sequence; the text names the operator and the line."""
 
 
+class ContextStage(NamedTuple):
+    """What a stage of a pipeline runs: operators and calls of units. `stage` None: the whole program."""
+
+    items: list[Any]
+    stage: Stage | None
+
+
 class ContextProgram:
     """One recorded program, proved for the ranks of a context group.
 
@@ -60,14 +71,22 @@ class ContextProgram:
         graph: of inputs whose first tensors are those of the model: `sequences` of them have, if they have
             two dims, the sequence in dim 1.
         units: modules (paths) that are called.
+        pipeline: where its stages but the first begin, and a copy of the model; None: there is one stage.
     Attributes:
         places: where the values that are cut have the sequence.
+        stages: what each stage of a pipeline runs.
     Raises:
         ContextError: it cannot be cut.
     """
 
     def __init__(
-        self, graph: Graph, sequences: int, units: frozenset[str], ranks: ContextGroup, link: Link
+        self,
+        graph: Graph,
+        sequences: int,
+        units: frozenset[str],
+        ranks: ContextGroup,
+        link: Link,
+        pipeline: tuple[Sequence[StageStart], nn.Module] | None = None,
     ) -> None:
         self.graph, self._ranks, self._link = graph, ranks, link
         self.places: dict[int, SequenceDim] = {}
@@ -88,10 +107,18 @@ class ContextProgram:
             )
         self._inputs = [value.number for value in graph.values if value.kind == "input"]
         self._leave_out(steps)
-        self._parts = self._take_once(steps)
-        last = {number: step.node.number for step in steps if not step.idle for number in step.used}
-        last |= dict.fromkeys(graph.outputs, len(steps))
-        self.items = self._items(steps, 0, len(steps), frozenset(), units, last)
+        self._parts: list[tuple[int, int, SequenceDim]] = []
+        if pipeline is None:
+            self._parts = self._take_once(steps)
+            self.stages = [self._stage(steps, None, units, 0, len(steps))]
+            return
+        starts, model = pipeline
+        found = StageProgram(graph, model, starts, operators=True)
+        bounds = [0, *found.places, len(steps)]
+        self.stages = [
+            self._stage(steps, stage, units, *both)
+            for stage, both in zip(found.stages, itertools.pairwise(bounds), strict=True)
+        ]
 
     # ---- proof ----
 
@@ -153,7 +180,7 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return ProgramStep(node, draws=_draws(node))
+            return ProgramStep(node, draws=_draws(node), apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
         call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
@@ -171,7 +198,11 @@ class ContextProgram:
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
         draws = _draws(node) and not any(number in self.places for number in made)
-        return ProgramStep(node, wants, call.run, draws=draws)
+        return ProgramStep(node, wants, call.run, draws=draws, apart=self._apart(node))
+
+    def _apart(self, node: Node) -> bool:
+        """Whether it draws numbers that are others on each rank of the tensor axis."""
+        return _draws(node) and any(first <= node.number < last for first, last in self.graph.apart)
 
     def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
@@ -222,28 +253,41 @@ class ContextProgram:
                 step.taken[number] = parts[number, place]
         return inputs
 
+    def _stage(
+        self, steps: Sequence[ProgramStep], stage: Stage | None, units: frozenset[str], first: int, stop: int
+    ) -> ContextStage:
+        """What a stage runs, of operators [first, stop) and of those that any stage can run. None: all."""
+        here = {item.first for item in stage.items} if stage is not None else set(range(len(steps)))
+        mine = [replace(step, idle=step.idle or step.node.number not in here) for step in steps]
+        last = {number: step.node.number for step in mine if not step.idle for number in step.used}
+        last |= dict.fromkeys(
+            self.graph.outputs if stage is None else (*stage.goes, *stage.result), len(mine)
+        )
+        called = {
+            frame.number
+            for frame in self.graph.frames
+            if frame.path in units and first <= frame.first < frame.last <= stop
+        }
+        return ContextStage(self._items(mine, 0, len(mine), called, last), stage)
+
     def _items(
-        self, steps: Sequence[ProgramStep], first: int, stop: int, inside: frozenset[int],
-        units: frozenset[str], last: dict[int, int],
-    ) -> list[Any]:  # fmt: skip
+        self, steps: Sequence[ProgramStep], first: int, stop: int, units: set[int], last: dict[int, int]
+    ) -> list[Any]:
         """The items of operators [first, stop), each with the values that it is the last to take."""
         graph, found, at = self.graph, list[Any](), first
         while at < stop:
-            unit = next(
-                (n for n in graph.nodes[at].frames if n not in inside and graph.frames[n].path in units), None
-            )
+            unit = next((number for number in graph.nodes[at].frames if number in units), None)
+            end = at + 1 if unit is None else graph.frames[unit].last
+            active = [step for step in steps[at:end] if not step.idle]
+            if not active:
+                at = end
+                continue
             if unit is None:
-                end = at + 1
-                if steps[at].idle:
-                    at = end
-                    continue
-                found.append(steps[at])
+                found += active
             else:
-                frame = graph.frames[unit]
-                end = frame.last
-                within = self._items(steps, at, end, inside | {unit}, units, last)
-                found.append(self._unit(frame, within, steps[at:end], last))
-            touched = {number for step in steps[at:end] for number in (*step.used, *step.made)}
+                within = self._items(steps, at, end, units - {unit}, last)
+                found.append(self._unit(graph.frames[unit], within, active, last))
+            touched = {number for step in active for number in (*step.used, *step.made)}
             found[-1].drops = [number for number in touched if last.get(number, -1) < end]
             at = end
         return found
@@ -251,7 +295,6 @@ class ContextProgram:
     def _unit(
         self, frame: Frame, items: list[Any], steps: Sequence[ProgramStep], last: dict[int, int]
     ) -> UnitItem:
-        steps = [step for step in steps if not step.idle]
         made = [number for step in steps for number in step.made]
         used = {number for step in steps for number in step.used} - {*made}
         values = self.graph.values
@@ -260,20 +303,29 @@ class ContextProgram:
 
     # ---- run ----
 
-    def run(self, where: dict[str, nn.Module], shared: int, device: str, *inputs: Tensor) -> Any:
-        """What the recorded program returned, with this rank's part of what is cut.
+    def replay(self, model: ReplayModel, shared: int) -> Replay:
+        """What a run needs. shared: a seed, the same on the ranks of the group."""
+        return Replay(self.graph, self.places, self._written, self._ranks, model, shared)
+
+    def run(self, replay: Replay, stage: int, came: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+        """What a stage sends, or what the recorded program returned: this rank's part of what is cut.
 
         Args:
-            where: the modules of the model that runs, by path.
-            shared: a seed, the same on the ranks of the group.
+            came: from the stage before.
             inputs: whole.
         """
-        written, places = self._written, self.places
-        values = ReplayValues(Replay(self.graph, places, written, self._ranks, where, shared, device))
+        here = self.stages[stage]
+        values = ReplayValues(replay)
         values.update(zip(self._inputs, inputs, strict=True))
         values.take(self._parts)
-        values.run(self.items)
-        return mapped(self.graph.result, values.get_ref, Ref)
+        if here.stage is not None:
+            values.update(zip(here.stage.comes, came, strict=True))
+            values.update((number, values[number].clone()) for number in here.stage.fresh)
+        values.run(here.items)
+        if here.stage is None or stage + 1 == len(self.stages):
+            return mapped(self.graph.result, values.get_ref, Ref)
+        passing = here.stage.comes
+        return tuple(values[n].view_as(values[n]) if n in passing else values[n] for n in here.stage.goes)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -283,7 +335,8 @@ class ContextProgram:
             (node.name, [(graph.values[n].shape, self.places.get(n)) for n in node.outputs if n is not None])
             for node in graph.nodes
         ]
-        return hashlib.blake2b(repr(flat).encode(), digest_size=16).hexdigest()
+        sent = [(one.stage.comes, one.stage.goes) for one in self.stages if one.stage is not None]
+        return hashlib.blake2b(repr((flat, sent)).encode(), digest_size=16).hexdigest()
 
 
 def _draws(node: Node) -> bool:

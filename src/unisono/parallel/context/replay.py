@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import ModuleOp
 from unisono.parallel.graph.program import Ref, refs, replayed
 
 from .call import label_of
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
 
     from .exchange import ContextGroup
+    from .tensor_axis import CutParts
 
-__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayValues", "UnitItem"]
+__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayModel", "ReplayValues", "UnitItem"]
 
 
 @dataclass
@@ -35,6 +37,7 @@ class ProgramStep:
         wants: value -> where this operator needs it.
         run: what runs in place of the operator.
         draws: random numbers for a value that all ranks have.
+        apart: random numbers that are others on each rank of the tensor axis.
         idle: nothing takes what it makes; it does not run.
         taken: value -> the number of the part of it that is taken once for all operators.
         parts: (value, the number of its part, where), taken when this operator has made the value.
@@ -45,6 +48,7 @@ class ProgramStep:
     wants: dict[int, SequenceDim] = field(default_factory=dict)
     run: Any = None
     draws: bool = False
+    apart: bool = False
     idle: bool = False
     taken: dict[int, int] = field(default_factory=dict)
     parts: list[tuple[int, int, SequenceDim]] = field(default_factory=list)
@@ -75,24 +79,61 @@ class UnitItem:
 
 
 @dataclass(frozen=True)
+class ReplayModel:
+    """The model that runs.
+
+    Args:
+        where: its modules by path.
+        held: name of a parameter or buffer -> what it is now.
+        device: its type.
+        parts: this rank's parts of parameters; None: the plan has no tensor axis.
+    """
+
+    where: dict[str, nn.Module]
+    held: Callable[[str], Any]
+    device: str
+    parts: CutParts | None
+
+
+@dataclass(frozen=True)
 class Replay:
     """What a run of a program needs.
 
     Args:
         places: where the values that are cut have the sequence.
         written: memory that some operator writes in place.
-        where: the modules of the model that runs, by path.
         shared: a seed, the same on the ranks of the group.
-        device: its type.
     """
 
     graph: Graph
     places: dict[int, SequenceDim]
     written: set[int]
     ranks: ContextGroup
-    where: dict[str, nn.Module]
+    model: ReplayModel
     shared: int
-    device: str
+
+    def runs(self, step: ProgramStep) -> Callable[..., Any]:
+        """What runs in place of an operator."""
+        if isinstance(step.node.op, ModuleOp):
+            return functools.partial(_call_experts, self.model.where[step.node.op.path])
+        run: Callable[..., Any] = step.run or replayed(step.node, self.graph, self.written)
+        return run
+
+    def seeded(self, step: ProgramStep) -> contextlib.AbstractContextManager[None]:
+        """Seed what an operator draws, where the generators are not already those of this rank."""
+        if not (step.draws or step.apart):
+            return contextlib.nullcontext()
+        where: list[int | str] = [] if step.draws else [self.ranks.rank]
+        if step.apart and self.model.parts is not None:
+            where += ["tensor", self.model.parts.axis.place]
+        return drawing(seed_of(self.shared, step.node.number, *where), self.model.device)
+
+
+def _call_experts(
+    module: nn.Module, rows: Tensor, chosen: Tensor, weight: Tensor, names: Sequence[str], _parameters: Any
+) -> Any:
+    """Call a layer of experts. names: of its arguments."""
+    return module(**dict(zip(names, (rows, chosen, weight), strict=True)))
 
 
 class ForwardCall:
@@ -124,16 +165,16 @@ class ReplayValues(dict[int, Tensor]):
         found = self.get(ref.value)
         if found is not None:
             return found
-        graph, where = self._replay.graph, self._replay.where
+        graph, model = self._replay.graph, self._replay.model
         value = graph.values[ref.value]
         if value.kind == "constant":
             constant = graph.constants[ref.value]
             if isinstance(constant, tuple):
-                return getattr(where[constant[0]], constant[1])
+                return getattr(model.where[constant[0]], constant[1])
             assert constant is not None, "a constant has no values"
             return constant
-        path, _, leaf = value.name.rpartition(".")
-        return getattr(where[path], leaf)
+        held = model.held(value.name)
+        return held if model.parts is None else model.parts.local(value.name, held)
 
     def run(self, items: Sequence[Any]) -> None:
         """Run operators and units in order."""
@@ -143,7 +184,7 @@ class ReplayValues(dict[int, Tensor]):
                 if isinstance(item, ProgramStep):
                     self._operator(item)
                 else:
-                    unit = self._replay.where[item.frame.path]
+                    unit = self._replay.model.where[item.frame.path]
                     made = unit(
                         ForwardCall(functools.partial(self.unit, item)),
                         *(self[number] for number in item.reads),
@@ -163,10 +204,8 @@ class ReplayValues(dict[int, Tensor]):
             return found if place is None else self._placed(ref.value, found, place, node)
 
         args, named = mapped((node.args, node.named), given, Ref)
-        seed = seed_of(self._replay.shared, node.number)
-        with drawing(seed, self._replay.device) if step.draws else contextlib.nullcontext():
-            run = step.run or replayed(node, self._replay.graph, self._replay.written)
-            output = run(*args, **named)
+        with self._replay.seeded(step):
+            output = self._replay.runs(step)(*args, **named)
         flat = output if isinstance(output, (tuple, list)) else (output,)
         self.update((n, t) for n, t in zip(node.outputs, flat, strict=True) if n is not None)
         self.take(step.parts)

@@ -379,6 +379,41 @@ def _distance(at: int) -> Rule:
     return rule
 
 
+def _histogram(call: RuleCall) -> list[SequenceDim | None]:
+    least, most = call.given(2, "min", 0), call.given(3, "max", 0)
+    if least == most:
+        raise LayoutError("its bounds are those of the values: give it min and max")
+    call.cut(call.args[0])
+    op, ranks, label = call.node.op, call.ranks, call.label()
+    call.run = lambda *args, **named: total(op(*args, **named), ranks, label)
+    return [None]
+
+
+# ---- the tensor axis ----
+
+
+def _tensor_move(call: RuleCall) -> list[SequenceDim | None]:
+    came, kind, dim = call.args
+    place = call.cut(came)
+    if kind not in ("enter", "sum") and dim == place.dim:
+        raise LayoutError("the tensor axis gathers the dimension of the sequence")
+    return [place]
+
+
+# ---- experts ----
+
+
+def _experts(call: RuleCall) -> list[SequenceDim | None]:
+    rows, chosen, weight, *_ = call.args
+    shape, cut = call.shape(rows), call.cut(rows)
+    place = viewed(shape, cut, (math.prod(shape[:-1]), shape[-1]))
+    if place.dim:
+        raise LayoutError("its rows are cut along their features")
+    for ref in (chosen, weight):
+        call.want(ref, place)
+    return [cut]
+
+
 # ---- attention ----
 
 
@@ -459,9 +494,12 @@ RULES: dict[str, Rule] = {
         _along(1),
     ),
     "aten.linalg_vector_norm": _along(2),
+    "aten.histc": _histogram,
     **dict.fromkeys(("aten.sum", "aten.mean"), _sum),
     **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), _nll),
     **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),
     "aten.binary_cross_entropy": _distance(3),
+    "unisono.tensor_move": _tensor_move,
+    "unisono.experts": _experts,
     ATTENTION: _attention,
 }  # fmt: skip

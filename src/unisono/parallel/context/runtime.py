@@ -20,15 +20,20 @@ from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
+from unisono.parallel.tensor_parallel import axis_of
 
 from .exchange import ContextGroup, whole
 from .program import ContextError, ContextProgram
-from .replay import ForwardCall
+from .replay import ForwardCall, ReplayModel
+from .tensor_axis import CutParts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from unisono.parallel.graph.cut import Cut
     from unisono.parallel.mesh import PlanMesh
+    from unisono.parallel.pipeline.program_stage import StagePrograms
+    from unisono.parallel.shared import Decision
 
 __all__ = ["ContextModel"]
 
@@ -42,6 +47,8 @@ class ContextModel:
         model: the user's, before it is wrapped.
         dtype: in which it computes; None: in that of its parameters.
         output: what the loss gets of what the model returns.
+        cut: of the tensor axis; None: the plan has none.
+        programs: that say where the stages of a pipeline begin; None: there is one stage.
     Raises:
         ValueError: the model has hooks, which a run of operators does not call.
     """
@@ -52,30 +59,49 @@ class ContextModel:
         dtype: torch.dtype | None,
         output: Callable[[Any], Any],
         mesh: PlanMesh,
+        cut: Cut | None,
+        programs: StagePrograms | None,
     ) -> None:
         _check_hooks(model)
+        self._programs = programs
         self._model, self._output, self._dtype = model, output, dtype
+        self._parts = None if cut is None else CutParts(cut, axis_of(mesh.part("tensor")))
         self._recorder = ModelRecorder(
-            model, dtype, ContextError, where="a context axis", remedy="Leave out context=", attention=True
-        )
+            model, dtype, ContextError, where="a context axis", remedy="Leave out context=", attention=True,
+            prepare=None if self._parts is None else self._parts.prepare,
+        )  # fmt: skip
         self._name = self._recorder.name
-        self._group, self._device = mesh.context, mesh.axes.device_type
+        self._device = mesh.axes.device_type
         self._ranks = ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
         self._settings: ModuleSettings | None = None
         self._known: dict[Any, ContextProgram] = {}
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
+        self._meet = [mesh.context] if programs is None else [mesh.context, mesh.group("pipeline")]
 
     @classmethod
-    def of(cls, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh) -> ContextModel | None:
-        """The model under a plan; None: the plan has no context axis."""
-        if mesh.plan.context == 1:
+    def of(
+        cls,
+        model: nn.Module,
+        output: Callable[[Any], Any],
+        mesh: PlanMesh,
+        decision: Decision | None,
+        programs: StagePrograms | None,
+    ) -> ContextModel | None:
+        """The model under a plan, before it is cut; None: the plan has no context axis."""
+        plan = mesh.plan
+        if plan.context == 1:
             return None
-        precision = mesh.plan.precision
-        return cls(model, None if precision == "f32" else TYPES[precision], output, mesh)
+        dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+        cut = None if decision is None else decision.cut
+        return cls(model, dtype, output, mesh, cut, programs)
 
     def follow(self, units: Iterable[nn.Module], sample: Any) -> None:
-        """Run by `units` from now on, which are wrapped. Prove the program of `sample`, if there is one."""
+        """Run by `units` from now on, which are wrapped. Prove the program of `sample`, if there is one.
+
+        Args:
+            units: that are in this rank's stages.
+        """
         self._where = dict(self._model.named_modules())
         paths = {module: path for path, module in self._where.items()}
         called = {module for module in units if module in paths and module is not self._model}
@@ -89,7 +115,9 @@ class ContextModel:
     # ---- programs ----
 
     def confirm(self, micros: Iterable[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
-        """Prove the programs of these micro-batches, where they are new. All ranks of a group call this.
+        """Prove the programs of these micro-batches, where they are new.
+
+        All ranks that share their sequences, and the stages of a model, call this.
 
         Args:
             loss: of an output and targets; None: the program ends with the output.
@@ -113,7 +141,7 @@ class ContextModel:
         return kinds_of(inputs), asked, self._settings.now(), torch.is_grad_enabled()
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
-        """Record and prove; all ranks of the group end alike."""
+        """Record and prove; all ranks that share a sequence or the stages of a model end alike."""
         told: Any
         program: ContextProgram | None = None
         try:
@@ -121,18 +149,19 @@ class ContextModel:
             told = program.digest
         except ValueError as error:
             told = error
-        every: list[Any] = [None] * self._ranks.ranks
-        with record_function(f"up::programs|{self._name}"):
-            dist.all_gather_object(every, told, group=self._group)
-        for found in every:
-            if isinstance(found, Exception):
-                raise found
-        if program is None or any(digest != every[0] for digest in every):
-            raise ContextError(
-                f"ranks of one context group run different programs of {self._name}: their inputs have "
-                "different shapes, or the model is not the same on all of them. run.shard(loader) gives each "
-                "the same rows"
-            )
+        for group in self._meet:
+            every: list[Any] = [None] * dist.get_world_size(group)
+            with record_function(f"up::programs|{self._name}"):
+                dist.all_gather_object(every, told, group=group)
+            told = next((found for found in every if isinstance(found, Exception)), told)
+            if not isinstance(told, Exception) and any(digest != told for digest in every):
+                told = ContextError(
+                    f"ranks of one context group or pipeline run different programs of {self._name}: their "
+                    "inputs have different shapes, or the model is not the same on all of them. "
+                    "run.shard(loader) gives each the same rows"
+                )
+        if program is None or isinstance(told, Exception):
+            raise told
         return program
 
     def _program(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
@@ -150,7 +179,12 @@ class ContextModel:
 
         graph = self._recorder.record((inputs, () if loss is None else targets), forward)
         sequences = len(list(tensors_in(inputs)))
-        program = ContextProgram(graph, sequences, self._units, self._ranks, Link())
+        programs = self._programs
+        pipeline = None if programs is None else (programs.starts, self._recorder.shapes.model)
+        program = ContextProgram(graph, sequences, self._units, self._ranks, Link(), pipeline)
+        for number, stage in enumerate(program.stages):
+            if programs is not None and stage.stage is not None:
+                programs.check_parameters(number, stage.stage.parameters)
         if loss is not None:
             for ref in tensors_in(graph.result, Ref):
                 if ref.value in program.places:
@@ -162,16 +196,26 @@ class ContextModel:
 
     # ---- runs ----
 
-    def loss(self, root: Any, inputs: Any, targets: Any, loss: Any) -> Any:
-        """What `loss` returns for a micro-batch that `confirm` has seen."""
-        program = self._known[self._key(inputs, targets, loss)]
-        return self._run(root, program, (inputs, targets))
+    def digest(self, inputs: Any, targets: Any, loss: Any) -> str:
+        """A text that is equal on all ranks, and differs for micro-batches that run other programs."""
+        return self._found(inputs, targets, loss).digest
 
-    def output(self, root: Any, inputs: Any) -> Any:
-        """What the model returns: whole on every rank, or this rank's part where gradients are on."""
-        self.confirm([(inputs, ())], None)
-        program = self._known[self._key(inputs, (), None)]
-        found = self._run(root, program, (inputs,))
+    def forward(
+        self, root: Any, stage: int, came: Sequence[Tensor], micro: tuple[Any, Any], loss: Any
+    ) -> Any:
+        """What a stage sends, or what `loss` returns for a micro-batch; None: what the model returns.
+
+        A model's output is whole on every rank, or this rank's part where gradients are on.
+
+        Args:
+            came: from the stage before.
+        """
+        inputs, targets = micro
+        program = self._found(inputs, targets, loss)
+        given = (inputs,) if loss is None else (inputs, targets)
+        found = self._run(root, program, stage, came, given)
+        if loss is not None or stage + 1 < len(program.stages) or torch.is_grad_enabled():
+            return found
         places = iter([program.places.get(ref.value) for ref in tensors_in(program.graph.result, Ref)])
         shapes = iter([program.graph.values[n].shape for n in program.graph.outputs])
 
@@ -181,14 +225,34 @@ class ContextModel:
                 return value
             return whole(value, shape, place, self._ranks, "up::positions|output")
 
-        return found if torch.is_grad_enabled() else mapped(found, joined)
+        return mapped(found, joined)
 
-    def _run(self, root: Any, program: ContextProgram, given: Sequence[Any]) -> Any:
+    def _found(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
+        if loss is None:
+            targets = ()
+            self.confirm([(inputs, ())], None)
+        return self._known[self._key(inputs, targets, loss)]
+
+    def _run(self, root: Any, program: ContextProgram, stage: int, came: Sequence[Tensor], given: Any) -> Any:
         shared = int(torch.randint(2**62, (), device="cpu"))
         inputs = [*tensors_in(given)]
+
+        def held(name: str) -> Any:
+            path, _, leaf = name.rpartition(".")
+            return getattr(self._where[path], leaf)
+
+        def run(*inputs: Tensor) -> Any:
+            model = ReplayModel(self._where, held, self._device, self._parts)
+            return program.run(program.replay(model, shared), 0, (), inputs)
+
+        def run_stage(here: Any, came: Sequence[Tensor]) -> Any:
+            model = ReplayModel(self._where, here.held, self._device, self._parts)
+            return program.run(program.replay(model, shared), stage, came, inputs)
+
         with drawing(seed_of(shared, self._ranks.rank), self._device):
-            run = functools.partial(program.run, self._where, shared, self._device)
-            return root(ForwardCall(run), *inputs)
+            if self._programs is None:
+                return root(ForwardCall(run), *inputs)
+            return root(stage, tuple(came), ForwardCall(run_stage))
 
 
 def _run_calls(module: Any) -> None:

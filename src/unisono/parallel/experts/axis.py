@@ -3,6 +3,9 @@
 The expert axis lies inside the data axis: its ranks are next to each other, and have different rows. To an
 expert's parameter, Plan(data=8, expert=2) is Plan(data=4, tensor=2): four ranks hold the same values.
 
+Ranks of one tensor group have the same rows; each sends its share. So Plan(data=4, tensor=2, expert=2)
+spreads experts over four ranks, and two ranks hold the same values.
+
 A rank's experts get rows from all ranks of the axis, and so do their gradients. What averages over the ranks
 with the same values leaves out the factor 1 / expert; `average` multiplies by it.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unisono.parallel.gradients import scale_
+from unisono.parallel.tensor_parallel import axis_of
 
 from .layers import ExpertLayer, around, parameters_of
 from .listed import cut_listed
@@ -29,15 +33,19 @@ class ExpertAxis:
     """The layers of experts of one model; printed, it says where they are.
 
     Args:
+        model: the user's.
         mesh: of the run.
     Attributes:
         mesh: of the experts' parameters. Its tensor axis is the expert axis.
+        ranks: on the expert axis that have different rows.    tensor: those that have the same.
         layers: what is spread.
         names: of the experts' parameters, in the model before it was cut.
     """
 
     def __init__(self, model: nn.Module, layers: list[ExpertLayer], mesh: PlanMesh) -> None:
         self.mesh, self.layers, self.ranks = mesh.of_experts(), layers, mesh.plan.expert
+        self.tensor = axis_of(mesh.part("tensor"))
+        self._model = model
         self.names = frozenset(parameters_of(model, layers))
         listed = [layer for layer in layers if layer.kind == "list"]
         self._listed = frozenset(parameters_of(model, listed))
@@ -48,18 +56,22 @@ class ExpertAxis:
         for layer in self.layers:
             module = model.get_submodule(layer.path)
             if layer.kind == "stacked":
-                cut_stacked(layer.path, module, axis)
+                cut_stacked(layer.path, module, axis, self.tensor)
             else:
                 cut_listed(layer.path, module, around(model, layer.path), axis)
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
+    def modules(self) -> list[nn.Module]:
         """The modules of this rank whose parameters are gathered and reduced together."""
         found: list[nn.Module] = []
         for layer in self.layers:
-            module = model.get_submodule(layer.path)
+            module = self._model.get_submodule(layer.path)
             here = [module] if layer.kind == "stacked" else [*module.children()]
             found += [one for one in here if any(True for _ in one.parameters())]
         return found
+
+    def parameters(self) -> set[nn.Parameter]:
+        """Those of this rank's experts."""
+        return {parameter for module in self.modules() for parameter in module.parameters()}
 
     def average(self, named: Mapping[str, nn.Parameter]) -> None:
         """Make means over all rows of sums over this axis's ranks, in the gradients."""
@@ -75,9 +87,9 @@ class ExpertAxis:
 
         Example: 2 for a name of an expert in a list under expert=2: half of the data ranks have it.
         """
-        return self.ranks if name in self._listed else 1
+        return self.ranks * self.tensor.parts if name in self._listed else 1
 
     def __str__(self) -> str:
-        lines = [f"experts on {self.ranks} ranks each:"]
+        lines = [f"experts on {self.ranks * self.tensor.parts} ranks each:"]
         lines += [f'  "{layer.path}": {layer.experts}, {layer.kind}' for layer in self.layers]
         return "\n".join(lines)

@@ -133,6 +133,7 @@ class ExpertCheck:
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 dist.all_reduce(parameter.grad, group=group)
+                parameter.grad /= self._axis.tensor.parts  # whose ranks have the same rows
 
     def _text(self, path: str, what: str) -> str:
         name = type(self._model).__name__

@@ -59,12 +59,15 @@ def check_experts(experts: object, parts: int) -> None:
         )
 
 
-def expert_layers(model: nn.Module, given: Mapping[str, str] | None, parts: int) -> list[ExpertLayer]:
+def expert_layers(
+    model: nn.Module, given: Mapping[str, str] | None, parts: int, tensor: int = 1
+) -> list[ExpertLayer]:
     """Find the layers of experts of `model`, in the order of its modules.
 
     Args:
         given: pattern of paths -> kind, in place of what is recognised.
-        parts: ranks over which the experts of a layer are spread.
+        parts: ranks of different rows over which the experts of a layer are spread.
+        tensor: ranks that have the same rows, over which they are spread, too.
     Raises:
         ValueError: there is none, or one cannot be spread; the text names it, and says what to write.
     """
@@ -75,7 +78,7 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, parts: int)
             raise ValueError(f'experts: no module of {type(model).__name__} is called "{pattern}"')
         kinds |= dict.fromkeys(paths, kind)
     layers = [
-        _layer(model, path, kinds[path], parts)
+        _layer(model, path, kinds[path], parts, tensor)
         for path, _ in model.named_modules()
         if kinds.get(path, "whole") != "whole"
     ]
@@ -138,7 +141,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, tuple(parameter.shape)
 
 
-def _layer(model: nn.Module, path: str, kind: str, parts: int) -> ExpertLayer:
+def _layer(model: nn.Module, path: str, kind: str, parts: int, tensor: int) -> ExpertLayer:
     """Refuse what cannot be spread."""
     module = model.get_submodule(path)
     what = f'"{path}" ({type(module).__name__})'
@@ -158,9 +161,10 @@ def _layer(model: nn.Module, path: str, kind: str, parts: int) -> ExpertLayer:
         if len({tuple(_shapes(child)) for child in module.children()}) > 1:
             raise ValueError(f'experts: the modules of {what} are not alike; write "whole"')
         experts = len(module)
-    if experts % parts:
+    if experts % (parts * tensor):
+        ranks = f"expert={parts}" + f" x tensor={tensor}" * (tensor > 1)
         raise ValueError(
-            f'{what} has {experts} experts, which expert={parts} does not divide. Write experts={{"{path}": '
+            f'{what} has {experts} experts, which {ranks} does not divide. Write experts={{"{path}": '
             '"whole"}, or another number'
         )
     if any(True for _ in module.buffers()):

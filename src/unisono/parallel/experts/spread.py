@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unisono.parallel.precision import kept_in_f32
+
 from .axis import ExpertAxis
 from .check import ExpertCheck, should_try
-from .layers import expert_layers
+from .layers import ExpertLayer, expert_layers
 
 if TYPE_CHECKING:
     from torch import nn
 
     from unisono.parallel.mesh import PlanMesh
+    from unisono.parallel.plan import Plan
 
 
 def spread(
@@ -23,7 +26,7 @@ def spread(
     fill: Callable[[nn.Module], object],
     output: Callable[[Any], Any],
     *,
-    exact: Sequence[nn.Module] = (),
+    pieces: bool = False,
 ) -> tuple[ExpertAxis, ExpertCheck | None]:
     """Leave this rank its experts, in place; return their axis, and what tries it in the first step.
 
@@ -31,16 +34,36 @@ def spread(
         experts, check: see `parallelize`.
         fill: gives a copy on the meta device its values.
         output: of the model -> what the loss takes.
-        exact: modules that compute in f32 in low precision.
+        pieces: stages are pieces, so that nothing is recorded for them.
     Raises:
         ValueError: no layer is known, or one cannot be spread or tried, or its experts are to keep f32; the
             text names it.
     """
-    axis = ExpertAxis(model, expert_layers(model, experts, mesh.plan.expert), mesh)
-    _check_exact(model, axis, exact)
+    layers = expert_layers(model, experts, mesh.plan.expert, mesh.plan.tensor)
+    _check_recorded(model, layers, mesh.plan, pieces)
+    axis = ExpertAxis(model, layers, mesh)
+    _check_exact(model, axis, kept_in_f32(model, mesh.plan))
     trial = ExpertCheck(model, axis, fill, output) if should_try(model, axis, check) else None
     axis.cut(model)
     return axis, trial
+
+
+def _check_recorded(model: nn.Module, layers: list[ExpertLayer], plan: Plan, pieces: bool) -> None:
+    """Refuse lists of experts where the program is recorded: the rows of each are what values decide."""
+    axes = {
+        "context": plan.context > 1,
+        "tensor": plan.tensor > 1,
+        "pipeline": plan.pipeline > 1 and not pieces,
+    }
+    axis = next((name for name, recorded in axes.items() if recorded), None)
+    listed = next((layer.path for layer in layers if layer.kind == "list"), None)
+    if axis is not None and listed is not None:
+        remedy = "write pieces=[first, second, ...]" if axis == "pipeline" else f"leave out {axis}="
+        raise ValueError(
+            f'"{listed}" ({type(model.get_submodule(listed)).__name__}) is a list of experts, and {axis}='
+            f"{getattr(plan, axis)} records the program, which picks their rows by values. Experts whose "
+            f"parameters are stacked can be spread so. Or {remedy}"
+        )
 
 
 def _check_exact(model: nn.Module, axis: ExpertAxis, exact: Sequence[nn.Module]) -> None:

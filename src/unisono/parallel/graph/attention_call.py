@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
 from torch.nn import functional
+
+from .noted_call import NotedOp
 
 __all__ = ["ATTENTION", "FUNCTION", "bound"]
 
@@ -24,20 +25,4 @@ def bound(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     return DEFAULTS | dict(zip(DEFAULTS, args, strict=False)) | named
 
 
-class _Schema:
-    arguments = ()
-
-
-class _AttentionOp:
-    """What a Node has as `op`, where PyTorch has an OpOverload."""
-
-    overloadpacket = "unisono.attention"
-    tags = ()
-    _schema = _Schema()
-
-    def __call__(self, **named: Any) -> Tensor:
-        found: Tensor = getattr(functional, FUNCTION)(**named)
-        return found
-
-
-ATTENTION: Any = _AttentionOp()
+ATTENTION: Any = NotedOp("unisono.attention", functional.scaled_dot_product_attention)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from .cut import Cut, ModuleMove
 from .indices import Index, roots
+from .noted_call import ModuleOp
 from .program import Graph, Node, Ref, refs, writes_of
 from .rules import Rules
 from .scopes import ScopedValue, Scopes
@@ -71,6 +72,7 @@ class Backward:
         self._choice, self._graph, self._cut, self._scopes = choice, choice.graph, cut, scopes
         self._positions = positions
         self._aliased = self._aliases()
+        self._called = {node.op.path for node in self._graph.nodes if isinstance(node.op, ModuleOp)}
         self._needs = self._trained()
         self._here: set[tuple[str, bool, int]] = set()  # sums that an earlier one does not replace
         self._later: set[tuple[str, bool, int]] = set()  # where no sum replaces later ones
@@ -185,7 +187,8 @@ class Backward:
     def _cross(self, seen: ScopedValue) -> None:
         """Where a value crosses the boundary of a module."""
         number, before, boundary = seen.number, seen.before, seen.boundary
-        kind = self._cut.modules.get(self._graph.frames[boundary.frame].path, "")
+        path = self._graph.frames[boundary.frame].path
+        kind = self._cut.modules.get(path, "whole" if path in self._called else "")
         here, there = self._scattered(before), self._scattered(number)
         trained = seen.value in self._needs and not self._choice.cuts(seen.value)
         part = trained and self._settled(number)
@@ -243,7 +246,9 @@ class Backward:
                 uses.add(True)
                 cut = produced or choice.chosen
                 self._why.setdefault(number, (choice.first(cut), node.line))
-            elif kind or self._scattered(number):  # the bias of a layer is added once; own positions are all
+            elif (
+                kind or isinstance(node.op, ModuleOp) or self._scattered(number)
+            ):  # the bias of a layer is added once; own positions are all
                 uses.add(False)
             elif produced or summed or scattered:
                 uses.add(True)

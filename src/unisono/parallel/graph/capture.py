@@ -11,13 +11,11 @@ import dataclasses
 import linecache
 import logging
 import os
-import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -30,7 +28,9 @@ from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from .attention_call import ATTENTION, FUNCTION, bound
 from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
+from .noted_call import noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
+from .python_draws import draws_in_python, python_states
 from .shapes import CaptureError, Shapes
 
 __all__ = [
@@ -40,8 +40,6 @@ __all__ = [
     "Shapes",
     "call",
     "capture",
-    "draws_in_python",
-    "python_states",
 ]
 
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -195,6 +193,9 @@ class Recorder:
         name, ordinal = getattr(function, "__name__", str(function)), -1
         if self._attention and name == FUNCTION:
             return self.attention(function, args, named)
+        if function is noted_call:
+            op, given, run, flops = args
+            return self.noted(op, given, {}, run, flops)
         if name in SIZED:
             ordinal = self._ordinals[-1]
             self._ordinals[-1] += 1
@@ -210,21 +211,22 @@ class Recorder:
 
     def attention(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run scaled_dot_product_attention and note it as one operator."""
+        return self.noted(ATTENTION, (), bound(args, named), lambda: function(*args, **named))
+
+    def noted(self, op: Any, args: Any, named: Any, run: Callable[[], Tensor], flops: int = 0) -> Any:
+        """Run what makes one tensor, and note it as the operator `op` with these arguments."""
         if self.paused:
-            return function(*args, **named)
-        came = mapped(bound(args, named), lambda t: Ref(self.value(t)))
+            return run()
+        came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         self.paused += 1
-        output = function(*args, **named)
+        output = run()
         self.paused -= 1
         number = len(self.graph.nodes)
         made = self._new(output, "operator", node=number)
-        node = Node(
-            number, ATTENTION, (), came, (made,), tuple(self.frames), self._call, _line(), 0,
-            torch.is_grad_enabled(),
-        )  # fmt: skip
         if _is_recomputed():
             self.graph.recomputed.add(number)
-        self.graph.nodes.append(node)
+        frames, grad = tuple(self.frames), torch.is_grad_enabled()
+        self.graph.nodes.append(Node(number, op, *came, (made,), frames, self._call, _line(), flops, grad))
         return output
 
     @contextlib.contextmanager
@@ -342,20 +344,6 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.function(func, args, kwargs or {})
-
-
-def draws_in_python(model: str) -> str:
-    """The error of a model whose draws decide what it does."""
-    return (
-        f"{model} draws numbers from Python's random or NumPy while it runs, so it does not run one program. "
-        "Draw them outside, and give them to it"
-    )
-
-
-def python_states() -> Any:
-    """Of the generators whose numbers decide what Python does."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), kind, np.asarray(keys).tobytes(), rest
 
 
 @contextlib.contextmanager

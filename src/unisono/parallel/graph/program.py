@@ -18,6 +18,8 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
+from .containers import mapped
+
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
 
@@ -149,6 +151,7 @@ class Graph:
         rebound: buffers that are another tensor afterwards.
         recomputed: operators that a module has run by torch.utils.checkpoint.
         stand_ins: values of another shape that the program got in place of its own.
+        apart: bounds of operators, [first, last), within which ranks of the tensor axis draw other numbers.
     """
 
     model: str
@@ -166,6 +169,7 @@ class Graph:
     rebound: dict[str, int] = field(default_factory=dict)
     recomputed: set[int] = field(default_factory=set)
     stand_ins: dict[int, int] = field(default_factory=dict)
+    apart: list[tuple[int, int]] = field(default_factory=list)
 
     def uses(self, name: str) -> list[Use]:
         """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""
@@ -174,6 +178,13 @@ class Graph:
             Use(node.number, self.module_of(node)) for node in self.nodes if Ref(number) in refs(node.args)
             or Ref(number) in refs(node.named)
         ]  # fmt: skip
+
+    @property
+    def operators(self) -> list[Any]:
+        """All operators with their arguments but for tensors: equal for programs that do the same."""
+        return [
+            (node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in self.nodes
+        ]
 
     def module_of(self, node: Node) -> str:
         """The path of the innermost module around an operator."""

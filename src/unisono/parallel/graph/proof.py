@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from unisono.parallel.program_state import ModuleSettings
+
 from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice, Hints
 from .cut import Cut
@@ -177,7 +179,14 @@ class _ProofSearch:
 
     def _recorded(self) -> Choice:
         shapes = self._shapes()
+        before = ModuleSettings(shapes.model).now()
         graph = Recorder(shapes).run(shapes.model, self._sample, self._run(shapes))
+        changed = before ^ (after := ModuleSettings(shapes.model).now())
+        if changed:  # such as the note that hooks are installed
+            again = Recorder(shapes).run(shapes.model, self._sample, self._run(shapes))
+            moving = {item[0] for item in after ^ ModuleSettings(shapes.model).now()}
+            if graph.operators == again.operators:
+                self._uncut.set_once |= {item[0] for item in changed} - moving
         self._copy, self._of = shapes.model, dict(self._fused)
         return self._choose(graph)
 

@@ -40,12 +40,16 @@ class Shapes:
     Args:
         model: with its values or on the meta device; it stays as it is. Or such a copy.
         also: anything that refers to modules of `model`, such as a list of them; copied with it.
+    Attributes:
+        set_once: attributes (path, name) that a first run changes, and a second one does not; it runs the
+            same program.
     Raises:
         CaptureError: the model cannot be copied.
     """
 
     def __init__(self, model: nn.Module | Shapes, also: Any = None) -> None:
         self.mode = fake_mode()
+        self.set_once: set[tuple[str, str]] = set()
         # what a closure of the program may refer to, which no copy of the model changes
         self.originals: dict[int, tuple[Tensor, str]]
         self.on_host: bool  # the model was on the meta device

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .containers import strange_in
+from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import DRAWS
 
@@ -48,6 +49,8 @@ def closed_because(graph: Graph, frame: Frame) -> str:
     if any(name.rpartition(".")[0] == frame.path for name in graph.rebound):
         return "it puts other tensors in place of its buffers"
     for node in inside:
+        if isinstance(node.op, ModuleOp):
+            return f"it is one operator of the program, at {node.line}"
         if node.name == "aten.as_strided":
             return f"as_strided depends on strides, at {node.line}"
         if any(_is_buffer(graph, given) for given, _ in writes_of(node)):

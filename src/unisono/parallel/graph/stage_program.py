@@ -90,8 +90,10 @@ class StageProgram:
 
     Args:
         model: of the graph, or a copy of it: its modules tell which parameters each has.
+        operators: everything runs operator by operator, and no module is called.
     Attributes:
         starts: where the stages but the first begin.
+        places: the operators with which they begin.
         stages: one after the other.
         open: modules (paths) that span stages.
         written: memory that some operator writes in place.
@@ -99,11 +101,13 @@ class StageProgram:
         StageError: the program cannot be cut there.
     """
 
-    def __init__(self, graph: Graph, model: nn.Module, starts: Sequence[StageStart]) -> None:
+    def __init__(
+        self, graph: Graph, model: nn.Module, starts: Sequence[StageStart], *, operators: bool = False
+    ) -> None:
         self.graph, self.starts = graph, list(starts)
         self.written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
-        self._places = [place_of(graph, start) for start in starts]
-        if self._places != sorted(set(self._places)):
+        self.places = [place_of(graph, start) for start in starts]
+        if self.places != sorted(set(self.places)):
             raise StageError(f"{graph.model} calls the modules with which stages begin in another order")
         names = {id(value): name for name, value in reversed([*model.named_parameters()])}
         self._held = {
@@ -113,12 +117,12 @@ class StageProgram:
         self._open = {
             frame.number
             for frame in graph.frames
-            if any(frame.first < place < frame.last for place in self._places)
+            if operators or any(frame.first < place < frame.last for place in self.places)
         }
         while leaks := self._build():
             self._open |= leaks
         self.open = frozenset(graph.frames[number].path for number in self._open)
-        for number in sorted(self._open):
+        for number in () if operators else sorted(self._open):
             frame = graph.frames[number]
             if why := closed_because(graph, frame):
                 raise StageError(
@@ -227,7 +231,7 @@ class StageProgram:
 
     def _cut(self) -> list[Stage]:
         graph, values = self.graph, self.graph.values
-        bounds = [0, *self._places, len(graph.nodes)]
+        bounds = [0, *self.places, len(graph.nodes)]
         needed = {number for number in graph.outputs if self._travels(number)}
         stages: list[Stage] = []
         written: set[int] = set()  # memory that is written in this stage or a later one

@@ -99,13 +99,8 @@ class StagePrograms:
         return self._known[kinds_of(inputs, self._dtype), self._current, torch.is_grad_enabled()]
 
     def _check(self, program: StageProgram) -> None:
-        for number, (stage, first) in enumerate(zip(program.stages, self.first.stages, strict=True)):
-            more = set(stage.calls) - set(first.calls) | stage.parameters - first.parameters
-            if more:
-                raise StageError(
-                    f'this batch runs another program of {self._name} than the sample: stage {number} needs "'
-                    f'{min(more)}", which it does not have. Write parallelize(..., sample=inputs of a batch)'
-                )
+        for number, stage in enumerate(program.stages):
+            self.check_parameters(number, stage.parameters, stage.calls)
         digests: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(digests, program.digest, group=self._group)
         if any(digest != digests[0] for digest in digests):
@@ -113,6 +108,22 @@ class StagePrograms:
                 f"ranks of one pipeline run different programs of {self._name}: their inputs have different "
                 "shapes, or the model is not the same on all of them. run.shard(loader) gives each the same "
                 "rows"
+            )
+
+    def check_parameters(self, number: int, parameters: set[str], calls: Iterable[str] = ()) -> None:
+        """Refuse a stage that needs more than the sample's stage of this number has.
+
+        Raises:
+            StageError: it does; the text names what it needs.
+        """
+        first = self.first.stages[number]
+        inside = tuple(f"{path}." for path in first.calls)  # where others stand for a fused layer
+        missing = {name for name in parameters - first.parameters if not name.startswith(inside)}
+        more = set(calls) - set(first.calls) | missing
+        if more:
+            raise StageError(
+                f'this batch runs another program of {self._name} than the sample: stage {number} needs "'
+                f'{min(more)}", which it does not have. Write parallelize(..., sample=inputs of a batch)'
             )
 
 
@@ -180,6 +191,13 @@ class ProgramStage(nn.Module):
             assert owner is not None
             owner._parameters[leaf] = self.bare._parameters[short]
 
+    def held(self, name: str) -> Any:
+        """A parameter or buffer as it is now."""
+        if name in self._bare:
+            return getattr(self.bare, self._bare[name])
+        path, _, leaf = name.rpartition(".")
+        return getattr(self._where[path], leaf)
+
     def forward(self, came: Sequence[Tensor], inputs: Any) -> Any:
         program = self._programs.of(inputs)
         stage = program.stages[self._stage]
@@ -223,14 +241,11 @@ class _Values:
 
     def _elsewhere(self, number: int) -> Any:
         value = self._graph.values[number]
-        path, _, leaf = value.name.rpartition(".")
         if value.kind == "constant":
             found = self._graph.constants[number]
             return getattr(self._stage._where[found[0]], found[1]) if isinstance(found, tuple) else found
-        if value.kind == "parameter" and value.name in self._stage._bare:
-            return getattr(self._stage.bare, self._stage._bare[value.name])
         if value.kind in ("parameter", "buffer"):
-            return getattr(self._stage._where[path], leaf)
+            return self._stage.held(value.name)
         raise AssertionError(f"value {number} is not on this stage")
 
     def run(self, item: Item) -> None:

@@ -52,6 +52,10 @@ class StepInput:
     update: bool = True
     recorded: bool = True
 
+    def recorded_loss(self, micro: int) -> Callable[[Any, Any], Tensor] | None:
+        """What a program under a context axis ends with; None: with the output of the model."""
+        return self.loss if self.recorded and self.weights[micro] else None
+
     def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
         """The loss of a micro-batch, and its count."""
         return self.checked(self.loss(output, targets))
@@ -161,7 +165,7 @@ class PipelineRuntime:
             return
         source = self._mesh.peer(step.schedule.rank_of[message.stage])
         if message.kind == "F":
-            shape = self._key(step.step_input.micros[action.micro][0])
+            shape = self._key(step, action.micro)
             step.received[message] = self._messages.recv(message, source, shape)
         else:
             outputs = [t for t in step.forward_records[action.stage, action.micro].outputs if t.requires_grad]
@@ -181,7 +185,7 @@ class PipelineRuntime:
                     t.detach().requires_grad_(t.requires_grad) for t in record.outputs
                 )
             else:
-                shape = self._key(step.step_input.micros[action.micro][0])
+                shape = self._key(step, action.micro)
                 self._messages.send(message, record.outputs, self._mesh.peer(rank), shape)
             return
         wanted = [t for t in record.inputs if t.requires_grad]
@@ -199,7 +203,7 @@ class PipelineRuntime:
         _, stage, micro = action
         inputs, targets = step.step_input.micros[micro]
         if self.context is not None:
-            self._whole_forward(step, micro, self.context)
+            self._cut_forward(step, action, self.context)
             return
         activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
         output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
@@ -220,20 +224,24 @@ class PipelineRuntime:
             outputs = (loss * (weight * step.step_input.factor),)
         step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
 
-    def _whole_forward(self, step: _StepState, micro: int, context: ContextModel) -> None:
-        """The forward of a model, and of its loss, whose sequence is cut."""
-        given, (inputs, targets) = step.step_input, step.step_input.micros[micro]
-        weight = given.weights[micro]
-        if given.recorded and weight:
-            found = context.loss(self._root, inputs, targets, given.loss)
-            loss, count = given.checked(found)
-        else:
-            output = self._output(context.output(self._root, inputs))
-            loss, count = given.counted(output, targets) if weight else (_nothing(output), 0.0)
-        step.count += count
-        step.loss = step.loss + loss.detach().double() * weight
-        outputs = (loss * (weight * given.factor),)
-        step.forward_records[0, micro] = _ForwardRecord((), outputs)
+    def _cut_forward(self, step: _StepState, action: Action, context: ContextModel) -> None:
+        """The forward of a stage of a model, with its loss, whose sequence is cut."""
+        _, stage, micro = action
+        given, recorded = step.step_input, step.step_input.recorded_loss(micro)
+        activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
+        outputs = context.forward(self._root, stage, activations, given.micros[micro], recorded)
+        if stage + 1 == step.schedule.stages:
+            weight = given.weights[micro]
+            if recorded is not None:
+                loss, count = given.checked(outputs)
+            elif weight:
+                loss, count = given.counted(self._output(outputs), given.micros[micro][1])
+            else:
+                loss, count = _nothing(self._output(outputs)), 0.0
+            step.count += count
+            step.loss = step.loss + loss.detach().double() * weight
+            outputs = (loss * (weight * given.factor),)
+        step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
 
     def _arrived(
         self, step: _StepState, action: Action
@@ -281,9 +289,12 @@ class PipelineRuntime:
             torch.autograd.backward(outputs, record.grads, inputs=trained or None)
         self._units.after_weights()
 
-    def _key(self, inputs: Any) -> Hashable:
+    def _key(self, step: _StepState, micro: int) -> Hashable:
         """What determines the shapes of all messages."""
         root: Any = self._root
+        inputs, targets = step.step_input.micros[micro]
+        if self.context is not None:
+            return self.context.digest(inputs, targets, step.step_input.recorded_loss(micro))
         return _shape(inputs), next(iter(root.stages.values())).program_of(inputs)
 
     def _stage(self, stage: int) -> Any:

@@ -6,22 +6,32 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
+
+if TYPE_CHECKING:
+    from unisono.parallel.plan import Plan
 
 
 class PipelineStages(nn.Module):
-    """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs."""
+    """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs.
+
+    A ForwardCall in place of the inputs runs the stage itself.
+    """
 
     def __init__(self, stages: dict[int, nn.Module]) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
 
     def forward(self, stage: int, came: Sequence[Tensor], inputs: Any) -> Any:
+        if isinstance(inputs, ForwardCall):
+            return inputs.run(self.stages[str(stage)], came)
         return self.stages[str(stage)](came, inputs)
 
 
@@ -48,6 +58,29 @@ class PieceStage(nn.ModuleList):
         for piece in rest:
             value = piece(*value) if isinstance(value, tuple) else piece(value)
         return value
+
+
+def first_pieces(pieces: Sequence[nn.Module], plan: Plan, sample: Any, *, on_meta: bool) -> Sequence[int]:
+    """The first piece of each stage but the first. Pieces are measured while no rank needs another one."""
+    if on_meta and sample is not None:
+        raise ValueError(
+            "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
+            "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
+        )
+    starts = plan.cuts or _balanced(pieces, plan.stages, sample)
+    if starts and not 0 < starts[0] <= starts[-1] < len(pieces):
+        raise ValueError(f"cuts={starts} do not fit a model of {len(pieces)} pieces")
+    return starts
+
+
+def _balanced(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
+    """The first piece of each stage: rank 0 measures, or counts parameters, and broadcasts the result."""
+    costs: list[Any] = [None]
+    if dist.get_rank() == 0:
+        counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
+        costs = [counted if sample is None else measure_costs(pieces, sample)]
+    dist.broadcast_object_list(costs, src=0)
+    return balance(costs[0], stages)
 
 
 def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:

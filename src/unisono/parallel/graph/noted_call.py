@@ -1,0 +1,55 @@
+"""A call that a recorded program has as one operator, whatever PyTorch makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+__all__ = ["ModuleOp", "NotedOp", "noted_call"]
+
+
+class _Schema:
+    arguments = ()
+
+
+class NotedOp:
+    """What a Node has as `op`, where PyTorch has an OpOverload.
+
+    Args:
+        name: such as "unisono.attention".
+        run: what runs in a replay, on the arguments as they were noted.
+    """
+
+    tags = ()
+    _schema = _Schema()
+
+    def __init__(self, name: str, run: Callable[..., Any]) -> None:
+        self.overloadpacket, self._run = name, run
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._run(*args, **named)
+
+
+class ModuleOp(NotedOp):
+    """A call of a module. A replay gives it the module that is at `path` then.
+
+    Its gradients are no sum of parts: on the tensor axis it takes whole ones, and gives whole ones.
+    """
+
+    def __init__(self, name: str, path: str, run: Callable[..., Any]) -> None:
+        super().__init__(name, run)
+        self.path = path
+
+
+def noted_call(op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], flops: int = 0) -> Any:
+    """Return `run()`; where a program is recorded, note it as the operator `op` with these arguments.
+
+    Args:
+        args: the first one is a tensor.
+    """
+    if has_torch_function(args[:1]):  # a mode is active
+        return handle_torch_function(noted_call, args[:1], op, args, run, flops)
+    return run()
