@@ -81,12 +81,8 @@ def parallelize(
     given = {"optimizer": optimizer, "loss": loss, "sample": sample, "pieces": pieces, "weigh": weigh}
     plan, sample = resolved(plan, model, given)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
-    assert isinstance(plan, Plan)
-    check_compiled(model, plan)
-    check_on_change(on_change, plan)
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan.expert)
-    check_prediction(prediction, elastic=plan.elastic)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)
@@ -102,6 +98,9 @@ def _run(
     on_change: Callable[[Change], object] | None,
     prediction: StepForecast | None,
 ) -> Run:
+    check_compiled(model, plan)
+    check_on_change(on_change, plan)
+    check_prediction(prediction, elastic=plan.elastic)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     if plan.elastic:
