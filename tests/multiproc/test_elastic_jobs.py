@@ -186,17 +186,7 @@ def test_a_newcomer_with_another_token_is_told(launcher: Launcher) -> None:
 
 
 def test_a_subgroup_that_shrinks_is_no_loss_of_the_job(launcher: Launcher) -> None:
-    script = """
-import unisono as un
-for group in un.elastic():
-    with group:
-        part = group.subgroup([0, 1])
-        if rank == 0:
-            part.shrink(exclude=[1]).close()
-        group.barrier()
-        print("done", group.generation, "size", group.size, flush=True)
-"""
-    found = launcher.run(script, "--elastic", "3:3")
+    found = launcher.run(PROGRAMS / "shrinks_a_part.py", "--elastic", "3:3")
     assert found.returncode == 0, found.stderr
     assert done(found.stdout) == ["done 0 size 3"] * 3
     assert "is out" not in found.stderr

@@ -11,7 +11,7 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial")
-MODULES += ("frozen", "kept_buffers", "masks", "optimizers", "weights", "contexts")
+MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("forecasts",)
 

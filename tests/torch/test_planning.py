@@ -15,7 +15,7 @@ from planned_models import MODELS, adamw, features, gpt, ids, mlp, tokens_loss
 from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.candidates import changes, neighbours, plans
 from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.memory_account import MemoryAccount
+from unisono.parallel.planning.memory_account import MemoryTracker
 from unisono.parallel.planning.step_time import ModelWork, RankSpeed, step_time
 from unisono.parallel.planning.storage_watch import StorageWatch
 from unisono.parallel.planning.task import TrainingTask
@@ -31,7 +31,7 @@ def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
     optimizer.step()
     optimizer.zero_grad()
     watch = StorageWatch("cpu")
-    account = MemoryAccount(None, watch.place)
+    account = MemoryTracker(None, watch.place)
     watch.begin(account)
     state = [t for held in optimizer.state.values() for t in held.values()]
     for tensor in [*model.parameters(), *state, *sample]:

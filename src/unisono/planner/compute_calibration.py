@@ -90,6 +90,9 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
         return nearest, nearest.threads / threads, max(1.0, ranks / self.cores)
 
 
+_decode = msgspec.json.Decoder(ComputeCalibration).decode
+
+
 class LoadedCompute(msgspec.Struct, frozen=True):
     """A calibration and where it comes from; `note` says why a file was ignored."""
 
@@ -131,7 +134,7 @@ def _load(file: Path, torch: str) -> tuple[ComputeCalibration | None, str]:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                 return None, f"{file} is not a file of this user and is ignored"
-            found = msgspec.json.decode(opened.read(MOST_BYTES), type=ComputeCalibration)
+            found = _decode(opened.read(MOST_BYTES))
     except FileNotFoundError:
         return None, ""
     except OSError as error:

@@ -36,7 +36,7 @@ from parallel.plain_training import apart
 from unisono.parallel.graph.containers import mapped
 from zoo import animals
 from zoo.cells import Cell
-from zoo.plans import GPU_PLANS, PLANS, fitted
+from zoo.census_plans import GPU_PLANS, PLANS, fitted
 
 with contextlib.suppress(ImportError):  # once, not in every rank
     import transformers.models.auto.modeling_auto  # noqa: F401

@@ -21,7 +21,7 @@ import unisono.parallel as up  # noqa: E402
 from suite import Forks  # noqa: E402
 from zoo.animals import ANIMALS  # noqa: E402
 from zoo.cells import ROOT, TRAINED, Cell, CellFile  # noqa: E402
-from zoo.plans import GPU_PLANS, PLANS, not_applicable  # noqa: E402
+from zoo.census_plans import GPU_PLANS, PLANS, not_applicable  # noqa: E402
 
 SHARE = 0.9
 GPUS = 4

@@ -47,6 +47,10 @@ SHOWN = (
     ("norm, 1 MB", "norm", (2.5e5,), 2e6, "GB/s"),
 )
 
+_DECODE: dict[type[Any], Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(kind).decode for kind in (OperatorCosts, RuntimeCosts)
+}
+
 
 class ComputeCalibrationError(RuntimeError):
     """A job of the calibration failed; the text has its last lines."""
@@ -107,7 +111,7 @@ def _job(ranks: int, worker: str, kind: type[Any], say: Callable[[str], object])
             raise ComputeCalibrationError(
                 f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
             )
-        found = msgspec.json.decode(file.read_bytes(), type=kind)
+        found = _DECODE[kind](file.read_bytes())
     what = "operators" if kind is OperatorCosts else "the runtime"
     say(f"{what}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
     return found

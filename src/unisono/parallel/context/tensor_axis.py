@@ -88,7 +88,7 @@ class RecordedCut:
         self._open = False
 
 
-class _Region:
+class _RecordedRegion:
     """What LocalForward takes for an RngRegion."""
 
     def __init__(self, recorded: RecordedCut) -> None:
@@ -107,7 +107,7 @@ class _RecordedForward(LocalForward):
         axis: TensorAxis,
         recorded: RecordedCut,
     ) -> None:
-        region: Any = _Region(recorded)
+        region: Any = _RecordedRegion(recorded)
         super().__init__(path, module, dims, cut, axis, region)
 
     def _part(self, leaf: str, _dim: int) -> Tensor:

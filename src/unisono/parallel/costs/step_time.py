@@ -223,7 +223,7 @@ class _StepPricer:
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        ranks = _RankTime.of(schedule)
+        ranks = _RankClock.of(schedule)
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
@@ -237,7 +237,7 @@ class _StepPricer:
         seconds["waiting"] = left if left > ROUNDING * busy else 0.0
         return StepForecast(seconds, source=self._parts.source)
 
-    def _run(self, schedule: Schedule, ranks: list[_RankTime]) -> None:
+    def _run(self, schedule: Schedule, ranks: list[_RankClock]) -> None:
         arrived: dict[StageMessage, float] = {}
         left = [list(order) for order in schedule.orders]
         while any(left):
@@ -249,7 +249,7 @@ class _StepPricer:
                     self._act(schedule, order.pop(0), ranks[rank], arrived)
 
     def _act(
-        self, schedule: Schedule, action: Action, rank: _RankTime, arrived: dict[StageMessage, float]
+        self, schedule: Schedule, action: Action, rank: _RankClock, arrived: dict[StageMessage, float]
     ) -> None:
         needed, given = schedule.needs(action), schedule.gives(action)
         here = schedule.rank_of[action.stage]
@@ -265,7 +265,7 @@ class _StepPricer:
             self._message(rank, here, schedule.rank_of[stage], min(stage, action.stage))
             arrived[message] = rank.clock
 
-    def _message(self, rank: _RankTime, sender: int, receiver: int, boundary: int) -> None:
+    def _message(self, rank: _RankClock, sender: int, receiver: int, boundary: int) -> None:
         """One end of a message over the boundary between a stage and the next."""
         if sender == receiver:
             return
@@ -274,7 +274,7 @@ class _StepPricer:
         taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
         rank.add("messages", taken + self._runtime.message_s)
 
-    def _forward(self, number: int, rank: _RankTime, *, first: bool) -> None:
+    def _forward(self, number: int, rank: _RankClock, *, first: bool) -> None:
         stage = self._stages[number]
         rank.stages.add(number)
         rank.add("fixed", self._runtime.micro_s)
@@ -283,7 +283,7 @@ class _StepPricer:
         if self._plan.zero == 3 or (first and self._sharded):
             self._data(rank, self._gathered(number))
 
-    def _backward(self, action: Action, rank: _RankTime) -> None:
+    def _backward(self, action: Action, rank: _RankClock) -> None:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
         again = self._plan.recompute is not False and action.kind == "B"
@@ -305,12 +305,12 @@ class _StepPricer:
     def _sharded(self) -> bool:
         return self._plan.zero > 0 or self._plan.precision != "f32"
 
-    def _data(self, rank: _RankTime, both: tuple[float, float]) -> None:
+    def _data(self, rank: _RankClock, both: tuple[float, float]) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
         rank.add("fixed", both[0])
         rank.add("data", both[1])
 
-    def _finish(self, schedule: Schedule, number: int, rank: _RankTime) -> None:
+    def _finish(self, schedule: Schedule, number: int, rank: _RankClock) -> None:
         """What each rank does once a step."""
         rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
@@ -325,7 +325,7 @@ class _StepPricer:
 
 
 @dataclass
-class _RankTime:
+class _RankClock:
     """One rank of the pipeline: its clock, and its seconds by cause."""
 
     clock: float = 0.0
@@ -334,7 +334,7 @@ class _RankTime:
     micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
 
     @classmethod
-    def of(cls, schedule: Schedule) -> list[_RankTime]:
+    def of(cls, schedule: Schedule) -> list[_RankClock]:
         """One for each rank."""
         return [cls() for _ in range(schedule.ranks)]
 

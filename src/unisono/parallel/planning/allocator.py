@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-__all__ = ["CachingAllocator", "MemoryBlock", "allowed"]
+__all__ = ["AllocatorBlock", "CachingAllocator", "allowed"]
 
 MIB = 1 << 20
 SMALLEST, SMALL = 512, MIB
@@ -28,15 +28,15 @@ def allowed(limit: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class MemoryBlock:
+class AllocatorBlock:
     """A part of a segment. `stream`: of the work that it was made for; others do not reuse it."""
 
     size: int
     address: int
     stream: int
     free: bool = False
-    before: MemoryBlock | None = None
-    after: MemoryBlock | None = None
+    before: AllocatorBlock | None = None
+    after: AllocatorBlock | None = None
 
 
 @dataclass
@@ -54,7 +54,7 @@ class CachingAllocator:
     reserved: int = 0
     peak: int = 0
     exceeded: int = 0
-    _free: dict[tuple[int, bool], list[tuple[int, int, MemoryBlock]]] = field(default_factory=dict)
+    _free: dict[tuple[int, bool], list[tuple[int, int, AllocatorBlock]]] = field(default_factory=dict)
     _next: int = 0
 
     @staticmethod
@@ -62,7 +62,7 @@ class CachingAllocator:
         """Bytes of the block that a tensor of so many gets."""
         return max(SMALLEST, (nbytes + SMALLEST - 1) // SMALLEST * SMALLEST)
 
-    def allocate(self, nbytes: int, stream: int = 0) -> MemoryBlock:
+    def allocate(self, nbytes: int, stream: int = 0) -> AllocatorBlock:
         """Take a block."""
         size = self.rounded(nbytes)
         small = size <= SMALL
@@ -72,14 +72,14 @@ class CachingAllocator:
         block.free = False
         left = block.size - size
         if left >= SMALLEST if small else left > SMALL:
-            rest = MemoryBlock(left, block.address + size, stream, False, block, block.after)
+            rest = AllocatorBlock(left, block.address + size, stream, False, block, block.after)
             if rest.after is not None:
                 rest.after.before = rest
             block.after, block.size = rest, size
             self._keep(rest, small)
         return block
 
-    def release(self, block: MemoryBlock, *, small: bool) -> None:
+    def release(self, block: AllocatorBlock, *, small: bool) -> None:
         """Give a block back. `small`: as it was taken."""
         for other in (block.before, block.after):
             if other is not None and other.free:
@@ -93,19 +93,19 @@ class CachingAllocator:
                     block.after.before = block
         self._keep(block, small)
 
-    def _keep(self, block: MemoryBlock, small: bool) -> None:
+    def _keep(self, block: AllocatorBlock, small: bool) -> None:
         block.free = True
         bisect.insort(self._free.setdefault((block.stream, small), []), self._key(block))
 
-    def _take(self, block: MemoryBlock, small: bool) -> None:
+    def _take(self, block: AllocatorBlock, small: bool) -> None:
         free = self._free[block.stream, small]
         free.pop(bisect.bisect_left(free, self._key(block)[:2]))
 
     @staticmethod
-    def _key(block: MemoryBlock) -> tuple[int, int, MemoryBlock]:
+    def _key(block: AllocatorBlock) -> tuple[int, int, AllocatorBlock]:
         return block.size, block.address, block  # addresses differ, so blocks are never compared
 
-    def _segment(self, size: int, stream: int) -> MemoryBlock:
+    def _segment(self, size: int, stream: int) -> AllocatorBlock:
         unit = (size + LARGE_UNIT - 1) // LARGE_UNIT * LARGE_UNIT
         nbytes = SMALL_SEGMENT if size <= SMALL else LARGE_SEGMENT if size < LARGE else unit
         if self.limit is not None and self.reserved + nbytes > self.limit:
@@ -114,7 +114,7 @@ class CachingAllocator:
         self.reserved += nbytes
         self.peak = max(self.peak, self.reserved)
         self._next += nbytes + LARGE_UNIT
-        return MemoryBlock(nbytes, self._next - nbytes, stream)
+        return AllocatorBlock(nbytes, self._next - nbytes, stream)
 
     def _drop(self) -> None:
         """Give back segments that are one free block."""

@@ -9,19 +9,19 @@ from unisono.parallel.plan import Plan
 
 from .candidates import changes
 from .memory_account import CAUSES, MemoryPeak
-from .step_time import StepTime
+from .step_time import StepEstimate
 
-__all__ = ["ModelChoice", "PricedPlan", "RefusedPlan"]
+__all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
 MIB = 1 << 20
 MOST_REFUSED = 9
 
 
-class PricedPlan(NamedTuple):
+class PlanForecast(NamedTuple):
     """A plan, the seconds of its step by cause, and the peak of its fullest rank."""
 
     plan: Plan
-    time: StepTime
+    time: StepEstimate
     peak: MemoryPeak
     rank: int
 
@@ -58,9 +58,9 @@ class ModelChoice(NamedTuple):
     model: str
     parameters: int
     batch: int
-    chosen: PricedPlan
+    chosen: PlanForecast
     limit_bytes: int | None
-    next_best: list[PricedPlan]
+    next_best: list[PlanForecast]
     refused: list[RefusedPlan]
     candidates: int
     tried: int
@@ -155,7 +155,7 @@ class ModelChoice(NamedTuple):
             yield f"    {each.change:<28}  {_refusal(each)}"
 
 
-def refusal(chosen: PricedPlan, other: PricedPlan) -> RefusedPlan:
+def refusal(chosen: PlanForecast, other: PlanForecast) -> RefusedPlan:
     """What speaks against another plan: the bytes that are missing, or the seconds more."""
     slower = other.time.total - chosen.time.total
     if other.peak.exceeded:

@@ -37,7 +37,7 @@ from unisono.torch_internals.fake import is_about_data
 from .allocator import CachingAllocator, allowed
 from .dry_tensor import run_parts
 from .dry_units import DryReplicas, DryShards, shard_of
-from .memory_account import MemoryAccount, MemoryPeak
+from .memory_account import MemoryPeak, MemoryTracker
 from .storage_watch import StorageWatch
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class DryRun:
         in_pieces = task.in_pieces(family)
         programs, parted = None, set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
-            programs = _Programs(self, shapes)
+            programs = _DryPrograms(self, shapes)
         elif plan.pipeline > 1:
             family.output = identity  # the last piece returns what the loss takes
         if plan.tensor > 1:
@@ -125,7 +125,7 @@ class DryRun:
                 if parameter.is_floating_point() and parameter not in exact:
                     parameter.data = parameter.data.to(TYPES[self._plan.precision])
 
-    def _stages(self, model: nn.Module, family: ModelFamily, programs: _Programs | None) -> list[Any]:
+    def _stages(self, model: nn.Module, family: ModelFamily, programs: _DryPrograms | None) -> list[Any]:
         plan = self._plan
         if plan.pipeline == 1:
             return []
@@ -161,7 +161,7 @@ def _low_inputs(inputs: Any, plan: Plan) -> Any:
     return mapped(inputs, lambda t: t.to(low) if t.is_floating_point() else t)
 
 
-class _Programs:
+class _DryPrograms:
     """Stands for StagePrograms: all micro-batches run the program of the first."""
 
     def __init__(self, run: DryRun, shapes: Shapes) -> None:
@@ -254,7 +254,7 @@ class _StepRun:
         limit = None if run._limit is None else allowed(run._limit)
         allocator = CachingAllocator(limit) if device == "cuda" else None
         self._watch = StorageWatch(device)
-        self._account = MemoryAccount(allocator, self._watch.place)
+        self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
         rank_of = schedule(self._plan.schedule, self._plan.pipeline, 1, self._plan.chunks).rank_of
         self._mesh = SimpleNamespace(

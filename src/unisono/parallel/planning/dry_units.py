@@ -84,7 +84,7 @@ class DryReplicas:
                     value.grad = part
 
 
-class _Group:
+class _DryUnit:
     """Parameters that are gathered and reduced together.
 
     Args:
@@ -132,10 +132,10 @@ class DryShards:
         self._parts = plan.shards * plan.context if plan.zero else 1
         self._hybrid = plan.copies > self._parts
         self._reduces = self._resharding = self._last = True
-        self._forward: list[_Group] = []
+        self._forward: list[_DryUnit] = []
         self._sent: Charge | None = None  # the input of the last reduction
         self._seen: set[nn.Parameter] = set()
-        self._groups: list[_Group] = []
+        self._groups: list[_DryUnit] = []
         low = None if plan.precision == "f32" else TYPES[plan.precision]
         made = {}
         for module in exact:
@@ -143,16 +143,16 @@ class DryShards:
         for unit in units:
             made[unit] = self._wrap(unit, low)
         self._root = self._wrap(root, low, out=torch.float32 if last and low else None)
-        self._ahead: dict[_Group, _Group] = {}
+        self._ahead: dict[_DryUnit, _DryUnit] = {}
         if self._parts > 1:
             self._ahead = dict(itertools.pairwise(made[unit] for unit in units))
 
     # ---- hooks ----
 
-    def _wrap(self, module: nn.Module, low: torch.dtype | None, out: torch.dtype | None = None) -> _Group:
+    def _wrap(self, module: nn.Module, low: torch.dtype | None, out: torch.dtype | None = None) -> _DryUnit:
         values = [value for value in module.parameters() if value not in self._seen]
         self._seen.update(values)
-        group = _Group(values, self._parts, low if module is not self.root or low else None)
+        group = _DryUnit(values, self._parts, low if module is not self.root or low else None)
         self._groups.append(group)
         into = low if self._plan.context == 1 else None
         if low is None and self._plan.precision != "f32" and self._plan.context == 1:
@@ -161,7 +161,7 @@ class DryShards:
         module.register_forward_hook(self._post(group, out))
         return group
 
-    def _pre(self, group: _Group, low: torch.dtype | None) -> Callable[..., Any]:
+    def _pre(self, group: _DryUnit, low: torch.dtype | None) -> Callable[..., Any]:
         def pre(_module: nn.Module, args: Any, named: Any) -> Any:
             if low is not None:
                 args, named = mapped((args, named), lambda tensor: _cast(tensor, low))
@@ -179,7 +179,7 @@ class DryShards:
 
         return pre
 
-    def _passed(self, group: _Group, args: Any, named: Any) -> Any:
+    def _passed(self, group: _DryUnit, args: Any, named: Any) -> Any:
         """The inputs, through a function whose backward ends that of the group."""
         given = [t for t in tensors_in((args, named)) if t.requires_grad]
         changed = dict(
@@ -187,7 +187,7 @@ class DryShards:
         )
         return mapped((args, named), lambda tensor: changed.get(id(tensor), tensor))
 
-    def _post(self, group: _Group, out: torch.dtype | None) -> Callable[..., Any]:
+    def _post(self, group: _DryUnit, out: torch.dtype | None) -> Callable[..., Any]:
         def post(_module: nn.Module, _args: Any, output: Any) -> Any:
             if self._watch.phase != "backward":
                 if self._plan.zero == 3:
@@ -201,7 +201,7 @@ class DryShards:
 
         return post
 
-    def _begin(self, group: _Group) -> None:
+    def _begin(self, group: _DryUnit) -> None:
         """Backward comes to a group: gather it, and the one before it ahead."""
         if group.began:
             return
@@ -212,7 +212,7 @@ class DryShards:
         if place:
             self._gather(self._forward[place - 1])
 
-    def _end(self, group: _Group) -> None:
+    def _end(self, group: _DryUnit) -> None:
         """Backward leaves a group."""
         group.ended = True
         if not self._reduces:
@@ -229,7 +229,7 @@ class DryShards:
 
     # ---- memory ----
 
-    def _gather(self, group: _Group) -> None:
+    def _gather(self, group: _DryUnit) -> None:
         if group.gathered or group.gathering is not None or not group.values:
             return
         account, numel = self._watch.account, sum(group.kept)
@@ -241,7 +241,7 @@ class DryShards:
         if cast is not None:
             account.release(cast)
 
-    def _unshard(self, group: _Group) -> None:
+    def _unshard(self, group: _DryUnit) -> None:
         if group.gathered or group.gathering is None:
             return
         account, size = self._watch.account, group.dtype.itemsize * self._parts
@@ -253,12 +253,12 @@ class DryShards:
         account.release(group.gathering)
         group.gathering = None
 
-    def _reshard(self, group: _Group) -> None:
+    def _reshard(self, group: _DryUnit) -> None:
         for charge in group.whole:
             self._watch.account.release(charge)
         group.whole.clear()
 
-    def _accumulate(self, group: _Group) -> None:
+    def _accumulate(self, group: _DryUnit) -> None:
         if not group.cast or self._plan.reduce != "f32":
             return
         with torch.no_grad(), self._watch.labelled("gradients"):
@@ -268,12 +268,12 @@ class DryShards:
                     grad, value.grad = value.grad, None
                     group.sums[value] = grad.to(torch.float32) if before is None else before.add_(grad)
 
-    def _taken(self, group: _Group, value: nn.Parameter) -> Tensor | None:
+    def _taken(self, group: _DryUnit, value: nn.Parameter) -> Tensor | None:
         grad, value.grad = value.grad, None
         before = group.sums.pop(value, None)
         return grad if before is None else before
 
-    def _reduce(self, group: _Group, grads: list[Tensor]) -> None:
+    def _reduce(self, group: _DryUnit, grads: list[Tensor]) -> None:
         account = self._watch.account
         size = 4 if self._plan.reduce == "f32" or not group.cast else group.dtype.itemsize
         parts = self._parts

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .allocator import SMALL, CachingAllocator, MemoryBlock
+from .allocator import SMALL, AllocatorBlock, CachingAllocator
 
-__all__ = ["CAUSES", "Charge", "MemoryAccount", "MemoryPeak", "Place"]
+__all__ = ["CAUSES", "Charge", "MemoryPeak", "MemoryTracker", "ProgramLocation"]
 
 CAUSES = (
     "parameters", "gradients", "moments", "gathered", "buffers", "inputs", "activations", "temporary",
 )  # fmt: skip
 
 
-class Place(NamedTuple):
+class ProgramLocation(NamedTuple):
     """Where a program is.
 
     Args:
@@ -43,7 +43,7 @@ class MemoryPeak(NamedTuple):
 
     nbytes: int
     parts: dict[str, int]
-    place: Place
+    place: ProgramLocation
     reserved: int
     exceeded: int
 
@@ -54,12 +54,12 @@ class Charge:
 
     nbytes: int
     cause: str
-    block: MemoryBlock | None
+    block: AllocatorBlock | None
     small: bool = False
 
 
 @dataclass
-class MemoryAccount:
+class MemoryTracker:
     """The memory of one device.
 
     Args:
@@ -68,11 +68,11 @@ class MemoryAccount:
     """
 
     allocator: CachingAllocator | None
-    where: Callable[[], Place]
+    where: Callable[[], ProgramLocation]
     parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     total: int = 0
     _peak: int = 0
-    _at: tuple[dict[str, int], Place] | None = None
+    _at: tuple[dict[str, int], ProgramLocation] | None = None
 
     def charge(self, nbytes: int, cause: str, stream: int = 0) -> Charge:
         """Take memory."""

@@ -13,10 +13,10 @@ from unisono.parallel.plan import Plan
 from unisono.planner.planner import NoPlanFitsError
 
 from .candidates import changes, neighbours, plans
-from .choice import ModelChoice, PricedPlan, RefusedPlan, refusal
+from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .memory_account import MemoryPeak
-from .step_time import ModelWork, RankSpeed, StepTime, step_time
+from .step_time import ModelWork, RankSpeed, StepEstimate, step_time
 from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
@@ -48,7 +48,7 @@ class PlanSearch:
         self._task, self._ranks, self._limit, self._fixed = task, ranks, limit, fixed
         self._speed, self._told = speed, told
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
-        self._known: dict[Plan, PricedPlan] = {}
+        self._known: dict[Plan, PlanForecast] = {}
         self._needs: list[tuple[Plan, int]] = []  # bytes of what is not state
         self._work: dict[Any, ModelWork] = {}
         self._least: tuple[int, Plan] | None = None
@@ -63,7 +63,7 @@ class PlanSearch:
         priced = sorted(self._priced(), key=lambda pair: (pair[0].total, _simplicity(pair[1])))
         if not priced:
             raise NoPlanFitsError(f"no plan of {self._ranks} ranks can run: {self._why()}")
-        fitting: list[PricedPlan] = []
+        fitting: list[PlanForecast] = []
         complete, tried = True, 0
         for time, plan in priced:
             if tried == MOST_TRIED or len(fitting) > SHOWN:
@@ -102,13 +102,13 @@ class PlanSearch:
 
     # ---- candidates ----
 
-    def _priced(self) -> Iterable[tuple[StepTime, Plan]]:
+    def _priced(self) -> Iterable[tuple[StepEstimate, Plan]]:
         for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._speed.host):
             time = self._time(plan)
             if time is not None:
                 yield time, self._staged(plan)
 
-    def _time(self, plan: Plan) -> StepTime | None:
+    def _time(self, plan: Plan) -> StepEstimate | None:
         work = self._work_of(plan)
         return None if work is None else step_time(work, plan, self._task.batch, self._speed)
 
@@ -151,7 +151,7 @@ class PlanSearch:
 
     # ---- memory ----
 
-    def _try(self, time: StepTime, plan: Plan) -> PricedPlan | None:
+    def _try(self, time: StepEstimate, plan: Plan) -> PlanForecast | None:
         """A dry run; None: the plan cannot run."""
         if plan in self._known:
             return self._known[plan]
@@ -164,7 +164,7 @@ class PlanSearch:
             self._problems[axes] = str(error)
             return None
 
-    def _dry(self, time: StepTime, plan: Plan) -> PricedPlan:
+    def _dry(self, time: StepEstimate, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
         peaks = DryRun(self._task, plan, self._limit).peaks()
         stage = max(range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved))
@@ -172,7 +172,7 @@ class PlanSearch:
         self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
         if self._least is None or peak.reserved < self._least[0]:
             self._least = peak.reserved, plan
-        found = PricedPlan(plan, time, peak, stage * (plan.ranks // plan.pipeline))
+        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline))
         self._known[plan] = found
         return found
 
@@ -196,7 +196,7 @@ class PlanSearch:
 
     # ---- reasons ----
 
-    def _refused(self, chosen: PricedPlan) -> list[RefusedPlan]:
+    def _refused(self, chosen: PlanForecast) -> list[RefusedPlan]:
         found = []
         for plan in neighbours(chosen.plan, self._ranks, self._task.batch, host=self._speed.host):
             time, change = self._time(plan), changes(plan, chosen.plan)

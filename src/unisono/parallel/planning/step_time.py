@@ -21,13 +21,13 @@ from typing import NamedTuple
 from unisono.parallel.layouts.cost import Link
 from unisono.parallel.plan import Plan
 
-__all__ = ["ModelWork", "RankSpeed", "StepTime", "step_time"]
+__all__ = ["ModelWork", "RankSpeed", "StepEstimate", "step_time"]
 
 SELECTIVE = 0.1  # of forward: the cheap operators
 HIDDEN = 0.5  # of backward: during which gradients are reduced
 
 
-class StepTime(NamedTuple):
+class StepEstimate(NamedTuple):
     """Seconds of a step, by cause."""
 
     compute: float
@@ -89,7 +89,7 @@ class ModelWork:
     operators: int = 0
 
 
-def step_time(work: ModelWork, plan: Plan, batch: int, speed: RankSpeed) -> StepTime:
+def step_time(work: ModelWork, plan: Plan, batch: int, speed: RankSpeed) -> StepEstimate:
     """Predict the seconds of a step.
 
     Args:
@@ -115,7 +115,7 @@ def step_time(work: ModelWork, plan: Plan, batch: int, speed: RankSpeed) -> Step
     data = _data_seconds(work, plan, held, forward, speed) if plan.data > 1 else 0.0
     own = held / plan.shards
     update = own * 4 * 7 / speed.bytes  # AdamW reads four numbers of a parameter and writes three
-    return StepTime(3 * forward, again, tensor, messages, busy * (stages - 1) / parts, data, update)
+    return StepEstimate(3 * forward, again, tensor, messages, busy * (stages - 1) / parts, data, update)
 
 
 def _data_seconds(work: ModelWork, plan: Plan, held: float, forward: float, speed: RankSpeed) -> float:

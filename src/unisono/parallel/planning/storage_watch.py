@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from unisono.torch_internals import autograd
 from unisono.torch_internals.fake import OperatorMode, memory_of
 
-from .memory_account import Charge, MemoryAccount, Place
+from .memory_account import Charge, MemoryTracker, ProgramLocation
 
 __all__ = ["StorageWatch"]
 
@@ -48,7 +48,7 @@ class StorageWatch(OperatorMode):
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
 
-    def begin(self, account: MemoryAccount) -> None:
+    def begin(self, account: MemoryTracker) -> None:
         """Charge to this account from now on."""
         self.account = account
 
@@ -111,13 +111,15 @@ class StorageWatch(OperatorMode):
     def _leave(self, *_: Any) -> None:
         self._modules.pop()
 
-    def place(self) -> Place:
+    def place(self) -> ProgramLocation:
         """Where the program is now."""
         if self.phase == "backward" and not self._modules:
-            return Place(self.phase, *self._places.get(autograd.running_sequence(), ("", "")))
+            return ProgramLocation(self.phase, *self._places.get(autograd.running_sequence(), ("", "")))
         path = self._modules[-1] if self._modules else ""
         again = self.phase == "backward"
-        return Place("recomputation" if again else self.phase, path, _line() if path or not again else "")
+        return ProgramLocation(
+            "recomputation" if again else self.phase, path, _line() if path or not again else ""
+        )
 
 
 def _line() -> str:
