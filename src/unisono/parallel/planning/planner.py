@@ -144,7 +144,7 @@ def _check_fixed(fixed: dict[str, Any]) -> None:
             )
 
 
-def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any, Any]:
+def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Plan, Any]:
     """The plan that `parallelize` was given, chosen where it says "auto", and the sample of a micro-batch.
 
     Args:
@@ -154,6 +154,9 @@ def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Any
     if isinstance(given, ModelChoice):
         return given.plan, sample
     if not isinstance(given, str) or given != "auto":
+        optimizer, loss, pieces = options["optimizer"], options["loss"], options["pieces"]
+        check_arguments(model, given, optimizer, loss, pieces, None)
+        assert isinstance(given, Plan)
         return given, sample
     if sample is None:
         raise ValueError(
