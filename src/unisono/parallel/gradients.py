@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.torch_internals.training import copy_each_, multiply_each_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from .mesh import PlanMesh
 
@@ -98,8 +98,12 @@ def squared_norm(
             shares.append(spread(name) / (copies(parameter, mesh) * shared.get(name, 1)))
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
-    together = torch.stack(norms)
-    return (together * together * together.new_tensor(shares)).sum()
+    return sum_of_squares(torch.stack(norms), shares)
+
+
+def sum_of_squares(norms: Tensor, shares: Sequence[float]) -> Tensor:
+    """Add up squared norms, each times its share: in one order, so that all ways have the same bits."""
+    return (norms * norms * norms.new_tensor(shares)).sum()
 
 
 @torch.no_grad()

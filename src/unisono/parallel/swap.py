@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .batches import tensors_of
+from .gradients import sum_of_squares
 from .replicated_parameters import GradientBucket
 from .spill import Disk, Host, Key, SpillStorage
 from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
@@ -153,11 +154,12 @@ class ParameterSwap:
 
     def squared_norm(self, copies: int = 1) -> float:
         """Return the squared norm of all gradients, of which so many ranks have the same."""
-        total = 0.0
-        for parameter in self._number:
-            norm = self._norms.get(parameter, 0.0)
-            total += norm * norm / copies
-        return total
+        having = [parameter for parameter in self._number if parameter in self._norms]
+        if not having:
+            return 0.0
+        norms = [self._norms[parameter] for parameter in having]
+        together = torch.tensor(norms, dtype=torch.float64, device=having[0].device)
+        return sum_of_squares(together, [1 / copies] * len(norms)).item()
 
     def update(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
         """Unit by unit: parameters, gradients times `factor` and state in, one step, all out again.
