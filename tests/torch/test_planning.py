@@ -164,7 +164,7 @@ def planned(**more: Any) -> up.ModelChoice:
 
 
 def test_a_choice_fits_and_says_why() -> None:
-    whole = planned(tensor=1, pipeline=1, memory="64M")
+    whole = planned(tensor=1, pipeline=1, zero=0, memory="64M")
     assert whole.fits
     assert whole.plan.ranks == 2
     tight = planned(tensor=1, pipeline=1, memory=whole.memory_bytes - 4096)
