@@ -130,10 +130,18 @@ class Replay:
 
 
 def _call_experts(
-    module: nn.Module, rows: Tensor, chosen: Tensor, weight: Tensor, names: Sequence[str], _parameters: Any
+    module: nn.Module,
+    rows: Tensor,
+    chosen: Tensor,
+    weight: Tensor,
+    names: Sequence[str | int],
+    _parameters: Any,
 ) -> Any:
-    """Call a layer of experts. names: of its arguments."""
-    return module(**dict(zip(names, (rows, chosen, weight), strict=True)))
+    """Call a layer of experts. names: of its arguments, or their places."""
+    given = dict(zip(names, (rows, chosen, weight), strict=True))
+    places = sorted(name for name in given if isinstance(name, int))
+    named = {name: value for name, value in given.items() if isinstance(name, str)}
+    return module(*(given[place] for place in places), **named)
 
 
 class ForwardCall:
