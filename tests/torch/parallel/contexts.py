@@ -210,10 +210,6 @@ def check_refusals(folder: Path) -> None:
     first = batches(16)[0]
     for says, what in (
         ("aten.cumsum .*needs all positions", lambda x: x.cumsum(1).mean(-1, keepdim=True)),
-        (
-            "aten.bmm .*with every other one.*scaled_dot",
-            lambda x: (x @ x.transpose(1, 2)).mean(-1, keepdim=True),
-        ),
         ("aten.mean|aten.flip .*no rule", lambda x: x.flip(1).mean(-1, keepdim=True)),
         ("aten._softmax .*needs all positions", lambda x: x.softmax(1).mean(-1, keepdim=True)),
         (
