@@ -31,7 +31,7 @@ def settings(place: Path) -> env.Settings:
 
 def command(*words: str) -> int:
     options = {"refresh": "--refresh" in words, "json": "--json" in words}
-    return calibrate.main(Namespace(**options, hosts=False, output=None))
+    return calibrate.main(Namespace(**options, hosts=False, compute=False, output=None))
 
 
 @pytest.fixture

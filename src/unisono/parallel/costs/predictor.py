@@ -21,6 +21,7 @@ from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
@@ -235,5 +236,5 @@ class StepPredictor:
 
     def _buffers(self) -> ParameterSizes:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
-        changing = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._base.model.modules())
+        changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
