@@ -19,7 +19,7 @@ struct Passing {
   int fd;
   size_t sent = 0;
   bool arrived = false, ended = false;
-  bool incomplete = false;  // fewer bytes than a marker have arrived
+  std::vector<unsigned char> tail = {};  // the last bytes that were read: a marker may begin in them
 
   bool done(size_t marker) const { return ended || (arrived && sent == marker); }
 };
@@ -36,8 +36,8 @@ void send_more(Passing& one, std::span<const unsigned char> marker) {
   }
 }
 
-// Drops `nbytes`, which have arrived.
-void drop(Passing& one, std::vector<unsigned char>& into, size_t nbytes) {
+// Takes `nbytes`, which have arrived, from the connection.
+void take(Passing& one, std::vector<unsigned char>& into, size_t nbytes) {
   while (nbytes > 0 && !one.ended) {
     const ssize_t got = recv(one.fd, into.data(), std::min(nbytes, into.size()), MSG_DONTWAIT);
     if (got > 0)
@@ -47,35 +47,27 @@ void drop(Passing& one, std::vector<unsigned char>& into, size_t nbytes) {
   }
 }
 
-// Whether the other end sends no more bytes than have arrived.
-bool has_last_bytes(int fd) {
-  pollfd polled{fd, POLLRDHUP, 0};
-  return poll(&polled, 1, 0) > 0;
-}
-
-// Reads up to the marker, and not a byte more: what follows belongs to the next membership.
+// Reads up to the marker, and not a byte more: what follows belongs to the next membership. Before that no
+// byte stays in the kernel: a few of them can hold the memory of a large packet, so that the window stays
+// closed and the marker never comes.
 void read_more(Passing& one, std::span<const unsigned char> marker, std::vector<unsigned char>& into) {
   while (!one.ended && !one.arrived) {
-    const bool last = has_last_bytes(one.fd);  // before they are looked at
-    const ssize_t there = recv(one.fd, into.data(), into.size(), MSG_DONTWAIT | MSG_PEEK);
+    const size_t held = one.tail.size();
+    std::ranges::copy(one.tail, into.begin());
+    const ssize_t there = recv(one.fd, into.data() + held, into.size() - held, MSG_DONTWAIT | MSG_PEEK);
     if (there < 0 && comes_later(errno)) return;
     if (there <= 0) {
       one.ended = true;
       return;
     }
-    const auto end = into.begin() + there;
+    const auto end = into.begin() + static_cast<ssize_t>(held) + there;
     const auto found = std::search(into.begin(), end, marker.begin(), marker.end());
     one.arrived = found != end;
+    const size_t seen = static_cast<size_t>(end - into.begin());
     const size_t before = static_cast<size_t>(found - into.begin());
-    // The last bytes may be the marker's first.
-    const size_t keep = std::min<size_t>(static_cast<size_t>(there), marker.size() - 1);
-    const size_t drops = one.arrived ? before + marker.size() : static_cast<size_t>(there) - keep;
-    one.incomplete = drops == 0;
-    if (one.incomplete) {
-      one.ended = last;  // a rank that died before it sent its marker
-      return;
-    }
-    drop(one, into, drops);
+    const size_t keeps = one.arrived ? 0 : std::min(seen, marker.size() - 1);
+    one.tail.assign(end - static_cast<ssize_t>(keeps), end);
+    take(one, into, one.arrived ? before + marker.size() - held : static_cast<size_t>(there));
   }
 }
 
@@ -89,21 +81,16 @@ void pass_markers(std::span<const int> sockets, std::span<const unsigned char> m
   std::vector<unsigned char> into(kPeekBytes);
   for (;;) {
     std::vector<pollfd> polled;
-    bool incomplete = false;
     for (Passing& one : all) {
       send_more(one, marker);
       read_more(one, marker, into);
       if (one.done(marker.size())) continue;
-      // Where bytes are there already, POLLIN would not wait for more.
-      const short arrives = one.arrived || one.incomplete ? POLLRDHUP : POLLIN;
-      incomplete = incomplete || one.incomplete;
-      polled.push_back(
-          {one.fd, static_cast<short>(one.sent < marker.size() ? arrives | POLLOUT : arrives), 0});
+      const int events = (one.arrived ? 0 : POLLIN) | (one.sent < marker.size() ? POLLOUT : 0);
+      polled.push_back({one.fd, static_cast<short>(events), 0});
     }
     const Nanoseconds left = deadline - now_ns();
     if (polled.empty() || left <= 0) return;
-    poll(polled.data(), polled.size(),
-         static_cast<int>(std::min<Nanoseconds>(left / kMillisecond, incomplete ? 1 : 20)));
+    poll(polled.data(), polled.size(), static_cast<int>(std::min<Nanoseconds>(left / kMillisecond, 20)));
   }
 }
 

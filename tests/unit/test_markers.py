@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -35,7 +36,7 @@ def passing(theirs: Callable[[socket.socket], object]) -> tuple[float, bytes]:
         return took, ours.recv(1)
 
 
-@pytest.mark.parametrize("stale", [0, 1, 31, 32, 33, 200_000])
+@pytest.mark.parametrize("stale", [0, 1, 31, 32, 33, 65_536, 200_000, 3_000_000])
 def test_what_comes_before_the_marker_is_dropped(stale: int) -> None:
     took, left = passing(lambda other: other.sendall(bytes(stale) + MARKER + b"x"))
     assert took < 4
@@ -63,3 +64,30 @@ def test_an_end_that_dies_before_its_marker_is_not_waited_for(stale: int, pause_
 
     took, _ = passing(dies)
     assert took < 4
+
+
+@pytest.mark.parametrize("nbytes", [0, 1 << 16, 1 << 18])
+def test_a_connection_that_is_full_of_old_bytes(nbytes: int) -> None:
+    """A few bytes that stay in the kernel hold a packet of 64 KiB there, and the window stays closed."""
+    ours, other = pair()
+    with ours, other:
+        if nbytes:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
+        other.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other.send(bytes(100_000))
+        time.sleep(0.3)  # the window is closed
+        ends = [
+            threading.Thread(target=_native.pass_markers, args=([one.fileno()], MARKER, 5.0))
+            for one in (ours, other)
+        ]
+        began = time.monotonic()
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join()
+        assert time.monotonic() - began < 4
+        other.sendall(b"x")
+        ours.settimeout(1)
+        assert ours.recv(1) == b"x"
