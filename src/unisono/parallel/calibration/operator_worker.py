@@ -5,16 +5,13 @@ unisono run -n RANKS -m unisono.parallel.calibration.operator_worker FILE
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-import unisono.torch  # noqa: F401  (registers the backend)
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operator_cases import call_of
 from unisono.parallel.calibration.reference_models import (
@@ -25,6 +22,7 @@ from unisono.parallel.calibration.reference_models import (
     timed_phases,
     tiny,
 )
+from unisono.parallel.calibration.worker import measure_as_rank
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.plan import Plan
 from unisono.planner.compute_calibration import ComputeCalibration
@@ -121,16 +119,5 @@ def _with_scale(costs: OperatorCosts) -> OperatorCosts:
     return msgspec.structs.replace(costs, scale=scale)
 
 
-def main(file: str) -> None:
-    """Measure and write."""
-    dist.init_process_group("unisono")
-    try:
-        found = measure()
-        if dist.get_rank() == 0:
-            Path(file).write_bytes(msgspec.json.encode(found))
-    finally:
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    measure_as_rank(measure)

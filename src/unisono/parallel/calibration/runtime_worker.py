@@ -8,9 +8,7 @@ a long chain less a short one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-import unisono.torch  # noqa: F401  (registers the backend)
 from unisono.parallel.calibration.reference_models import clock
+from unisono.parallel.calibration.worker import measure_as_rank
 from unisono.planner.compute_calibration import RuntimeCosts
 
 SHORT, LONG = 4, 16
@@ -138,16 +136,5 @@ def _message() -> float:
     return (many - few - half) / 8
 
 
-def main(file: str) -> None:
-    """Measure and write."""
-    dist.init_process_group("unisono")
-    try:
-        found = measure()
-        if dist.get_rank() == 0:
-            Path(file).write_bytes(msgspec.json.encode(found))
-    finally:
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    measure_as_rank(measure)

@@ -1,0 +1,26 @@
+"""One rank of a job that measures: rank 0 writes what all of them have found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+import unisono.torch  # noqa: F401  (registers the backend)
+
+__all__ = ["measure_as_rank"]
+
+
+def measure_as_rank(measure: Callable[[], Any]) -> None:
+    """Measure, and write what comes of it as JSON. The file is the first argument of the command line."""
+    dist.init_process_group("unisono")
+    try:
+        found = measure()
+        if dist.get_rank() == 0:
+            Path(sys.argv[1]).write_bytes(msgspec.json.encode(found))
+    finally:
+        dist.destroy_process_group()
