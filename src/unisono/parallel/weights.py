@@ -171,7 +171,7 @@ class FirstRankWriter:
     def end(self) -> None:
         """Raise RuntimeError where rank 0 has failed. All ranks call this."""
         told = [self._error]
-        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(told, src=0)
         if told[0]:
             raise RuntimeError(f"rank 0 could not write {self._folder}: {told[0]}")
 

@@ -5,7 +5,9 @@ plans.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU.
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +106,9 @@ def train(plan: up.Plan, make: Callable[[], nn.Module], device: torch.device, **
     run = up.parallelize(make().to(device), plan, optimizer=adamw, loss=functional.cross_entropy, **more)
     losses = [run.step((x.to(device), y.to(device))) for x, y in run.shard(batches())]
     torch.testing.assert_close(losses, alone(make(), batches(), adamw, plan.clip), atol=1e-5, rtol=0)
+    with tempfile.TemporaryDirectory() as folder:
+        run.export(folder)  # rank 0 writes
+        assert (dist.get_rank() == 0) == (Path(folder) / "model.safetensors").exists()
     if dist.get_rank() == 0:
         print(f"{plan}: {losses}", flush=True)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -114,7 +113,7 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
             told = [error]
         except Exception as error:  # noqa: BLE001  all ranks raise it; not all errors of PyTorch can be sent
             told = [RuntimeError(f"{type(error).__name__}: {error}")]
-    dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+    dist.broadcast_object_list(told, src=0)
     if isinstance(told[0], Exception):
         raise told[0]
     return told[0]  # type: ignore[no-any-return]
