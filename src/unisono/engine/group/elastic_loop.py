@@ -68,6 +68,13 @@ class ElasticLoop:
         self.group._loop = None
         return False
 
+    def listen(self, place: tuple[str, int]) -> None:
+        """Let newcomers come to the first group. A rank that is lost meanwhile is out in the next one."""
+        try:
+            self.group.listen(*place)
+        except (PeerLost, Timeout, Aborted) as error:
+            self._shrink(error)
+
     def next_group(self) -> bool:
         """Make the group of the next turn. False: the program has ended on all ranks."""
         if not self.ended:
@@ -179,7 +186,7 @@ def _turns(
         if joined:
             loop.group._planner.listening = place
         else:
-            group.listen(*place)
+            loop.listen(place)
         while True:
             yield loop.group
             if not loop.next_group():
