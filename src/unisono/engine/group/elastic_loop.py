@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from unisono.engine.base.validation import text, whole
 from unisono.engine.environment import env
-from unisono.engine.group.group import Group
+from unisono.engine.group.group import MOST_SIZE, Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.joining import join_group
 from unisono.errors import Aborted, GroupError, NotSupported, PeerLost, RendezvousError, Timeout, message
@@ -160,9 +160,9 @@ def elastic(
     """
     settings = env.read(strict=False)
     given = settings.elastic or (1, None)
-    least = whole(given[0] if minimum is None else minimum, "minimum", 1)
+    least = whole(given[0] if minimum is None else minimum, "minimum", 1, MOST_SIZE)
     most = given[1] if maximum is None else maximum
-    most = None if most is None else whole(most, "maximum", least)
+    most = None if most is None else whole(most, "maximum", least, MOST_SIZE)
     place = (
         text(address, "address") or settings.listen[0],
         whole(port, "port", 0, 65535) or settings.listen[1],

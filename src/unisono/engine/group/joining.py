@@ -152,7 +152,8 @@ def _ask(
             tried = ", ".join(address_text(*each) for each in known)
             what = f"join: no group took this process in at {tried}"
             remedy = "See whether the group runs, and calls admit(); or raise timeout=."
-            raise RendezvousError(message(what, observed=str(failure or ""), remedy=remedy)) from failure
+            observed = str(failure or "").partition(". ")[0]  # its remedy is for the ranks of a start
+            raise RendezvousError(message(what, observed=observed, remedy=remedy)) from failure
         time.sleep(0.05)
 
 
