@@ -79,7 +79,7 @@ def _listen(group: MembershipGroup) -> None:
 
 
 def _ports(group: MembershipGroup, host: str, port: int) -> list[int]:
-    """Where this rank may listen, the best first: newcomers that wait know only the port of a rank that is gone."""
+    """Where this rank may listen, the best first: newcomers that wait know the port of a lost rank only."""
     if group.generation == 0:
         return [port]
     known = (each.rpartition(":") for each in group._planner.addresses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
@@ -21,6 +22,10 @@ __all__ = ["MOST_VAIN", "elastic", "join", "too_few"]
 
 MOST_VAIN = 3
 """So many faults in succession after which nobody was out; then the fault is the program's, and is raised."""
+
+STEADY_S = 60.0
+"""A turn that lasted longer than this and a timeout made progress before its fault: it does not count as one
+in succession."""
 
 
 def join(address: str | Sequence[str], *, timeout: float | timedelta | None = None) -> Group:
@@ -56,6 +61,7 @@ class ElasticLoop:
     def _take(self, group: NativeGroup) -> None:
         self.group = group
         self.ended, self.fault, self.newcomers = False, None, 0
+        self._began = time.monotonic()
         group.elastic = True
         group._loop = self
 
@@ -99,6 +105,8 @@ class ElasticLoop:
             self._take(group)
 
     def _shrink(self, fault: GroupError) -> None:
+        if time.monotonic() - self._began > self.group.timeout_s + STEADY_S:
+            self._vain = 0
         following = cast("NativeGroup", self.group.shrink())
         self._vain = 0 if following.left else self._vain + 1
         self._take(following)
