@@ -326,7 +326,7 @@ def test_a_newcomer_that_waits_at_a_rank_that_is_lost_is_taken_in_all_the_same()
 
     def come() -> int:
         listening.wait(30)
-        group = un.join(addresses, timeout=60)
+        group = un.join(f"127.0.0.1:1,{addresses[0]}", timeout=60)
         check(group)
         group.close()
         return group.size

@@ -35,7 +35,8 @@ def join(address: str | Sequence[str], *, timeout: float | timedelta | None = No
     addresses of all hosts of the group at once, and asks another one if the first one ends.
 
     Args:
-        address: "HOST:PORT" of any host of the group, as `listen` returns it, or several.
+        address: "HOST:PORT" of any host of the group, as `listen` returns it, or several: a list, or a text
+            with commas, as UNISONO_JOIN has them.
         timeout: seconds until it is taken in; default UNISONO_TIMEOUT_S, 300 s.
     Raises:
         AuthenticationError: the group has another token.
@@ -181,7 +182,7 @@ def elastic(
 def _turns(
     joined: str, minimum: int, maximum: int | None, timeout: float | timedelta | None, place: tuple[str, int]
 ) -> Iterator[Group]:
-    group = join(joined.split(","), timeout=timeout) if joined else init_process_group(timeout=timeout)
+    group = join(joined, timeout=timeout) if joined else init_process_group(timeout=timeout)
     if not hasattr(group, "_loop"):
         group.close()
         raise NotSupported("elastic: a group of this backend cannot change")

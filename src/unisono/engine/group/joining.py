@@ -108,8 +108,8 @@ def _member(invitation: Invitation, settings: env.Settings, deadline: float) -> 
 
 
 def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
-    given = [address] if isinstance(address, str) else listed(address, "address")
-    found = []
+    given = address.split(",") if isinstance(address, str) else listed(address, "address")
+    found: list[tuple[str, int]] = []
     for each in given:
         host, _, port = text(each, "address").rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -104,7 +104,7 @@ class RunMembership:
 
     def join(self) -> None:
         """Join the running group; returns when its members have taken this process in."""
-        self.group = cast("NativeGroup", join(self._addresses.split(",")))
+        self.group = cast("NativeGroup", join(self._addresses))
 
     def is_asked(self) -> bool:
         """Whether a newcomer waits at this rank, and there is room for it."""
