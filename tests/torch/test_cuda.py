@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 if not cuda.why_not():
-    torch.zeros(1, device="cuda")  # the driver's files stay open from its first use on: before a test is watched
+    torch.zeros(1, device="cuda")  # the driver's files stay open from here on, before a test is watched
 
 
 def test_cuda_tensors_and_cpu_tensors_in_one_group(forks, tmp_path):

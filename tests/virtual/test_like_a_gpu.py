@@ -27,6 +27,11 @@ def test_a_real_gpu_is_like_a_gpu():
     with reserved() as port:
         environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         done = subprocess.run(
-            [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=100, check=False, env=environ
+            [sys.executable, str(PROGRAM)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env=environ,
         )
     assert "like a GPU" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What NCCL refuses and the engine would take: layouts, types and operations, with the errors of PyTorch's NCCL.
+"""What NCCL refuses and the engine would take: layouts, types and operations, with PyTorch's errors.
 
 Source: PyTorch's ProcessGroupNCCL (check_gpu_single_tensor, getNcclDataType, getNcclReduceOp).
 """
@@ -17,7 +17,7 @@ CONTIGUOUS = {
     "gather": (1,), "scatter": (0,), "all_gather_single": (0, 1), "reduce_scatter_single": (0, 1),
     "all_to_all_single": (0, 1),
 }  # fmt: skip
-"""The arguments of each method that NCCL takes in one piece of memory only; others are copied, or sent as they are."""
+"""The arguments of each method that must be contiguous."""
 
 NO_TYPES = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
 NO_OPS = {"BAND": ReduceOp.BAND, "BOR": ReduceOp.BOR, "BXOR": ReduceOp.BXOR}

@@ -1,4 +1,4 @@
-"""What a program sees on a GPU, real or virtual: the same assertions hold on both. Run by test_like_a_gpu.py."""
+"""What a program sees on a GPU, real or virtual: the same holds on both. Run by test_like_a_gpu.py."""
 
 import os
 from collections.abc import Callable
@@ -28,16 +28,17 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("\"baddbmm_cuda\" not implemented for 'Long'", lambda: torch.bmm(whole(1, 4, 4), whole(1, 4, 4))),
     ("\"addmv_impl_cuda\" not implemented for 'Long'", lambda: whole(4, 4) @ whole(4)),
     ("\"dot\" not implemented for 'Long'", lambda: torch.dot(whole(4), whole(4))),
-    ("\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'", lambda: functional.avg_pool1d(whole(1, 4, 4), 2)),
+    (
+        "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'",
+        lambda: functional.avg_pool1d(whole(1, 4, 4), 2),
+    ),
     (
         "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Long'",
         lambda: functional.max_pool1d(whole(1, 4, 4), 2),
     ),
     (
         "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'",
-        lambda: functional.interpolate(
-            whole(1, 1, 4, 4, dtype=torch.uint8), scale_factor=2, mode="bilinear"
-        ),
+        lambda: functional.interpolate(whole(1, 1, 4, 4, dtype=torch.uint8), scale_factor=2, mode="bilinear"),
     ),
     ("\"fused_dropout\" not implemented for 'Long'", lambda: functional.dropout(whole(4, 4))),
     ("\"angle_cuda\" not implemented for 'Half'", lambda: halves(4).angle()),
@@ -118,7 +119,9 @@ def attends_as_the_cpu() -> None:
             result = functional.scaled_dot_product_attention(*there, **moved)
             result.square().sum().backward()
             results.append([t.cpu() for t in (result.detach(), *(t.grad for t in there))])
-        torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4, msg=lambda m: f"{named}: {m}")
+        torch.testing.assert_close(
+            results[1], results[0], rtol=1e-3, atol=1e-4, msg=lambda m, named=named: f"{named}: {m}"
+        )
 
 
 def normalizes_one_row() -> None:
