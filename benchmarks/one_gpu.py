@@ -1,7 +1,7 @@
 """`python benchmarks/one_gpu.py [HARDWARE]`: steps of GPT-2's shapes on this GPU, beside `unisono plan`'s.
 
-For each size: seconds of a step (the median of ten) and the peak of `torch.cuda.max_memory_allocated`, with
-the error of the plan's. A plain loop: float32 parameters, autocast to bf16, fused attention and fused AdamW, a
+For each size: seconds of a step (the median of ten) and the peak of `torch.cuda.max_memory_allocated`, each
+with the error of the plan. A plain loop: float32 parameters, autocast to bf16, fused attention and AdamW, a
 loss that is not fused, dropout 0. HARDWARE: as `unisono plan` takes it; by default h100-80g.
 """
 

@@ -18,6 +18,8 @@ constexpr RefusedTypes kRefusedTypes[] = {
     {"aten::mm", integral, "addmm_cuda"},
     {"aten::addmm", integral, "addmm_cuda"},
     {"aten::addmm_", integral, "addmm_cuda"},
+    {"aten::addbmm", integral, "addmm_cuda"},
+    {"aten::addbmm_", integral, "addmm_cuda"},
     {"aten::_addmm_activation", integral, "addmm_cuda"},
     {"aten::bmm", integral, "baddbmm_cuda"},
     {"aten::baddbmm", integral, "baddbmm_cuda"},
