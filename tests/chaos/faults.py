@@ -283,6 +283,8 @@ class Run:
         pids |= {self.pids[n] for n, mine in facts.items() if mine.get("faults") and not self.case["elastic"]}
         if self.case["elastic"]:  # a rank that has made all its calls has left
             pids |= {self.pids[n] for n, mine in facts.items() if mine.get("done")}
+        if 0 in hit:  # whoever still waits for its store has not begun
+            pids |= {self.pids[n] for n in range(self.case["size"]) if not facts[n].get("groups")}
         if not hit:
             pids = set()
         for n, mine in facts.items():
