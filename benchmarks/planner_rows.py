@@ -67,10 +67,32 @@ FSDP: dict[str, Any] = {
         "1b": (24, 2048, 16, 2048, 64, 20, 1, "none", 44402, 1_315_950_592),
     },
 }  # fmt: skip
+FP8: dict[str, Any] = {
+    "source": "H100, FP8 with a scale for each tensor: tokens/s of a GPU. NVIDIA-NeMo/Megatron-Bridge, "
+    "docs/performance-summary-archive.md, containers 25.11 and 26.02",
+    "columns": ("model", "gpus", "batch", "plan", "tokens_per_s"),
+    "rows": {
+        "Llama 3 8B": ("llama3-8b", 8, 128, "zero=3", 14451),
+        "Llama 3 70B": ("llama3-70b", 64, 128, "tensor=4,sequence=yes,pipeline=8,interleave=5,zero=1", 1602),
+        "70B, batch 256": (
+            "llama3-70b", 64, 256, "tensor=4,sequence=yes,pipeline=8,interleave=5,zero=1", 1621,
+        ),
+        "Llama 3 405B": (
+            "llama3-405b", 1024, 512, "tensor=8,sequence=yes,pipeline=8,context=2,interleave=8,zero=1", 292,
+        ),
+        "405B, batch 1536": (
+            "llama3-405b", 1024, 1536, "tensor=8,sequence=yes,pipeline=8,context=2,interleave=8,zero=1", 311,
+        ),
+    },
+}  # fmt: skip
 MOE: dict[str, Any] = {
     "source": "H100, bf16, tokens spread evenly by force; seconds of a step. NVIDIA-NeMo/Automodel, "
     "docs/performance-summary.md and examples/benchmark/configs; Mixtral: NVIDIA/Megatron-LM, "
     "megatron/core/transformer/moe/README.md, 468 TFLOP/s of a GPU",
+    # Automodel's FakeBalancedGate (nemo_automodel/components/moe/layers.py) gives token i the experts
+    # i k ... i k + k - 1: all on one host, to which DeepEP sends a row once.
+    "deepep": {"dispatch": "hosts", "routed_hosts": 1},
+    "with_deepep": ("DeepSeek-V3 on 1024", "DeepSeek-V3 on 256", "Qwen3 30B-A3B on 8"),
     "columns": ("model", "sequence", "gpus", "batch", "plan", "seconds or TFLOP/s"),
     "rows": {
         "DeepSeek-V3 on 1024": (
