@@ -166,10 +166,18 @@ def test_the_search_is_exact(seed: int) -> None:
     found = search(ClusterModel(job), ClusterTree(job, {}), 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
+    if plans and not fitting:
+        assert found.smallest is not None
+        excess = [p.memory.total - model.memory.limit_bytes(p.plan) for p in priced]
+        smallest = found.smallest
+        assert smallest.memory.total - model.memory.limit_bytes(smallest.plan) == min(excess)
     for plan in plans[::11]:
         one, rounding = price(model, plan), 1 + 1e-9
         assert model.least_of_axes_s(plan) <= one.time.total * rounding
         assert model.least_s(plan) <= one.time.total * rounding
+        used = one.memory.total - model.memory.limit_bytes(plan) + job.limit_bytes
+        assert model.memory.least_of_axes_bytes(plan) <= used + 1e-6 * abs(used)
+        assert model.memory.least_bytes(model.memory.parts(plan), plan) <= used + 1e-6 * abs(used)
 
 
 def test_random_spaces_are_of_all_kinds() -> None:

@@ -32,15 +32,15 @@ Hosts = str | Path | Sequence[tuple[int, Hardware | str | Path]]
 
 
 class HostKind(NamedTuple):
-    """`count` equal hosts."""
+    """Some equal hosts."""
 
-    count: int
+    hosts: int
     hardware: Hardware
 
     @property
     def ranks(self) -> int:
         """Ranks on all of them."""
-        return self.count * self.hardware.ranks
+        return self.hosts * self.hardware.ranks
 
 
 class KindRanks(NamedTuple):
@@ -69,7 +69,7 @@ class Cluster(NamedTuple):
     @property
     def name(self) -> str:
         """Such as "4 x a100-40g + 2 x h100-80g"."""
-        return " + ".join(f"{kind.count} x {kind.hardware.name}" for kind in self.kinds)
+        return " + ".join(f"{kind.hosts} x {kind.hardware.name}" for kind in self.kinds)
 
     def placed(self, order: tuple[int, ...]) -> list[KindRanks]:
         """The ranks of each kind, in this order; (): as they were given."""

@@ -37,13 +37,13 @@ def with_layers(job: TrainingJob, plan: TrainingPlan) -> TrainingPlan:
 class ClusterPart(NamedTuple):
     """Ranks that are alike: the model of their hosts, their plan, one of their ranks of the pipeline.
 
-    `count` ranks of the pipeline are like this one.
+    `alike` ranks of the pipeline are like this one, with itself.
     """
 
     model: TimeModel
     plan: TrainingPlan
     rank: int
-    count: int
+    alike: int
 
     def of(self, plan: TrainingPlan) -> TrainingPlan:
         """Another plan with the same stages, as this part has it."""
@@ -90,7 +90,7 @@ class ClusterModel:
         for rank, model in enumerate(self.stage_models(plan)):
             key = id(model), plan.layers[rank], rank == 0, rank == plan.pipeline - 1
             if key in found:
-                found[key] = found[key]._replace(count=found[key].count + 1)
+                found[key] = found[key]._replace(alike=found[key].alike + 1)
             else:
                 found[key] = ClusterPart(model, plan, rank, 1)
         return list(found.values())
@@ -126,7 +126,7 @@ class ClusterModel:
             memory = self._model((each.kind,), size, self.job.batch // plan.micro_batch * rows).memory
             found.append(
                 HostUse(
-                    f"{kind.count} x {kind.hardware.name}",
+                    f"{kind.hosts} x {kind.hardware.name}",
                     (each.begin, each.end - 1),
                     layers,
                     rows,
@@ -170,7 +170,7 @@ class ClusterModel:
         part, step = max(zip(parts, steps, strict=True), key=lambda each: each[1].time.total)
         if plan.pipeline == 1:
             return part, step.time
-        all_s = sum(each.count * one.micro_batch_s for each, one in zip(parts, steps, strict=True))
+        all_s = sum(each.alike * one.micro_batch_s for each, one in zip(parts, steps, strict=True))
         bubble = (all_s - step.micro_batch_s) / plan.interleave
         return part, step.time._replace(bubble=bubble)
 
@@ -228,16 +228,29 @@ class ClusterModel:
         return min(equal, total / rate)
 
 
+class LimitedUse(MemoryUse):
+    """Memory of a rank; `limit_bytes` is what a plan may use of it."""
+
+    limit_bytes: int
+
+    @classmethod
+    def of(cls, use: MemoryUse, limit_bytes: int) -> LimitedUse:
+        """The same memory, with its limit."""
+        found = cls(*use)
+        found.limit_bytes = limit_bytes
+        return found
+
+
 class ClusterMemory:
     """Memory of plans on hosts that differ, as `MemoryModel` says it.
 
-    Bounds are as if the limit of all hosts were `limit_bytes`: what is above it is missing somewhere.
+    Bounds are as if the limit of all hosts were that of the job: what is above it is missing somewhere.
     """
 
     def __init__(self, model: ClusterModel) -> None:
         self._model, self._limit_bytes = model, model.job.limit_bytes
 
-    def of(self, plan: TrainingPlan) -> MemoryUse:
+    def of(self, plan: TrainingPlan) -> LimitedUse:
         """That of the rank that has least to spare."""
         return self.fullest(plan, self.parts(plan))
 
@@ -245,17 +258,22 @@ class ClusterMemory:
         """Those of all ranks that are not alike."""
         return [(part, part.model.memory.part(part.plan, part.rank)) for part in self._model.parts(plan)]
 
-    def fullest(self, plan: TrainingPlan, parts: list[tuple[ClusterPart, RankParts]]) -> MemoryUse:
+    def fullest(self, plan: TrainingPlan, parts: list[tuple[ClusterPart, RankParts]]) -> LimitedUse:
         """Memory of the rank that has least to spare."""
-        return self._fullest(plan, parts)[0]
+        uses = [
+            LimitedUse.of(part.model.memory.use(part.of(plan), each), part.model.job.limit_bytes)
+            for part, each in parts
+        ]
+        return max(uses, key=lambda use: use.total - use.limit_bytes)
 
     def excess_bytes(self, plan: TrainingPlan, use: MemoryUse) -> int:
         """What is missing of the memory of some hosts; 0: the plan fits."""
-        return max(0, use.total - self.limit_bytes(plan))
+        limit = use.limit_bytes if isinstance(use, LimitedUse) else self.limit_bytes(plan)
+        return max(0, use.total - limit)
 
     def limit_bytes(self, plan: TrainingPlan) -> int:
         """What a plan may use of the rank that has least to spare."""
-        return self._fullest(plan, self.parts(plan))[1].model.job.limit_bytes
+        return self.of(plan).limit_bytes
 
     def least_bytes(self, parts: list[tuple[ClusterPart, RankParts]], plan: TrainingPlan) -> float:
         """A bound: no sharing or codec of these stages takes less."""
@@ -265,17 +283,22 @@ class ClusterMemory:
         )
 
     def least_of_axes_bytes(self, plan: TrainingPlan) -> float:
-        """A bound: 0, or more than the limit where all hosts together cannot have all layers."""
-        if plan.pipeline == 1:
-            return 0.0
-        room = sum(
-            model.job.limit_bytes / model.memory.least_of_layer_bytes(plan, rank)
-            for rank, model in enumerate(self._model.stage_models(plan))
-        )
-        return 0.0 if room >= self._model.job.shape.layers else self._limit_bytes + 1.0
+        """A bound: no plan with these axes takes less, whatever its stages and rows are.
 
-    def _fullest(
-        self, plan: TrainingPlan, parts: list[tuple[ClusterPart, RankParts]]
-    ) -> tuple[MemoryUse, ClusterPart]:
-        uses = [(part.model.memory.use(part.of(plan), each), part) for part, each in parts]
-        return max(uses, key=lambda use: use[0].total - use[1].model.job.limit_bytes)
+        With so many bytes more on each host, all hosts together have room for all layers, in parts of one.
+        """
+        layers = self._model.job.shape.layers
+        if plan.pipeline == 1:
+            parts = [(part.model, part.plan) for part in self._model.parts(plan)]
+            single = [(model, msgspec.structs.replace(own, micro_batch=1)) for model, own in parts]
+            excess = max(
+                layers * model.memory.least_of_layer_bytes(own, 0) - model.job.limit_bytes
+                for model, own in single
+            )
+            return self._limit_bytes + excess
+        each = [
+            (model.memory.least_of_layer_bytes(plan, rank), model.job.limit_bytes)
+            for rank, model in enumerate(self._model.stage_models(plan))
+        ]
+        room = sum(limit / layer for layer, limit in each)
+        return self._limit_bytes + (layers - room) / sum(1 / layer for layer, _ in each)

@@ -20,7 +20,8 @@ from unisono.planner.neighbours import refused_neighbours
 from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
-from unisono.planner.training_plan import MOST, TrainingJob, TrainingPlan, fields_text, parse_plan
+from unisono.planner.training_job import MOST
+from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
 
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
@@ -164,7 +165,7 @@ def _cluster(
     limit, most = int(whole(memory, "memory", 1)), max(kind.hardware.memory_bytes for kind in found.kinds)
     if limit > most:
         raise ValueError(f"memory is {limit}, and the largest of {found.name} has {most} bytes")
-    return Cluster(tuple(HostKind(kind.count, _limited(kind.hardware, limit)) for kind in found.kinds))
+    return Cluster(tuple(HostKind(kind.hosts, _limited(kind.hardware, limit)) for kind in found.kinds))
 
 
 def _limited(hardware: Hardware, limit_bytes: int) -> Hardware:

@@ -76,7 +76,7 @@ def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
     for bound_s, stages in _by_bound(roots, tree.stages, model.least_of_axes_s, model.least_s):
         if len(best) == count and bound_s * (1 - ROUNDING) > best[-1].time.total:
             break
-        parts = memory.parts(stages)
+        parts: Any = memory.parts(stages)
         if memory.least_bytes(parts, stages) > limit_bytes:
             continue
         for plan in tree.sharings(stages):
@@ -93,7 +93,8 @@ def _smallest(model: PlanModel, tree: PlanTree, axes: list[TrainingPlan]) -> Pri
     memory = model.memory
 
     def least_bytes(plan: TrainingPlan) -> float:
-        return memory.least_bytes(memory.parts(plan), plan)
+        parts: Any = memory.parts(plan)
+        return memory.least_bytes(parts, plan)
 
     def used_bytes(plan: TrainingPlan, parts: Any) -> int:
         """As if all hosts had the limit of the job."""
