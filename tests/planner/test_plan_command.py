@@ -80,8 +80,15 @@ def test_less_memory_is_another_plan(capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads(capsys.readouterr().out)
     assert record["limit_bytes"] == 40_000_000_000
     assert record["memory_bytes"] <= 40_000_000_000
-    assert cli.main(f"{GPT3} --batch 8 --gpus 8 --hardware a100-80g --memory 4G".split()) == 1
-    assert "the smallest needs" in capsys.readouterr().err
+    assert cli.main(f"{GPT3} --batch 8 --gpus 8 --hardware a100-80g --memory 4G --json".split()) == 1
+    printed = capsys.readouterr()
+    assert "the smallest needs" in printed.err
+    smallest = json.loads(printed.out)
+    assert smallest["fits"] is False
+    assert smallest["memory_bytes"] > smallest["limit_bytes"] == 4_000_000_000
+    assert smallest["seconds"] > 0
+    assert smallest["tflops_per_gpu"] > 0
+    assert smallest["plan"]["data"] >= 1
 
 
 @each(

@@ -33,7 +33,12 @@ COUNTS = set(TrainingPlan.__struct_fields__) - TEXTS
 
 
 class NoPlanFitsError(ValueError):
-    """No plan fits into the memory, or no plan can be cut so. It names the one that needs least."""
+    """No plan fits into the memory, or no plan can be cut so. It names the one that needs least.
+
+    `choice` is that one with all that a choice says, or None where no plan can be cut so.
+    """
+
+    choice: PlanChoice | None = None
 
 
 def plan(
@@ -143,11 +148,11 @@ def _job(
 def _computes(compute: object, hardware: Hardware) -> tuple[str, ...]:
     if compute is None:
         return (hardware.compute,)
-    if not isinstance(compute, (list, tuple)):
+    if not isinstance(compute, (list, tuple)) or not compute:
         return (text(compute, "compute"),)
     found = tuple(text(each, "compute") for each in compute)
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"compute is {', '.join(found)!r}: expected one type or several, each once")
+    if len(set(found)) < len(found):
+        raise ValueError(f"compute is {', '.join(found)}: expected each once")
     return found
 
 
@@ -249,11 +254,14 @@ def _searched(model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None) 
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
-    raise NoPlanFitsError(
+    refused = NoPlanFitsError(
         f"no plan fits {model.memory.limit_bytes(smallest.plan) / 2**30:.2f} GiB: of "
         f"{found.candidates:,} the smallest needs "
         f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
     )
+    others = refused_neighbours(model, smallest, runtime)
+    refused.choice = PlanChoice(job, smallest, model.collectives(smallest.plan), [], others, found.candidates)
+    raise refused
 
 
 def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:

@@ -147,6 +147,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"unisono plan: {error.filename or error}: {error.strerror}", file=sys.stderr)
         return 1
     except NoPlanFitsError as error:
+        if args.json and error.choice is not None:
+            print(json.dumps(error.choice.record(), indent=1))
         print(f"unisono plan: {error}", file=sys.stderr)
         return 1
     except (ValueError, TypeError, ModuleNotFoundError) as error:
