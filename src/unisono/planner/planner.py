@@ -186,11 +186,15 @@ def all_plans(
 ) -> Iterator[PricedPlan]:
     """Every plan of a job's space with its time and memory, also those that do not fit.
 
-    `like`: of `DETAILS`, which make them many, only those of this plan and the defaults.
+    `like`: of `DETAILS`, which make them many, only those of this plan and the defaults; on hosts that
+    differ with equal stages and rows.
     """
     model = model_of(job)
     kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
-    for each in plan_space(tree_of(job, _fields(fix), runtime)):
+    fixed = _fields(fix)
+    if like is not None and job.cluster is not None:
+        fixed = {"layers": (), "rows": (), **fixed}
+    for each in plan_space(tree_of(job, fixed, runtime)):
         if all(getattr(each, name) in values for name, values in kept):
             yield price(model, each)
 

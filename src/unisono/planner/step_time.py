@@ -14,7 +14,7 @@ from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers
 from unisono.planner.swapping import swap_s
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["RankStep", "StepTime", "TimeModel"]
+__all__ = ["RankStepTime", "StepTime", "TimeModel"]
 
 
 class StepTime(NamedTuple):
@@ -64,7 +64,7 @@ class _RankTime(NamedTuple):
         return self.time.total + self.output.total_s
 
 
-class RankStep(NamedTuple):
+class RankStepTime(NamedTuple):
     """One rank's step without waiting for others, its collectives of the data axis, and a micro-batch there.
 
     `micro_batch_s` is its layers, the output matrix where it has it, and its messages.
@@ -94,12 +94,12 @@ class TimeModel:
         _, data, slowest = self._priced(plan)
         return self._merged(plan, slowest.layers, data)
 
-    def of_rank(self, plan: TrainingPlan, rank: int) -> RankStep:
+    def of_rank(self, plan: TrainingPlan, rank: int) -> RankStepTime:
         """The step of one rank of the pipeline, which waits for no other."""
         found = self._rank_time(plan, rank)
         elements = self.memory.elements(plan, rank)
         time, data = self._step(plan, found, elements, 0.0)
-        return RankStep(time, data, found.total_s + self._messages_s(plan))
+        return RankStepTime(time, data, found.total_s + self._messages_s(plan))
 
     def collectives_of_rank(self, plan: TrainingPlan, rank: int) -> list[PlannedCollective]:
         """The collectives of a step of one rank of the pipeline."""
