@@ -54,8 +54,9 @@ LLAMA3: dict[str, Any] = {
 FSDP: dict[str, Any] = {
     "source": "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, H100 and A100 of 80 GB, BF16: "
     "tokens/s of a GPU",
-    # Its kernel is the first FlashAttention in Triton (scripts/train/yamls/pretrain, attn_impl): 25 % to 40 % of
-    # an A100, half of FlashAttention-2 (arXiv:2307.08691), which gets 35 % of an H100 (arXiv:2407.08608).
+    # Its kernel is the first FlashAttention, in Triton (attn_impl of scripts/train/yamls/pretrain). That gets
+    # 25 % to 40 % of an A100, half of FlashAttention-2 (arXiv:2307.08691); which gets 35 % of an H100
+    # (arXiv:2407.08608).
     "attention": {"a100-80g": 0.325, "h100-80g": 0.175},
     "columns": (
         "layers", "hidden", "heads", "sequence", "gpus", "micro_batch", "micro_batches", "recompute",

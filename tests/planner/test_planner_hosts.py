@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -257,6 +258,8 @@ def test_each_host_has_what_it_can() -> None:
     equal = next(other for other in choice.refused if other.change == "layers=equal")
     assert equal.excess_s > 0.2 * choice.seconds
     assert choice.record()["hosts"][0]["layers"] == choice.hosts[0].layers
+    again = json.loads(json.dumps(choice.record()))["plan"]
+    assert un.plan(LLAMA_8B, batch=96, hosts=HOSTS, plan=again).seconds == choice.seconds
     text = str(choice)
     assert "48 on hosts 4 x a100-40g + 2 x h100-80g" in text
     assert "4 x a100-40g; layers" in text

@@ -21,7 +21,7 @@ from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_job import MOST
-from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
+from unisono.planner.training_plan import LISTS, TrainingJob, TrainingPlan, fields_text, parse_plan
 
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
@@ -239,6 +239,9 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"plan: {name!r} is unknown, expected {', '.join(TrainingPlan.__struct_fields__)}"
             )
+    for name in LISTS:  # of a plan that was JSON
+        if isinstance(fields.get(name), list):
+            fields[name] = tuple(fields[name])
     TrainingPlan(**fields)
     return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
