@@ -293,6 +293,19 @@ def test_a_slow_host_gets_fewer_rows(tmp_path: Path) -> None:
     assert {use.rows for use in choice.hosts} == set(rows)
 
 
+def test_the_command_plans_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "choice.html"
+    hosts = "--hosts 1xa100-40g,1xv100-32g --compute fp16"
+    words = f"plan --model gpt2-xl --batch 32 {hosts} --fix context=1,tensor=1 --json -o {file}"
+    assert cli.main(words.split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [each_["hosts"] for each_ in record["hosts"]] == ["1 x a100-40g", "1 x v100-32g"][
+        :: -1 if record["plan"]["order"] == [1, 0] else 1
+    ]
+    assert "on hosts 1 x a100-40g + 1 x v100-32g" in file.read_text()
+    assert record["limit_bytes"] in {each_["limit_bytes"] for each_ in record["hosts"]}
+
+
 def test_layers_are_balanced() -> None:
     assert uneven_layers(((0,), (1,)), 1, 3) == ((1, 2), (2, 1))
     assert (20, 6, 6) in uneven_layers(((1,), (0,), (0,)), 1, 32)

@@ -77,6 +77,7 @@ class ClusterModel:
         self.job, self.cluster = job, job.cluster
         self.memory = ClusterMemory(self)
         self._models: dict[tuple[tuple[int, ...], int, int], TimeModel] = {}
+        self._stages: dict[tuple[tuple[int, ...], int], list[TimeModel]] = {}
         self._kept: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
 
     # ---- parts -------------------------------------------------------------------------------------------
@@ -97,8 +98,12 @@ class ClusterModel:
 
     def stage_models(self, plan: TrainingPlan) -> list[TimeModel]:
         """The model of each rank of the pipeline."""
-        blocks, size = self.cluster.blocks(plan.order, plan.pipeline), self.job.ranks // plan.pipeline
-        return [self._model(kinds, size, self.job.batch) for kinds in blocks]
+        key = plan.order, plan.pipeline
+        if key not in self._stages:
+            size = self.job.ranks // plan.pipeline
+            blocks = self.cluster.blocks(plan.order, plan.pipeline)
+            self._stages[key] = [self._model(kinds, size, self.job.batch) for kinds in blocks]
+        return self._stages[key]
 
     def _data_parts(self, plan: TrainingPlan) -> list[ClusterPart]:
         """The data ranks of each kind; all ranks, where a data rank is on several kinds."""

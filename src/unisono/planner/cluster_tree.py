@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from unisono.planner.cluster import MOST_KINDS, Cluster
+from unisono.planner.cluster import MOST_KINDS
 from unisono.planner.search import PlanTree
 from unisono.planner.training_plan import LISTS, MOST_TAIL, TrainingJob, TrainingPlan
 
@@ -38,10 +38,12 @@ def tree_of(job: TrainingJob, fixed: Any, runtime: Any = None) -> PlanTree:
 class ClusterTree(PlanTree):
     """The space of a job's plans on hosts that differ."""
 
-    @property
-    def _cluster(self) -> Cluster:
-        assert self.job.cluster is not None
-        return self.job.cluster
+    def __init__(self, job: TrainingJob, fixed: Any, runtime: Any = None) -> None:
+        super().__init__(job, fixed, runtime)
+        if job.cluster is None:
+            raise ValueError("the hosts of this job do not differ")
+        self._cluster = job.cluster
+        self._layers: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
 
     def axes(self) -> Iterator[TrainingPlan]:
         """Axes, micro-batches and orders of all plans. Without a pipeline the order makes no difference."""
@@ -74,8 +76,11 @@ class ClusterTree(PlanTree):
             fixed = msgspec.structs.replace(plan, **{name: self._fixed[name]})
             return name, () if self._problem(fixed) else (self._fixed[name],)
         if name == "layers":
-            blocks = tuple(self._cluster.blocks(plan.order, plan.pipeline))
-            return name, uneven_layers(blocks, plan.interleave, self.job.shape.layers)
+            key = plan.order, plan.pipeline, plan.interleave
+            if key not in self._layers:
+                blocks = tuple(self._cluster.blocks(plan.order, plan.pipeline))
+                self._layers[key] = uneven_layers(blocks, plan.interleave, self.job.shape.layers)
+            return name, self._layers[key]
         if self._runtime is not None:  # it gives all data ranks equal rows
             return name, ((),)
         size, placed = plan.context * plan.tensor, self._cluster.placed(plan.order)
@@ -88,7 +93,6 @@ MOST_WAYS = 1 << 14
 """Layers of stages, or rows, that are tried for the same axes."""
 
 
-@lru_cache(maxsize=4096)
 def uneven_layers(blocks: tuple[tuple[int, ...], ...], unit: int, layers: int) -> tuple[tuple[int, ...], ...]:
     """The layers of the ranks of a pipeline that are tried, in multiples of `unit` (interleaved stages).
 
