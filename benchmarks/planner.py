@@ -1,12 +1,11 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
-    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [moe] [fp8] [context]
-        [fit] [search]
+    python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [moe] [context] [fit] [search]
     python benchmarks/planner.py machine [--rounds N]
 
 `machine` says what steps take on this machine, and measures them: planner_machine.py. `fit` solves for the
 two constants of a100-80g that are fitted, on the rows FITTED, and says how much the other two matter.
-`search` times the largest search. Nothing here needs a GPU.
+`search` times the largest search, `fp8` is Llama 3 in 8 bits. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from planner_machine import machine
-from planner_rows import CONTEXT, FP8, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
+from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
 import unisono as un
@@ -305,9 +304,9 @@ def moe() -> bool:
 
 def fp8() -> bool:
     """Products of layers in 8 bits, on H100. Nothing is fitted."""
-    print(FP8["source"])
+    print(LLAMA3["fp8"]["source"])
     errors = []
-    for name, (model, gpus, batch, plan, published) in FP8["rows"].items():
+    for name, (model, gpus, batch, plan, published) in LLAMA3["fp8"]["rows"].items():
         shape = read_shape(model, 8192)
         given = f"{plan},micro_batch=1"
         choice = un.plan(shape, batch=batch, gpus=gpus, hardware="h100-80g", compute="fp8", plan=given)

@@ -85,7 +85,7 @@ FSDP: dict[str, Any] = {
         "760m": (24, 1536, 12, 2048, 8, 24, 2, "none", 32434, 760_470_528),
     },
 }  # fmt: skip
-FP8: dict[str, Any] = {
+LLAMA3["fp8"] = {
     "source": "H100, FP8 with a scale for each tensor: tokens/s of a GPU. NVIDIA-NeMo/Megatron-Bridge, "
     "docs/performance-summary-archive.md, containers 25.11 and 26.02",
     "columns": ("model", "gpus", "batch", "plan", "tokens_per_s"),
