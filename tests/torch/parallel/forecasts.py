@@ -43,9 +43,10 @@ def predictor(name: str, rows: int = 8) -> up.StepPredictor:
     )
 
 
-def traced(of: up.StepPredictor, plan: up.Plan) -> TracedStep:
-    of.forecast(plan)
-    return next(reversed(of._traces.values()))
+def traced(of: up.StepPredictor, plan: up.Plan) -> tuple[TracedStep, list[int]]:
+    """A micro-batch of eight rows, and the stage of each module call."""
+    step, stages, _ = of._staged(plan, 8)
+    return step, [*stages, 0]  # what is before all calls, -1, is in the first stage
 
 
 class Counted(OperatorMode):
@@ -70,19 +71,19 @@ def check_recorded_operators_are_those_of_a_real_step(folder: Path) -> None:
         model, (x, y) = models.make(name), BATCHES[name](1, 8)[0]
         with Counted() as real:
             models.CASES[name].loss(model(x), y).backward()
-        step = traced(predictor(name), up.Plan())
+        step, _ = traced(predictor(name), up.Plan())
         found = Counter(each.size for each in step.operators if each.size.kind in WORK)
         assert found == +real.found, name
         names = {name for name, value in model.named_parameters() if value.requires_grad}
         assert set(step.homes) == names, name
         many = Counter()
-        staged = traced(predictor(name), up.Plan(pipeline=2))
-        assert {each.stage for each in staged.operators} == {0, 1}
+        staged, stages = traced(predictor(name), up.Plan(pipeline=2))
+        assert {stages[each.call] for each in staged.operators} == {0, 1}
         for each in staged.operators:
             many[each.size] += each.size.kind in WORK
         assert +many == found, name  # each operator belongs to one stage
         for phase in ("forward", "backward"):
-            assert {each.stage for each in staged.operators if each.phase == phase} == {0, 1}, name
+            assert {stages[each.call] for each in staged.operators if each.phase == phase} == {0, 1}, name
 
 
 def check_calibrated_calls_are_of_the_class_and_size_that_is_priced(folder: Path) -> None:
@@ -111,7 +112,7 @@ def check_recorded_collectives_are_those_of_a_run(folder: Path) -> None:
         for call in run.explain():
             if call.axis == "tensor" and call.why == "activations of a cut module":
                 real[call.operation.strip("_").removesuffix("_base")] += 1
-        step = traced(predictor("gpt"), plan)
+        step, _ = traced(predictor("gpt"), plan)
         said = Counter(move.collective for move in step.moves)
         assert real == said, plan
         assert sum(said.values()) > 16

@@ -1,8 +1,8 @@
 """The seconds of a step under a plan, by cause: a traced micro-batch, priced.
 
 On a CPU nothing hides: the ranks fill the cores, so a collective takes its time from compute. With more ranks
-than cores a step takes what all ranks compute, shared by the cores. In a pipeline each rank runs the actions
-of its schedule in order, and waits for messages.
+than cores a step takes what all ranks compute, shared by the cores. On a GPU collectives of the data axis run
+beside backward. In a pipeline each rank runs the actions of its schedule in order, and waits for messages.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .forecast import CAUSES, StepForecast
+from .operator_prices import BY_BYTES, OperatorPrices
 from .trace import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts
-    from unisono.planner.operator_costs import OperatorCosts
 
     from .collectives import CollectiveCosts
 
@@ -31,7 +31,8 @@ __all__ = ["StepParts", "step_forecast"]
 
 ROUNDING = 1e-9  # of a sum in another order
 
-BY_BYTES = ("light", "strided", "sums")
+HIDDEN = 0.5
+"""The share of backward during which a GPU's collectives of the data axis run."""
 
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
@@ -49,22 +50,26 @@ class StepParts:
     """What is needed to price a plan.
 
     Attributes:
-        traced: a micro-batch.  update: operators of the optimizer on all parameters; None: as Adam's.
+        traced: a micro-batch.
+        stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
+        update: operators of the optimizer on all parameters; None: as Adam's.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        hosts: priced collectives.  factor: of compute on a rank beside the costs' own setting.
         crowd: ranks of a host per core, at least 1.
+        hides: collectives of the data axis run beside backward.
     """
 
     plan: Plan
     traced: TracedStep
+    stages: Sequence[int]
+    sent: Sequence[int]
     update: list[TracedOperator] | None
     units: dict[int, dict[str, ParameterSizes]]
     buffers: ParameterSizes
-    costs: OperatorCosts
+    prices: OperatorPrices
     runtime: RuntimeCosts
     collectives: CollectiveCosts
-    factor: float = 1.0
     crowd: float = 1.0
+    hides: bool = False
     source: str = ""
 
 
@@ -95,31 +100,22 @@ class _StepPricer:
 
     # ---- one micro-batch ----
 
-    def _seconds(self, operator: TracedOperator, share: float = 1.0) -> float:
-        """One operator; `share`: of its elements, where another rank has the rest."""
-        costs = self._parts.costs
-        kind, point = operator.size
-        if not kind:
-            return costs.view_s
-        one_size = len(point) == 1
-        found = costs.at(kind, point[0] * share) if one_size else costs.at(kind, *point) * share
-        found *= costs.scale.get(operator.phase, 1.0) * self._parts.factor
-        if operator.followed:
-            found += costs.forward_s if operator.phase == "forward" else costs.backward_s
-        return found
-
     def _price_micro_batch(self) -> None:
         selective = self._plan.recompute == "selective"
+        seconds = self._parts.prices.seconds
         for operator in self._parts.traced.operators:
-            stage, taken = self._stages[operator.stage], self._seconds(operator)
+            stage, taken = self._stage_of(operator.call), seconds(operator)
             if operator.phase == "backward":
                 stage.backward += taken
                 continue
             stage.forward += taken
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken
+        regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
-            stage = self._stages[move.stage]
+            if move.phase == "regather" and not regathers:
+                continue
+            stage = self._stage_of(move.call)
             taken = self._parts.collectives.seconds(move.collective, self._members("tensor"), move.nbytes)
             taken += self._runtime.move_s * self._parts.crowd
             if move.phase == "forward":
@@ -127,6 +123,9 @@ class _StepPricer:
                 stage.tensor_units += taken if move.unit else 0.0
             else:
                 stage.tensor_backward += taken
+
+    def _stage_of(self, call: int) -> _StageTime:
+        return self._stages[self._parts.stages[call] if call >= 0 else 0]
 
     def _members(self, axis: str) -> list[int]:
         """The ranks of rank 0's group of an axis: tensor is the fastest, then shard, replica, pipeline."""
@@ -142,9 +141,6 @@ class _StepPricer:
 
     # ---- parameters ----
 
-    def _light(self, nbytes: float) -> float:
-        return self._parts.costs.at("light", max(1.0, nbytes)) * self._parts.factor
-
     def _gathered(self, stage: int, *, again: bool = False) -> tuple[float, float]:
         """Seconds to gather all units of a stage once: compute, communication.
 
@@ -156,7 +152,7 @@ class _StepPricer:
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
         return compute, communication
 
@@ -169,7 +165,7 @@ class _StepPricer:
         compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
             communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.data > self._plan.shards:
                 part = nbytes / self._plan.shards
@@ -182,7 +178,9 @@ class _StepPricer:
         sizes = self._parts.units.get(stage, {}).values()
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._light(2 * nbytes)
+        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._parts.prices.light(
+            2 * nbytes
+        )
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             compute += self._runtime.bucket_s
@@ -195,7 +193,7 @@ class _StepPricer:
         width = self._width
         if self._plan.zero >= 2:
             elements, width = elements // self._plan.shards, self._reduce_width
-        return self._light(3 * elements * width)
+        return self._parts.prices.light(3 * elements * width)
 
     def _updated(self, stage: int) -> float:
         sizes = self._parts.units.get(stage, {}).values()
@@ -206,16 +204,21 @@ class _StepPricer:
         share, parts = held / every, 1 / self._plan.shards
         if self._parts.update is None:  # as Adam: two moments, twelve operators
             taken = 12 * sum(
-                self._light(10 * size.elements * parts / size.number) * size.number for size in sizes
+                self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
+                for size in sizes
             )
         else:
             wide = 4 / self._width  # the optimizer's parameters are f32, the traced ones are not
             taken = share * sum(
-                self._seconds(operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0))
+                self._parts.prices.seconds(
+                    operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0)
+                )
                 for operator in self._parts.update
             )
         if self._plan.clip is not None or self._plan.precision == "fp16":
-            taken += self._light(12 * held * parts) + self._runtime.parameter_s * sum(s.number for s in sizes)
+            taken += self._parts.prices.light(12 * held * parts) + self._runtime.parameter_s * sum(
+                s.number for s in sizes
+            )
         return taken
 
     # ---- a step ----
@@ -269,7 +272,7 @@ class _StepPricer:
         """One end of a message over the boundary between a stage and the next."""
         if sender == receiver:
             return
-        stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.traced.sent
+        stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] if boundary < len(sent) else 0
         taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
         rank.add("messages", taken + self._runtime.message_s)
@@ -308,7 +311,10 @@ class _StepPricer:
     def _data(self, rank: _RankClock, both: tuple[float, float]) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
         rank.add("fixed", both[0])
-        rank.add("data", both[1])
+        if self._parts.hides:
+            rank.beside += both[1]
+        else:
+            rank.add("data", both[1])
 
     def _finish(self, schedule: Schedule, number: int, rank: _RankClock) -> None:
         """What each rank does once a step."""
@@ -322,6 +328,7 @@ class _StepPricer:
             taken = self._parts.collectives.seconds("all_reduce", self._members("data"), 4 * buffers.elements)
             rank.add("data", taken)
             rank.add("fixed", self._runtime.parameter_s * buffers.number)
+        rank.add("data", max(0.0, rank.beside - HIDDEN * rank.parts.get("backward", 0.0)))
 
 
 @dataclass
@@ -332,6 +339,7 @@ class _RankClock:
     parts: dict[str, float] = field(default_factory=dict)
     stages: set[int] = field(default_factory=set)  # that have run
     micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
+    beside: float = 0.0  # seconds of collectives that run beside backward
 
     @classmethod
     def of(cls, schedule: Schedule) -> list[_RankClock]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from unisono.parallel.plan import Plan
 
 __all__ = ["SEARCHED", "changes", "divisors", "neighbours", "plans"]
 
-SEARCHED = ("data", "tensor", "sequence", "pipeline", "zero", "micro_batches", "recompute")
+SEARCHED = ("data", "tensor", "sequence", "pipeline", "zero", "shard", "micro_batches", "recompute")
 RECOMPUTE = (False, "selective", True)
 
 
@@ -31,16 +32,21 @@ def plans(ranks: int, batch: int, fixed: Mapping[str, Any], *, host: int) -> Ite
             data = ranks // pipeline // tensor
             if batch % data or host % tensor:
                 continue
-            for sequence in (False, True) if tensor > 1 else (False,):
-                for zero in range(4 if data > 1 else 1):
-                    for parts in divisors(batch // data):
-                        for recompute in RECOMPUTE:
-                            fields = dict(
-                                zip(SEARCHED, (data, tensor, sequence, pipeline, zero, parts), strict=False)
-                            )
-                            made = _made({**fields, "recompute": recompute}, fixed)
-                            if made is not None:
-                                yield made
+            choices = itertools.product(
+                (False, True) if tensor > 1 else (False,), _sharings(data), divisors(batch // data), RECOMPUTE
+            )
+            for sequence, (zero, shard), parts, recompute in choices:
+                values = (data, tensor, sequence, pipeline, zero, shard, parts, recompute)
+                made = _made(dict(zip(SEARCHED, values, strict=True)), fixed)
+                if made is not None:
+                    yield made
+
+
+def _sharings(data: int) -> list[tuple[int, int | None]]:
+    """(zero, shard) of so many data ranks. Example: 4 has (0, None), (1, None), (1, 2), (2, None) ..."""
+    if data == 1:
+        return [(0, None)]
+    return [(0, None), *((zero, shard) for zero in (1, 2, 3) for shard in (None, *divisors(data)[1:-1]))]
 
 
 def _made(fields: dict[str, Any], fixed: Mapping[str, Any]) -> Plan | None:
@@ -68,14 +74,20 @@ def neighbours(plan: Plan, ranks: int, batch: int, *, host: int) -> list[Plan]:
     for axis in ("tensor", "pipeline"):
         size, data = getattr(plan, axis), plan.data
         for larger in divisors(data)[1:2]:
-            more = {"zero": 0} if data == larger else {}
+            more: dict[str, Any] = {"shard": None}
+            more |= {"zero": 0} if data == larger else {}
             add(**{axis: size * larger, "data": data // larger, **more})
         for smaller in divisors(size)[1:2]:
-            more = {"sequence": False} if axis == "tensor" and size == smaller else {}
+            more = {"shard": None}
+            more |= {"sequence": False} if axis == "tensor" and size == smaller else {}
             add(**{axis: size // smaller, "data": data * smaller, **more})
     for zero in (plan.zero - 1, plan.zero + 1):
         if 0 <= zero <= 3 and plan.data > 1:
-            add(zero=zero)
+            add(zero=zero, shard=plan.shard if zero else None)
+    sharings = [shard for zero, shard in _sharings(plan.data) if zero == plan.zero]
+    for shard in sharings:
+        if shard != plan.shard:
+            add(shard=shard)
     for recompute in RECOMPUTE:
         if recompute != plan.recompute:
             add(recompute=recompute)

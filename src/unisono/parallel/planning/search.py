@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.program import Graph
 from unisono.parallel.pipeline.stages import balance
@@ -15,8 +17,8 @@ from unisono.planner.planner import NoPlanFitsError
 from .candidates import changes, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
+from .machine import JobMachine
 from .memory_account import MemoryPeak
-from .step_time import ModelWork, RankSpeed, StepEstimate, step_time
 from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
@@ -33,24 +35,22 @@ class PlanSearch:
 
     Args:
         limit: bytes of a rank; None: any plan fits.
-        fixed: fields of the plan that are given.    speed: of a rank.    told: where that comes from.
+        fixed: fields of the plan that are given.
+        machine: the ranks' hosts, and what operators take on their devices.
     """
 
     def __init__(
-        self,
-        task: TrainingTask,
-        ranks: int,
-        limit: int | None,
-        fixed: dict[str, Any],
-        speed: RankSpeed,
-        told: str,
+        self, task: TrainingTask, limit: int | None, fixed: dict[str, Any], machine: JobMachine
     ) -> None:
-        self._task, self._ranks, self._limit, self._fixed = task, ranks, limit, fixed
-        self._speed, self._told = speed, told
+        self._task, self._ranks, self._limit, self._fixed = task, len(machine.hosts), limit, fixed
+        self._host = min(machine.hosts.count(host) for host in machine.hosts)
+        self._predictor = StepPredictor.of(
+            task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None
+        )
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
+        self._cuts: dict[int, tuple[int, ...]] = {}  # by the number of stages
         self._known: dict[Plan, PlanForecast] = {}
         self._needs: list[tuple[Plan, int]] = []  # bytes of what is not state
-        self._work: dict[Any, ModelWork] = {}
         self._least: tuple[int, Plan] | None = None
 
     def choose(self) -> ModelChoice:
@@ -82,7 +82,7 @@ class PlanSearch:
         task = self._task
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, self._limit, others, refused,
-            len(priced), len(self._known), self._told, complete,
+            len(priced), len(self._known), self._predictor.source, complete,
         )  # fmt: skip
 
     def price(self, plan: Plan) -> ModelChoice:
@@ -91,71 +91,52 @@ class PlanSearch:
         Raises:
             CaptureError, ValueError: it cannot run; the text says why.
         """
-        task, time = self._task, self._time(plan)
-        if time is None:
-            raise ValueError(f"{plan} cannot run: {self._why(plan)}")
-        found = self._dry(time, self._staged(plan))
+        task, staged = self._task, self._staged(plan)
+        found = self._dry(self._predictor.forecast(staged), staged)
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, found, self._limit, [], [], 1, 1,
-            self._told, True,
+            self._predictor.source, True,
         )  # fmt: skip
 
     # ---- candidates ----
 
-    def _priced(self) -> Iterable[tuple[StepEstimate, Plan]]:
-        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._speed.host):
-            time = self._time(plan)
+    def _priced(self) -> Iterable[tuple[StepForecast, Plan]]:
+        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._host):
+            staged = self._staged(plan)
+            time = self._time(staged)
             if time is not None:
-                yield time, self._staged(plan)
+                yield time, staged
 
-    def _time(self, plan: Plan) -> StepEstimate | None:
-        work = self._work_of(plan)
-        return None if work is None else step_time(work, plan, self._task.batch, self._speed)
-
-    def _work_of(self, plan: Plan) -> ModelWork | None:
-        """The model in numbers; None: it has no such tensor axis."""
-        key = "tensor", plan.tensor, plan.sequence
-        if key not in self._work and key not in self._problems:
-            try:
-                self._work[key] = self._measured(plan)
-            except (CaptureError, ValueError) as error:
-                self._problems[key] = str(error)
-        return self._work.get(key)
-
-    def _measured(self, plan: Plan) -> ModelWork:
-        task, rows = self._task, ROWS
-        graph = task.graph(rows)
-        cut, summed = 0.0, 0
-        if plan.tensor > 1:
-            found = task.cut(plan.tensor, rows, sequence=plan.sequence)
-            cut = found.flops[0] / max(1, found.flops[1])
-            ends = {path for path, kind in found.modules.items() if kind != "column"}
-            outputs = [n for frame in graph.frames if frame.path in ends for n in frame.outputs]
-            summed = sum(graph.values[number].nbytes for number in outputs) // rows
-        frames = graph.frames[1:]
-        sent = max((graph.values[n].nbytes for f in frames for n in f.outputs[:1] if f.level == 1), default=0)
-        units = max(1, len(task.family(task.model, task.pieces).units))
-        return ModelWork(
-            graph.flops / rows, task.parameters, sent / rows, summed, cut, units, len(graph.nodes)
-        )
+    def _time(self, plan: Plan) -> StepForecast | None:
+        """The seconds of a step; None: the model has no such axes."""
+        axes = _axes(plan)
+        if axes in self._problems:
+            return None
+        try:
+            return self._predictor.forecast(plan)
+        except (CaptureError, ValueError) as error:
+            self._problems[axes] = str(error)
+            return None
 
     def _staged(self, plan: Plan) -> Plan:
         """The plan with its cuts, where the model is a chain of pieces."""
         if plan.pipeline == 1 or plan.cuts is not None:
             return plan
-        task = self._task
-        family = task.family(task.model, task.pieces)
-        if not task.in_pieces(family) or len(family.pieces) < plan.stages:
-            return plan
-        return replace(plan, cuts=balance(_costs(task.graph(ROWS), task.model, family.pieces), plan.stages))
+        if plan.stages not in self._cuts:
+            task = self._task
+            family = task.family(task.model, task.pieces)
+            enough = task.in_pieces(family) and len(family.pieces) >= plan.stages
+            costs = _costs(task.graph(ROWS), task.model, family.pieces) if enough else []
+            self._cuts[plan.stages] = balance(costs, plan.stages) if enough else ()
+        return replace(plan, cuts=self._cuts[plan.stages] or None)
 
     # ---- memory ----
 
-    def _try(self, time: StepEstimate, plan: Plan) -> PlanForecast | None:
+    def _try(self, time: StepForecast, plan: Plan) -> PlanForecast | None:
         """A dry run; None: the plan cannot run."""
         if plan in self._known:
             return self._known[plan]
-        axes = _axes(plan)
+        axes = "dry run", *_axes(plan)
         if axes in self._problems:
             return None
         try:
@@ -164,7 +145,7 @@ class PlanSearch:
             self._problems[axes] = str(error)
             return None
 
-    def _dry(self, time: StepEstimate, plan: Plan) -> PlanForecast:
+    def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
         peaks = DryRun(self._task, plan, self._limit).peaks()
         stage = max(range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved))
@@ -197,22 +178,26 @@ class PlanSearch:
     # ---- reasons ----
 
     def _refused(self, chosen: PlanForecast) -> list[RefusedPlan]:
+        """What is one step away. A slower one is refused by its seconds: only a faster one gets a dry run."""
         found = []
-        for plan in neighbours(chosen.plan, self._ranks, self._task.batch, host=self._speed.host):
-            time, change = self._time(plan), changes(plan, chosen.plan)
+        for plan in neighbours(chosen.plan, self._ranks, self._task.batch, host=self._host):
+            change, staged = changes(plan, chosen.plan), self._staged(plan)
             if any(name in change for name in self._fixed):
                 continue
-            other = None if time is None else self._try(time, self._staged(plan))
-            if other is None:
-                found.append(RefusedPlan(change, self._why(plan), 0, 0.0, ""))
+            time = self._time(staged)
+            other = self._known.get(staged)
+            if time is not None and other is None and time.total < chosen.time.total:
+                other = self._try(time, staged)
+            if other is not None or (time is not None and time.total >= chosen.time.total):
+                found.append(refusal(chosen, plan, time, other))
             else:
-                found.append(refusal(chosen, other))
+                found.append(RefusedPlan(change, self._why(staged), 0, 0.0, ""))
         return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
 
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]
         if plan is not None:
-            keys = [("tensor", plan.tensor, plan.sequence), _axes(plan)]
+            keys = [_axes(plan), ("dry run", *_axes(plan))]
         texts = [self._problems[key] for key in keys if key in self._problems]
         return next(iter(texts), "no axis divides the ranks and the batch")
 
@@ -231,7 +216,7 @@ class PlanSearch:
 
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
-    return "stages", plan.pipeline, plan.tensor, plan.sequence, str(plan.recompute)
+    return plan.pipeline, plan.tensor, plan.sequence, str(plan.recompute)
 
 
 def _checked(peak: MemoryPeak, limit: int | None) -> MemoryPeak:
