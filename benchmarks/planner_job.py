@@ -171,7 +171,7 @@ def memory(name: str) -> list[MachineRow]:
 def _peak(model: PlannedModel, plan: up.Plan, *, chosen: bool) -> MachineRow:
     with torch.device("meta"):
         blank = model.make()
-    priced = up.plan(blank, sample=model.batch, optimizer=adamw, loss=model.loss, price=plan, memory="1T")
+    priced = up.plan(blank, sample=model.batch, optimizer=adamw, loss=model.loss, price=plan, memory="1000G")
     del blank
     gc.collect()
     before = torch.cuda.memory_allocated()

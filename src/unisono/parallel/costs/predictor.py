@@ -334,4 +334,4 @@ class _Starts(NamedTuple):
 
 
 def _begins(call: ModuleCall, path: str, count: int) -> bool:
-    return call.count == count and (call.path == path or call.path.startswith(f"{path}."))
+    return call.number == count and (call.path == path or call.path.startswith(f"{path}."))

@@ -61,7 +61,7 @@ class StepParts:
     plan: Plan
     traced: TracedStep
     stages: Sequence[int]
-    sent: Sequence[int]
+    sent: Sequence[float]
     update: list[TracedOperator] | None
     units: dict[int, dict[str, ParameterSizes]]
     buffers: ParameterSizes

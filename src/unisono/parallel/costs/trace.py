@@ -78,7 +78,7 @@ class ModuleCall(NamedTuple):
     """A call of a module in forward: its path, which call of it from 0, and the bytes of its tensors."""
 
     path: str
-    count: int
+    number: int
     nbytes: int
 
 

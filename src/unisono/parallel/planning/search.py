@@ -184,14 +184,14 @@ class PlanSearch:
             change, staged = changes(plan, chosen.plan), self._staged(plan)
             if any(name in change for name in self._fixed):
                 continue
-            time = self._time(staged)
-            other = self._known.get(staged)
-            if time is not None and other is None and time.total < chosen.time.total:
+            time, other = self._time(staged), self._known.get(staged)
+            slower = time is not None and time.total >= chosen.time.total
+            if time is not None and other is None and not slower:
                 other = self._try(time, staged)
-            if other is not None or (time is not None and time.total >= chosen.time.total):
-                found.append(refusal(chosen, plan, time, other))
-            else:
+            if time is None or (other is None and not slower):
                 found.append(RefusedPlan(change, self._why(staged), 0, 0.0, ""))
+            else:
+                found.append(refusal(chosen, plan, time, other))
         return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
 
     def _why(self, plan: Plan | None = None) -> str:
