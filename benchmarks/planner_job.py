@@ -85,7 +85,7 @@ class PlannedModel:
         with torch.device(self.device):
             model = self.make()
         micro = cut_rows(self.batch, 0, max(1, self.rows // plan.data // plan.micro_batches))
-        inputs = micro if self.loss is None else micro[0]
+        inputs = mapped(micro if self.loss is None else micro[0], lambda tensor: tensor.to(self.device))
         run = up.parallelize(
             model, plan, optimizer=adamw, loss=self.loss, sample=inputs if plan.tensor > 1 else None
         )

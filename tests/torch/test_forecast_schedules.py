@@ -13,7 +13,7 @@ from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.step_time import ParameterSizes, StepParts, step_forecast
-from unisono.parallel.costs.trace import TracedOperator, TracedStep
+from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action
 from unisono.parallel.pipeline.timeline import predict
 from unisono.parallel.prediction import proved_schedule

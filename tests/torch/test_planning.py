@@ -142,6 +142,56 @@ def test_candidates_are_plans_that_differ() -> None:
     assert up.Plan(data=4) in neighbours(up.Plan(data=4, zero=1, shard=2), 4, 16, host=4)
 
 
+def test_what_is_asked_for_is_searched_too() -> None:
+    found = set(plans(4, 16, {}, host=4, axes=("context", "expert", "disk")))
+    for plan in (
+        up.Plan(context=4, zero=3),
+        up.Plan(context=2, data=2, expert=4),
+        up.Plan(context=2, tensor=2, recompute=True),
+        up.Plan(data=4, swap="disk"),
+    ):
+        assert plan in found
+    assert all(each.ranks == 4 for each in found)
+    around = neighbours(up.Plan(data=4), 4, 16, host=4, axes=("context", "expert", "disk"))
+    assert {up.Plan(data=2, context=2), up.Plan(data=4, expert=2), up.Plan(data=4, swap="disk")} <= {*around}
+    assert not any(each.context > 1 or each.expert > 1 or each.swap for each in plans(4, 16, {}, host=4))
+
+
+class Experts(nn.Module):
+    """Eight experts that are stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 8
+        self.up, self.down = (nn.Parameter(torch.randn(8, *shape)) for shape in ((256, 512), (512, 256)))
+
+    def forward(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        made = torch.einsum("rd,edh->erh", rows, self.up).relu()
+        every = torch.einsum("erh,ehd->red", made, self.down)
+        return (every.gather(1, index[..., None].expand(-1, -1, 256)) * weights[..., None]).sum(1)
+
+
+class Mixture(nn.Module):
+    """A router, experts and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts, self.head = nn.Linear(256, 8), Experts(), nn.Linear(256, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, index = self.router(x).softmax(-1).topk(2)
+        return self.head(x + self.experts(x, index, weights))
+
+
+def test_experts_that_are_spread_send_rows_and_reduce_less() -> None:
+    of = up.StepPredictor(Mixture(), features(16), loss=CROSS, optimizer=adamw)
+    whole, spread = (of.forecast(up.Plan(data=2, expert=each)).seconds for each in (1, 2))
+    assert spread["experts"] > 0 == whole.get("experts", 0)
+    assert spread["data"] < 0.6 * whole["data"]
+    assert spread["update"] < 0.6 * whole["update"]
+    assert spread["forward"] == whole["forward"]
+
+
 # ---- seconds ----
 
 
@@ -267,5 +317,5 @@ def test_auto_needs_a_batch() -> None:
 
 
 def test_a_job_trains_by_what_it_chose(forks: suite.Forks, tmp_path: Any) -> None:
-    (texts,) = forks.run(tmp_path, {"auto": ("parallel.chosen", 2, [])}).values()
+    (texts,) = forks.run(tmp_path, {"auto": ("parallel.chosen", 2, [])}, limit_s=200).values()
     assert all("trained" in text and "ended with" not in text for text in texts), texts

@@ -17,7 +17,7 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operator_cases import call_of
 from unisono.parallel.costs.forecast_check import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
-from unisono.parallel.costs.trace import TracedStep
+from unisono.parallel.costs.traced_step import TracedStep
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import POINTS, roofline
 from unisono.torch_internals.fake import OperatorMode
@@ -134,6 +134,10 @@ def check_forecasts_have_every_cause_of_their_plan(folder: Path) -> None:
         (up.Plan(pipeline=2, micro_batches=4, schedule="zb-h1"), "messages"),
         (up.Plan(recompute=True), "recompute"),
         (up.Plan(recompute="selective"), "recompute"),
+        (up.Plan(context=2), "context"),
+        (up.Plan(context=2, zero=3), "data"),
+        (up.Plan(data=2, local_steps=4), "data"),
+        (up.Plan(swap="disk"), "swap"),
     ):
         found = of.forecast(plan)
         assert found.seconds[cause] > 0, (plan, found)
@@ -142,14 +146,19 @@ def check_forecasts_have_every_cause_of_their_plan(folder: Path) -> None:
         of.forecast(up.Plan(recompute=each)).seconds["recompute"] for each in (True, "selective")
     )
     assert selective < full == pytest.approx(plain.seconds["forward"], rel=0.2)
-    assert of.forecast(up.Plan(data=2)).seconds["forward"] < plain.seconds["forward"] * 2
+    data = of.forecast(up.Plan(data=2)).seconds
+    assert data["forward"] < plain.seconds["forward"] * 2
+    assert of.forecast(up.Plan(data=2, local_steps=4)).seconds["data"] < data["data"] / 2
+    positions = of.forecast(up.Plan(context=2)).seconds
+    assert positions["data"] == pytest.approx(data["data"])  # gradients of all parameters, on both
+    assert positions["forward"] == pytest.approx(data["forward"], rel=0.1)  # half of the work each
 
 
 def check_what_cannot_be_priced_is_refused(folder: Path) -> None:
     of = predictor("gpt")
     for plan, says in (
-        (up.Plan(context=2), "plans with context=2 are not priced"),
-        (up.Plan(data=2, local_steps=2), "plans with local_steps=2 are not priced"),
+        (up.Plan(data=2, compression=up.PowerSGD(rank=2)), "plans with compression=PowerSGD.* not priced"),
+        (up.Plan(data=2, expert=2), "no module of .* is known as a layer of experts"),
         (up.Plan(data=4, micro_batches=4), "8 rows are too few for 4 data ranks with 4 micro-batches"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .operator_kinds import OperatorPoint
-from .trace import TracedOperator
+from .traced_step import TracedOperator
 
 if TYPE_CHECKING:
     from unisono.planner.operator_costs import OperatorCosts

@@ -12,7 +12,8 @@ from torch import nn
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.parallel.arguments import two
-from unisono.parallel.batches import rows_of, sizes
+from unisono.parallel.batches import rows_of, sizes, tensors_of
+from unisono.parallel.experts.layers import around, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
@@ -28,11 +29,13 @@ from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
 from .collectives import CollectiveCosts
+from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
 from .operator_prices import OperatorPrices
 from .step_time import ParameterSizes, StepParts, step_forecast
-from .trace import NO_UNIT, ModuleCall, StepLayout, TracedOperator, TracedStep, trace_step, trace_update
+from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
+from .traced_step import NO_UNIT, ModuleCall, StepLayout, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepPredictor"]
 
-NOT_PRICED = (("context", 1), ("expert", 1), ("swap", None), ("compression", None), ("local_steps", None))
+NOT_PRICED = (("compression", None),)
 
 
 class StepPredictor:
@@ -143,13 +146,39 @@ class StepPredictor:
             )
         traced, stages, sent = self._staged(plan, rows)
         collectives, prices, crowd = self._priced(hosts)
+        experts = self._experts(plan, traced)
+        exchanges = []
+        if plan.context > 1:
+            members = [place * plan.tensor for place in range(plan.context)]
+            exchanges += of_attentions(traced, collectives, members)
+        if plan.expert > 1:
+            members = [place * plan.tensor for place in range(plan.expert)]
+            exchanges += of_experts(traced, experts.called, collectives, members)
         return step_forecast(
             StepParts(
-                plan, traced, stages, sent, self._updated(plan, traced), self._units(plan, traced, stages),
-                self._buffers(), prices, self._compute.runtime, collectives, crowd, self._own_device,
-                self._source,
+                plan, traced, stages, sent, self._updated(plan, traced),
+                self._units(plan, traced, stages, experts), self._buffers(), prices, self._compute.runtime,
+                collectives, crowd, self._own_device, self._source, exchanges, experts.spread,
+                self._machine.copy.memory,
             )
         )  # fmt: skip
+
+    def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:
+        """Where the experts are that the expert axis spreads."""
+        if plan.expert == 1:
+            return _Experts()
+        model = traced.model
+        layers = expert_layers(model, None, plan.expert, plan.tensor)
+        paths = {module: path for path, module in model.named_modules()}
+        called = {
+            layer.path if layer.kind == "stacked" else paths[around(model, layer.path)] for layer in layers
+        }
+        own = frozenset(parameters_of(model, layers))
+        trained = {name: v.numel() for name, v in model.named_parameters() if v.requires_grad}
+        inside = sum(count for name, count in trained.items() if name in own)
+        every = sum(trained.values())
+        spread = (every - inside + inside / plan.expert) / every if every else 1.0
+        return _Experts(frozenset(called), own, spread)
 
     def _priced(self, hosts: tuple[int, ...]) -> tuple[CollectiveCosts, OperatorPrices, float]:
         """Prices on such hosts, and the ranks of a host per core."""
@@ -165,7 +194,7 @@ class StepPredictor:
         """A micro-batch, the stage of each of its module calls, and the bytes from each stage to the next."""
         starts = self._stages(plan) if plan.pipeline > 1 else _Starts()
         traced = self._traced(plan, rows, starts.opened)
-        return traced, *starts.of(traced, rows)
+        return traced, *starts.of(traced, rows / plan.context)
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str]) -> TracedStep:
         cut = self._cut(plan, opened) if plan.tensor > 1 else None
@@ -176,21 +205,29 @@ class StepPredictor:
                 cut=cut,
                 dtype=None if plan.precision == "f32" else TYPES[plan.precision],
             )
-            return trace_step(Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output)
+            return trace_step(
+                Shapes(self._base), self._micro(rows, plan.context), self._loss, layout, output=self._output
+            )
 
         return self._traces.of((*self._key(plan), opened if cut else None), rows, record)
 
     def _key(self, plan: Plan) -> tuple[Any, ...]:
-        return plan.tensor, plan.sequence, plan.precision
+        return plan.tensor, plan.sequence, plan.precision, plan.context
 
-    def _micro(self, rows: int) -> tuple[Any, Any]:
-        """A micro-batch without values, on the device of the model."""
+    def _micro(self, rows: int, context: int = 1) -> tuple[Any, Any]:
+        """A micro-batch without values, on the device of the model, with a rank's share of the positions."""
         real = (value.device for value in self._base.model.parameters())
         device = next(real, torch.device("cpu"))
+        long = next((t.shape[1] for t in tensors_of(self._batch[0]) if t.dim() > 1), 0)
+        if context > 1 and not long:
+            raise ValueError(f"context={context}: no tensor of the inputs has positions, as dimension 1")
 
         def blank(tensor: torch.Tensor) -> torch.Tensor:
+            sizes = [rows, *tensor.shape[1:]]
+            if tensor.dim() > 1 and sizes[1] == long:
+                sizes[1] = -(-long // context)
             with self._base.mode:
-                return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+                return torch.empty(sizes, dtype=tensor.dtype, device=device)
 
         return mapped(self._batch, blank)  # type: ignore[no-any-return]
 
@@ -279,7 +316,7 @@ class StepPredictor:
     # ---- sizes ----
 
     def _units(
-        self, plan: Plan, traced: TracedStep, stages: Sequence[int]
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
     ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> trained parameters on one rank of the tensor axis."""
         model = traced.model
@@ -294,13 +331,22 @@ class StepPredictor:
                 call = traced.homes.get(name, (-1, NO_UNIT))[0]
                 stage, unit = stages[call] if call >= 0 else 0, inside.get(id(value), NO_UNIT)
                 count, elements = found[stage].get(unit, (0, 0))
-                found[stage][unit] = ParameterSizes(count + 1, elements + value.numel())
+                parts = plan.expert if name in experts.parameters else 1
+                found[stage][unit] = ParameterSizes(count + 1, elements + value.numel() // parts)
         return found
 
     def _buffers(self) -> ParameterSizes:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
+
+
+class _Experts(NamedTuple):
+    """The experts of a model: modules called with their rows, their parameters, and a rank's share of all."""
+
+    called: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+    spread: float = 1.0
 
 
 class _Starts(NamedTuple):
@@ -316,7 +362,7 @@ class _Starts(NamedTuple):
     sent: tuple[float, ...] = ()
     opened: frozenset[str] = frozenset()
 
-    def of(self, traced: TracedStep, rows: int) -> tuple[list[int], list[float]]:
+    def of(self, traced: TracedStep, rows: float) -> tuple[list[int], list[float]]:
         """The stage of each module call, and the bytes from each stage to the next.
 
         Raises:

@@ -15,9 +15,11 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
-from .forecast import CAUSES, StepForecast
+from .exchanges import PricedExchange
+from .forecast import StepForecast
 from .operator_prices import BY_BYTES, OperatorPrices
-from .trace import NO_UNIT, TracedOperator, TracedStep
+from .rank_clock import RankClock, mean_of
+from .traced_step import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +58,9 @@ class StepParts:
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
         crowd: ranks of a host per core, at least 1.
         hides: collectives of the data axis run beside backward.
+        exchanges: of the context axis and the expert axis.
+        spread: the share of the parameters that a rank has where experts are spread.
+        swap_rate: bytes per second that are swapped.
     """
 
     plan: Plan
@@ -71,6 +76,9 @@ class StepParts:
     crowd: float = 1.0
     hides: bool = False
     source: str = ""
+    exchanges: Sequence[PricedExchange] = ()
+    spread: float = 1.0
+    swap_rate: float = 1e9
 
 
 @dataclass
@@ -83,6 +91,7 @@ class _StageTime:
     tensor_forward: float = 0.0
     tensor_backward: float = 0.0
     tensor_units: float = 0.0  # in forward, within units
+    exchanges: list[PricedExchange] = field(default_factory=list)
 
 
 def step_forecast(parts: StepParts) -> StepForecast:
@@ -104,12 +113,14 @@ class _StepPricer:
         selective = self._plan.recompute == "selective"
         seconds = self._parts.prices.seconds
         for operator in self._parts.traced.operators:
-            stage, taken = self._stage_of(operator.call), seconds(operator)
+            kept = operator.size.kind in KEPT
+            positions = self._plan.context if operator.size.kind.startswith("attention") else 1
+            stage, taken = self._stage_of(operator.call), seconds(operator, positions)
             if operator.phase == "backward":
                 stage.backward += taken
                 continue
             stage.forward += taken
-            if operator.unit and not (selective and operator.size.kind in KEPT):
+            if operator.unit and not (selective and kept):
                 stage.units[operator.unit] += taken
         regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
@@ -123,21 +134,27 @@ class _StepPricer:
                 stage.tensor_units += taken if move.unit else 0.0
             else:
                 stage.tensor_backward += taken
+        for exchange in self._parts.exchanges:
+            self._stage_of(exchange.call).exchanges.append(exchange)
 
     def _stage_of(self, call: int) -> _StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
 
     def _members(self, axis: str) -> list[int]:
         """The ranks of rank 0's group of an axis: tensor is the fastest, then shard, replica, pipeline."""
-        plan = self._plan
-        shards = plan.shards
+        plan, shards = self._plan, self._shards
         size, stride = {
             "tensor": (plan.tensor, 1),
             "shard": (shards, plan.tensor),
-            "replica": (plan.data // shards, plan.tensor * shards),
-            "data": (plan.data, plan.tensor),
+            "replica": (plan.copies // shards, plan.tensor * shards),
+            "copies": (plan.copies, plan.tensor),
         }[axis]
         return [place * stride for place in range(size)]
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that share what data ranks share: those of the context axis do, too."""
+        return self._plan.shards * self._plan.context if self._plan.zero else 1
 
     # ---- parameters ----
 
@@ -166,14 +183,15 @@ class _StepPricer:
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
             compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
-            communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
-            if self._plan.zero and self._plan.data > self._plan.shards:
-                part = nbytes / self._plan.shards
+            if self._plan.zero or self._plan.local_steps is None:
+                communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
+            if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
+                part = nbytes / self._shards
                 communication += self._parts.collectives.seconds("all_reduce", self._members("replica"), part)
         return compute, communication
 
     def _replicas_reduced(self, stage: int) -> tuple[float, float]:
-        if self._plan.data == 1:
+        if self._plan.copies == 1 or self._plan.local_steps is not None:
             return 0.0, 0.0
         sizes = self._parts.units.get(stage, {}).values()
         nbytes = 4 * sum(size.elements for size in sizes)
@@ -184,15 +202,31 @@ class _StepPricer:
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             compute += self._runtime.bucket_s
-            communication += self._parts.collectives.seconds("all_reduce", self._members("data"), size)
+            communication += self._parts.collectives.seconds("all_reduce", self._members("copies"), size)
         return compute, communication
+
+    def _met(self, stage: int) -> tuple[float, float]:
+        """A step's share of a meeting of replicas: compute, communication."""
+        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._shards
+        steps = self._plan.local_steps or 1
+        communication = self._parts.collectives.seconds("all_reduce", self._members("replica"), 4 * elements)
+        return self._parts.prices.light(9 * 4 * elements) / steps, communication / steps
+
+    def _swapped(self, stage: int) -> float:
+        """Parameters are read for forward and backward, gradients written; all states are read and written.
+
+        Source: as swap.py does it, four bytes of an element each.
+        """
+        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
+        parts = self._plan.micro_batches
+        return 4 * elements * (2 * parts + 2 * parts - 1 + 4 + 3) / self._parts.swap_rate
 
     def _accumulated(self, stage: int) -> float:
         """Seconds to add the gradients of one more micro-batch."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
         width = self._width
         if self._plan.zero >= 2:
-            elements, width = elements // self._plan.shards, self._reduce_width
+            elements, width = elements // self._shards, self._reduce_width
         return self._parts.prices.light(3 * elements * width)
 
     def _updated(self, stage: int) -> float:
@@ -201,7 +235,7 @@ class _StepPricer:
         every = sum(size.elements for units in self._parts.units.values() for size in units.values())
         if not held:
             return 0.0
-        share, parts = held / every, 1 / self._plan.shards
+        share, parts = held / every * self._parts.spread, 1 / self._shards
         if self._parts.update is None:  # as Adam: two moments, twelve operators
             taken = 12 * sum(
                 self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
@@ -226,13 +260,13 @@ class _StepPricer:
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        ranks = _RankClock.of(schedule)
+        ranks = RankClock.of(schedule)
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
         crowd = self._parts.crowd
         if crowd > 1.0:  # a core works for another rank while one waits
-            seconds = _mean([each.crowded(crowd) for each in ranks])
+            seconds = mean_of([each.crowded(crowd) for each in ranks])
         else:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
@@ -240,7 +274,7 @@ class _StepPricer:
         seconds["waiting"] = left if left > ROUNDING * busy else 0.0
         return StepForecast(seconds, source=self._parts.source)
 
-    def _run(self, schedule: Schedule, ranks: list[_RankClock]) -> None:
+    def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
         arrived: dict[StageMessage, float] = {}
         left = [list(order) for order in schedule.orders]
         while any(left):
@@ -252,7 +286,7 @@ class _StepPricer:
                     self._act(schedule, order.pop(0), ranks[rank], arrived)
 
     def _act(
-        self, schedule: Schedule, action: Action, rank: _RankClock, arrived: dict[StageMessage, float]
+        self, schedule: Schedule, action: Action, rank: RankClock, arrived: dict[StageMessage, float]
     ) -> None:
         needed, given = schedule.needs(action), schedule.gives(action)
         here = schedule.rank_of[action.stage]
@@ -268,7 +302,7 @@ class _StepPricer:
             self._message(rank, here, schedule.rank_of[stage], min(stage, action.stage))
             arrived[message] = rank.clock
 
-    def _message(self, rank: _RankClock, sender: int, receiver: int, boundary: int) -> None:
+    def _message(self, rank: RankClock, sender: int, receiver: int, boundary: int) -> None:
         """One end of a message over the boundary between a stage and the next."""
         if sender == receiver:
             return
@@ -277,21 +311,27 @@ class _StepPricer:
         taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
         rank.add("messages", taken + self._runtime.message_s)
 
-    def _forward(self, number: int, rank: _RankClock, *, first: bool) -> None:
+    def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
         stage = self._stages[number]
         rank.stages.add(number)
         rank.add("fixed", self._runtime.micro_s)
         rank.add("forward", stage.forward)
         rank.add("tensor", stage.tensor_forward)
+        for exchange in stage.exchanges:
+            rank.add(exchange.cause, exchange.forward_s)
         if self._plan.zero == 3 or (first and self._sharded):
             self._data(rank, self._gathered(number))
 
-    def _backward(self, action: Action, rank: _RankClock) -> None:
+    def _backward(self, action: Action, rank: RankClock) -> None:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
         again = self._plan.recompute is not False and action.kind == "B"
         rank.add("backward", stage.backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
+        for exchange in stage.exchanges:
+            rank.add(exchange.cause, exchange.backward_s)
+            if self._plan.recompute is True:
+                rank.add(exchange.cause, exchange.forward_s)
         if again:
             rank.add("recompute", sum(stage.units.values()))
             rank.add("fixed", self._runtime.recompute_s * len(stage.units))
@@ -308,7 +348,7 @@ class _StepPricer:
     def _sharded(self) -> bool:
         return self._plan.zero > 0 or self._plan.precision != "f32"
 
-    def _data(self, rank: _RankClock, both: tuple[float, float]) -> None:
+    def _data(self, rank: RankClock, both: tuple[float, float]) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
         rank.add("fixed", both[0])
         if self._parts.hides:
@@ -316,49 +356,22 @@ class _StepPricer:
         else:
             rank.add("data", both[1])
 
-    def _finish(self, schedule: Schedule, number: int, rank: _RankClock) -> None:
+    def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
             rank.add("update", self._updated(stage))
+            if self._plan.local_steps is not None:
+                self._data(rank, self._met(stage))
+            if self._plan.swap is not None:
+                rank.add("swap", self._swapped(stage))
         buffers = self._parts.buffers
-        if buffers.number and self._plan.data > 1 and self._plan.buffers == "average":
-            taken = self._parts.collectives.seconds("all_reduce", self._members("data"), 4 * buffers.elements)
+        if buffers.number and self._plan.copies > 1 and self._plan.buffers == "average":
+            taken = self._parts.collectives.seconds(
+                "all_reduce", self._members("copies"), 4 * buffers.elements
+            )
             rank.add("data", taken)
             rank.add("fixed", self._runtime.parameter_s * buffers.number)
         rank.add("data", max(0.0, rank.beside - HIDDEN * rank.parts.get("backward", 0.0)))
-
-
-@dataclass
-class _RankClock:
-    """One rank of the pipeline: its clock, and its seconds by cause."""
-
-    clock: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    stages: set[int] = field(default_factory=set)  # that have run
-    micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
-    beside: float = 0.0  # seconds of collectives that run beside backward
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> list[_RankClock]:
-        """One for each rank."""
-        return [cls() for _ in range(schedule.ranks)]
-
-    def add(self, cause: str, seconds: float) -> None:
-        """Spend time."""
-        self.clock += seconds
-        self.parts[cause] = self.parts.get(cause, 0.0) + seconds
-
-    def crowded(self, crowd: float) -> dict[str, float]:
-        """The parts where so many ranks share a core; collectives are priced so already."""
-        return {
-            cause: taken * (crowd if CAUSES[cause] == "compute" else 1.0)
-            for cause, taken in self.parts.items()
-        }
-
-
-def _mean(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    causes = {cause for each in parts for cause in each}
-    return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}

@@ -7,10 +7,10 @@ the unit of the operator that it differentiates. Stages begin at module calls, s
 from __future__ import annotations
 
 import bisect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,94 +24,21 @@ from unisono.parallel.graph.written import Written
 from unisono.torch_internals.fake import OperatorMode, is_about_data
 from unisono.torch_internals.training import next_sequence, sequence_of
 
-from .operator_kinds import OperatorPoint, point_of
+from .operator_kinds import point_of
+from .traced_step import (
+    NO_UNIT,
+    ModuleCall,
+    StepLayout,
+    TracedAttention,
+    TracedMove,
+    TracedOperator,
+    TracedStep,
+)
 
-__all__ = [
-    "ModuleCall",
-    "StepLayout",
-    "TracedMove",
-    "TracedOperator",
-    "TracedStep",
-    "trace_step",
-    "trace_update",
-]
+__all__ = ["trace_step", "trace_update"]
 
-NO_UNIT = ""
 ACCUMULATES = 1 << 62
 """Functions that add to .grad have the largest numbers there are."""
-
-
-class TracedOperator(NamedTuple):
-    """One operator.
-
-    Attributes:
-        phase: forward, backward or update.
-        call: number of the module call that has begun last in forward; -1: none had.
-        unit: the path of its unit; "": of none.
-        followed: autograd runs it, or has made a function for it.
-    """
-
-    size: OperatorPoint
-    phase: str
-    call: int
-    unit: str
-    followed: bool
-
-
-class TracedMove(NamedTuple):
-    """One collective of the tensor axis.
-
-    Attributes:
-        nbytes: of the whole buffer, the larger end.
-        phase: forward, backward, or regather: in backward, of what a layer got from all ranks and dropped.
-        call, unit: as of an operator.
-    """
-
-    collective: str
-    nbytes: int
-    phase: str
-    call: int
-    unit: str
-
-
-class ModuleCall(NamedTuple):
-    """A call of a module in forward: its path, which call of it from 0, and the bytes of its tensors."""
-
-    path: str
-    number: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class StepLayout:
-    """How a model is cut.
-
-    Attributes:
-        units: paths of modules whose parameters are gathered and reduced together.
-        cut: how the tensor axis cuts it; None: not.
-        dtype: in which it computes; None: in that of its parameters.
-    """
-
-    units: tuple[str, ...] = ()
-    cut: Cut | None = None
-    dtype: torch.dtype | None = None
-
-
-@dataclass
-class TracedStep:
-    """What one micro-batch runs on shapes, on one data rank, over all stages.
-
-    Attributes:
-        calls: of modules, in the order in which they begin.
-        homes: name of a parameter -> the call and the unit in which its module is called first.
-        model: the copy without values, cut; its parameters have gradients.
-    """
-
-    model: nn.Module
-    operators: list[TracedOperator] = field(default_factory=list)
-    moves: list[TracedMove] = field(default_factory=list)
-    calls: list[ModuleCall] = field(default_factory=list)
-    homes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def trace_step(
@@ -216,7 +143,17 @@ class _StepMode(OperatorMode):
         )
         size = point_of(func, args, named, output)
         self.found.operators.append(TracedOperator(size, self.phase, self.call, self.units[-1], followed))
+        if size.kind == "attention":
+            self._attend([arg for arg in args if isinstance(arg, Tensor)])
         return output
+
+    def _attend(self, given: list[Tensor]) -> None:
+        """Note an attention whose positions a context axis could cut."""
+        q, k, v = given[:3]
+        heads = math.gcd(q.shape[1], k.shape[1])
+        self.found.attentions.append(
+            TracedAttention(q.nbytes, k.nbytes + v.nbytes, heads, q.element_size(), self.call)
+        )
 
     def note(self, collective: str, nbytes: int, phase: str = "") -> None:
         """A collective of the tensor axis happens here."""

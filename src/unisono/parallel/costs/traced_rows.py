@@ -10,7 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
-from .trace import TracedMove, TracedOperator, TracedStep
+from unisono.parallel.graph.shapes import CaptureError
+
+from .traced_step import TracedAttention, TracedMove, TracedOperator, TracedStep
 
 __all__ = ["TracedRows"]
 
@@ -28,13 +30,19 @@ class TracedRows:
         self._known: dict[Hashable, dict[int, TracedStep]] = {}
         self._bases: dict[Hashable, list[int]] = {}
         self._proportional: bool | None = None  # not known yet
+        self._errors: dict[Hashable, CaptureError] = {}
 
     def of(self, key: Hashable, rows: int, record: Callable[[int], TracedStep]) -> TracedStep:
         """The step of so many rows.
 
         Args:
             key: of the program.  record: makes the trace of so many rows.
+        Raises:
+            CaptureError: it cannot be recorded. Other rows than one are not tried again then.
         """
+        failed = key, rows >= LEAST
+        if failed in self._errors:
+            raise self._errors[failed]
         known, bases = self._known.setdefault(key, {}), self._bases.setdefault(key, [])
         if rows in known:
             return known[rows]
@@ -44,7 +52,11 @@ class TracedRows:
         if guess is not None and self._proportional:
             known[rows] = guess
             return guess
-        known[rows] = record(rows)
+        try:
+            known[rows] = record(rows)
+        except CaptureError as error:
+            self._errors[failed] = error
+            raise
         if rows >= LEAST and len(bases) == 2 and self._proportional is None:
             self._proportional = guess is not None and _same(guess, known[rows])
         if rows >= LEAST and len(bases) < 2:
@@ -73,10 +85,14 @@ def followed(one: tuple[int, TracedStep], other: tuple[int, TracedStep], rows: i
     def moved(a: Any, b: Any) -> Any:
         return a._replace(nbytes=round(size(a.nbytes, b.nbytes)))
 
+    def attention(a: TracedAttention, b: TracedAttention) -> TracedAttention:
+        return a._replace(queries=round(size(a.queries, b.queries)), keys=round(size(a.keys, b.keys)))
+
     return replace(
         low,
         operators=[operator(*pair) for pair in zip(low.operators, high.operators, strict=True)],
         moves=[moved(*pair) for pair in zip(low.moves, high.moves, strict=True)],
+        attentions=[attention(*pair) for pair in zip(low.attentions, high.attentions, strict=True)],
         calls=[moved(*pair) for pair in zip(low.calls, high.calls, strict=True)],
     )
 
@@ -87,7 +103,8 @@ def _alike(one: TracedStep, other: TracedStep) -> bool:
     def program(step: TracedStep) -> Any:
         operators = [each._replace(size=each.size._replace(point=())) for each in step.operators]
         moves: list[TracedMove] = [each._replace(nbytes=0) for each in step.moves]
-        return operators, moves, [each._replace(nbytes=0) for each in step.calls]
+        attentions = [each._replace(queries=0, keys=0) for each in step.attentions]
+        return operators, moves, attentions, [each._replace(nbytes=0) for each in step.calls]
 
     return bool(program(one) == program(other))
 

@@ -28,6 +28,8 @@ UNSEEN = {
     "uneven_use": False, "sync_batch_norm": False, "keep_f32": (),
 }  # fmt: skip
 SPLIT = ("zb-h1", "zbv")
+AXES = {"context": "context", "expert": "expert"}
+"""Are searched if their memory is predicted."""
 
 
 def plan(
@@ -94,7 +96,9 @@ def _chosen(
 ) -> ModelChoice:
     count = price.ranks if price is not None else ranks or len(machine.hosts)
     machine = machine.with_ranks(count, hosts)
-    search = PlanSearch(task, machine.memory if limit is None else limit, fixed, machine)
+    swap = "memory" if task.device_type == "cuda" else "disk"
+    axes = {where for name, where in {**AXES, "swap": swap}.items() if name not in UNSEEN}
+    search = PlanSearch(task, machine.memory if limit is None else limit, fixed, machine, axes)
     return search.choose() if price is None else search.price(price)
 
 

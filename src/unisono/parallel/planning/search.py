@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +37,18 @@ class PlanSearch:
         limit: bytes of a rank; None: any plan fits.
         fixed: fields of the plan that are given.
         machine: the ranks' hosts, and what operators take on their devices.
+        axes: of candidates.OPTIONAL, that are searched, too.
     """
 
     def __init__(
-        self, task: TrainingTask, limit: int | None, fixed: dict[str, Any], machine: JobMachine
+        self,
+        task: TrainingTask,
+        limit: int | None,
+        fixed: dict[str, Any],
+        machine: JobMachine,
+        axes: Collection[str] = (),
     ) -> None:
+        self._axes = axes
         self._task, self._ranks, self._limit, self._fixed = task, len(machine.hosts), limit, fixed
         self._host = min(machine.hosts.count(host) for host in machine.hosts)
         self._predictor = StepPredictor.of(
@@ -101,7 +108,7 @@ class PlanSearch:
     # ---- candidates ----
 
     def _priced(self) -> Iterable[tuple[StepForecast, Plan]]:
-        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._host):
+        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._host, axes=self._axes):
             staged = self._staged(plan)
             time = self._time(staged)
             if time is not None:
@@ -109,7 +116,7 @@ class PlanSearch:
 
     def _time(self, plan: Plan) -> StepForecast | None:
         """The seconds of a step; None: the model has no such axes."""
-        axes = _axes(plan)
+        axes = self._timed(plan)
         if axes in self._problems:
             return None
         try:
@@ -117,6 +124,10 @@ class PlanSearch:
         except (CaptureError, ValueError) as error:
             self._problems[axes] = str(error)
             return None
+
+    def _timed(self, plan: Plan) -> tuple[Any, ...]:
+        """What decides whether a step can be recorded: one row may be refused, such as by a BatchNorm."""
+        return self._task.batch // plan.data // plan.micro_batches == 1, *_axes(plan)
 
     def _staged(self, plan: Plan) -> Plan:
         """The plan with its cuts, where the model is a chain of pieces."""
@@ -161,7 +172,7 @@ class PlanSearch:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
         held = self._task.parameters * 4 / plan.tensor / plan.pipeline
         low = 1 if plan.precision == "f32" else 0.5
-        state = 3 * held / plan.shards if plan.zero else 3 * held
+        state = 3 * held / (plan.shards * plan.context) if plan.zero else 3 * held
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
             nbytes
@@ -180,7 +191,8 @@ class PlanSearch:
     def _refused(self, chosen: PlanForecast) -> list[RefusedPlan]:
         """What is one step away. A slower one is refused by its seconds: only a faster one gets a dry run."""
         found = []
-        for plan in neighbours(chosen.plan, self._ranks, self._task.batch, host=self._host):
+        around = neighbours(chosen.plan, self._ranks, self._task.batch, host=self._host, axes=self._axes)
+        for plan in around:
             change, staged = changes(plan, chosen.plan), self._staged(plan)
             if any(name in change for name in self._fixed):
                 continue
@@ -197,7 +209,7 @@ class PlanSearch:
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]
         if plan is not None:
-            keys = [_axes(plan), ("dry run", *_axes(plan))]
+            keys = [self._timed(plan), ("dry run", *_axes(plan))]
         texts = [self._problems[key] for key in keys if key in self._problems]
         return next(iter(texts), "no axis divides the ranks and the batch")
 
@@ -216,7 +228,8 @@ class PlanSearch:
 
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
-    return plan.pipeline, plan.tensor, plan.sequence, str(plan.recompute)
+    axes = plan.pipeline, plan.tensor, plan.sequence, plan.context, plan.expert
+    return *axes, plan.swap, str(plan.recompute)
 
 
 def _checked(peak: MemoryPeak, limit: int | None) -> MemoryPeak:
@@ -231,6 +244,8 @@ def _simplicity(plan: Plan) -> tuple[Any, ...]:
     return (
         plan.tensor,
         plan.pipeline,
+        plan.context,
+        plan.expert,
         plan.zero,
         plan.sequence,
         RECOMPUTED[plan.recompute],
