@@ -28,8 +28,6 @@ UNSEEN = {
     "uneven_use": False, "sync_batch_norm": False, "keep_f32": (),
 }  # fmt: skip
 SPLIT = ("zb-h1", "zbv")
-AXES = {"context": "context", "expert": "expert"}
-"""Are searched if their memory is predicted."""
 
 
 def plan(
@@ -96,8 +94,10 @@ def _chosen(
 ) -> ModelChoice:
     count = price.ranks if price is not None else ranks or len(machine.hosts)
     machine = machine.with_ranks(count, hosts)
-    swap = "memory" if task.device_type == "cuda" else "disk"
-    axes = {where for name, where in {**AXES, "swap": swap}.items() if name not in UNSEEN}
+    others = {"context": "context", "expert": "expert", "swap": "memory"}
+    if task.device_type == "cpu":
+        others["swap"] = "disk"
+    axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
     search = PlanSearch(task, machine.memory if limit is None else limit, fixed, machine, axes)
     return search.choose() if price is None else search.price(price)
 
