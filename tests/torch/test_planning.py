@@ -155,6 +155,8 @@ def test_what_is_asked_for_is_searched_too() -> None:
     around = neighbours(up.Plan(data=4), 4, 16, host=4, axes=("context", "expert", "disk"))
     assert {up.Plan(data=2, context=2), up.Plan(data=4, expert=2), up.Plan(data=4, swap="disk")} <= {*around}
     assert not any(each.context > 1 or each.expert > 1 or each.swap for each in plans(4, 16, {}, host=4))
+    for given in ({"context": 2}, {"expert": 2}, {"swap": "memory"}):
+        assert {str(getattr(each, *given)) for each in plans(4, 16, given, host=4)} == {str(*given.values())}
 
 
 class Experts(nn.Module):

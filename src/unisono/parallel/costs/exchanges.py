@@ -35,7 +35,8 @@ def _attention(
     attention: TracedAttention, collectives: CollectiveCosts, members: Sequence[int]
 ) -> PricedExchange:
     """A ring sends keys and values n - 1 times, in backward again, and their gradients n times in f32."""
-    ranks, keys = len(members), attention.keys
+    ranks = len(members)
+    queries, keys = attention.queries / ranks, attention.keys / ranks
 
     def hop(nbytes: float) -> float:
         return max(
@@ -45,7 +46,7 @@ def _attention(
 
     ring = (ranks - 1) * hop(keys), (ranks - 1) * hop(keys) + ranks * hop(keys * 4 / attention.width)
     if attention.heads % ranks == 0:  # queries and results, keys and values: each an all-to-all
-        one_way = 2 * collectives.seconds("all_to_all", members, attention.queries)
+        one_way = 2 * collectives.seconds("all_to_all", members, queries)
         one_way += 2 * collectives.seconds("all_to_all", members, keys / 2)
         if 2 * one_way <= sum(ring):
             ring = one_way, one_way
@@ -53,12 +54,17 @@ def _attention(
 
 
 def of_experts(
-    traced: TracedStep, paths: Collection[str], collectives: CollectiveCosts, members: Sequence[int]
+    traced: TracedStep,
+    paths: Collection[str],
+    collectives: CollectiveCosts,
+    members: Sequence[int],
+    share: float,
 ) -> list[PricedExchange]:
     """Rows go once to each rank that has one of their experts, evenly spread, and back; twice, for backward.
 
     Args:
         paths: of the modules that are called with the rows of a layer of experts.
+        share: of these rows, that a rank has.
     Example: on two ranks a row of two experts goes to 2 * (1 - 1/4) = 1.5 of them.
     """
     ranks = len(members)
@@ -66,6 +72,6 @@ def of_experts(
     found = []
     for number, call in enumerate(traced.calls):
         if call.path in paths:
-            taken = 2 * collectives.seconds("all_to_all", members, call.nbytes * spread)
+            taken = 2 * collectives.seconds("all_to_all", members, call.nbytes * share * spread)
             found.append(PricedExchange("experts", number, taken, taken))
     return found

@@ -12,7 +12,7 @@ from torch import nn
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.parallel.arguments import two
-from unisono.parallel.batches import rows_of, sizes, tensors_of
+from unisono.parallel.batches import rows_of, sizes
 from unisono.parallel.experts.layers import around, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
@@ -153,7 +153,7 @@ class StepPredictor:
             exchanges += of_attentions(traced, collectives, members)
         if plan.expert > 1:
             members = [place * plan.tensor for place in range(plan.expert)]
-            exchanges += of_experts(traced, experts.called, collectives, members)
+            exchanges += of_experts(traced, experts.called, collectives, members, 1 / plan.context)
         return step_forecast(
             StepParts(
                 plan, traced, stages, sent, self._updated(plan, traced),
@@ -194,7 +194,7 @@ class StepPredictor:
         """A micro-batch, the stage of each of its module calls, and the bytes from each stage to the next."""
         starts = self._stages(plan) if plan.pipeline > 1 else _Starts()
         traced = self._traced(plan, rows, starts.opened)
-        return traced, *starts.of(traced, rows / plan.context)
+        return traced, *starts.of(traced, rows)
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str]) -> TracedStep:
         cut = self._cut(plan, opened) if plan.tensor > 1 else None
@@ -205,29 +205,21 @@ class StepPredictor:
                 cut=cut,
                 dtype=None if plan.precision == "f32" else TYPES[plan.precision],
             )
-            return trace_step(
-                Shapes(self._base), self._micro(rows, plan.context), self._loss, layout, output=self._output
-            )
+            return trace_step(Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output)
 
         return self._traces.of((*self._key(plan), opened if cut else None), rows, record)
 
     def _key(self, plan: Plan) -> tuple[Any, ...]:
-        return plan.tensor, plan.sequence, plan.precision, plan.context
+        return plan.tensor, plan.sequence, plan.precision
 
-    def _micro(self, rows: int, context: int = 1) -> tuple[Any, Any]:
-        """A micro-batch without values, on the device of the model, with a rank's share of the positions."""
+    def _micro(self, rows: int) -> tuple[Any, Any]:
+        """A micro-batch without values, on the device of the model."""
         real = (value.device for value in self._base.model.parameters())
         device = next(real, torch.device("cpu"))
-        long = next((t.shape[1] for t in tensors_of(self._batch[0]) if t.dim() > 1), 0)
-        if context > 1 and not long:
-            raise ValueError(f"context={context}: no tensor of the inputs has positions, as dimension 1")
 
         def blank(tensor: torch.Tensor) -> torch.Tensor:
-            sizes = [rows, *tensor.shape[1:]]
-            if tensor.dim() > 1 and sizes[1] == long:
-                sizes[1] = -(-long // context)
             with self._base.mode:
-                return torch.empty(sizes, dtype=tensor.dtype, device=device)
+                return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
 
         return mapped(self._batch, blank)  # type: ignore[no-any-return]
 
@@ -362,7 +354,7 @@ class _Starts(NamedTuple):
     sent: tuple[float, ...] = ()
     opened: frozenset[str] = frozenset()
 
-    def of(self, traced: TracedStep, rows: float) -> tuple[list[int], list[float]]:
+    def of(self, traced: TracedStep, rows: int) -> tuple[list[int], list[float]]:
         """The stage of each module call, and the bytes from each stage to the next.
 
         Raises:

@@ -110,24 +110,24 @@ class _StepPricer:
     # ---- one micro-batch ----
 
     def _price_micro_batch(self) -> None:
-        selective = self._plan.recompute == "selective"
+        selective, share = self._plan.recompute == "selective", 1 / self._plan.context
         seconds = self._parts.prices.seconds
         for operator in self._parts.traced.operators:
-            kept = operator.size.kind in KEPT
-            positions = self._plan.context if operator.size.kind.startswith("attention") else 1
-            stage, taken = self._stage_of(operator.call), seconds(operator, positions)
+            stage, taken = self._stage_of(operator.call), seconds(operator, share)
             if operator.phase == "backward":
                 stage.backward += taken
                 continue
             stage.forward += taken
-            if operator.unit and not (selective and kept):
+            if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken
         regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
             if move.phase == "regather" and not regathers:
                 continue
             stage = self._stage_of(move.call)
-            taken = self._parts.collectives.seconds(move.collective, self._members("tensor"), move.nbytes)
+            taken = self._parts.collectives.seconds(
+                move.collective, self._members("tensor"), move.nbytes * share
+            )
             taken += self._runtime.move_s * self._parts.crowd
             if move.phase == "forward":
                 stage.tensor_forward += taken
@@ -307,7 +307,7 @@ class _StepPricer:
         if sender == receiver:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
-        nbytes = sent[boundary] if boundary < len(sent) else 0
+        nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
         taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
         rank.add("messages", taken + self._runtime.message_s)
 

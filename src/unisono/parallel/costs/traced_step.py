@@ -60,7 +60,7 @@ class TracedMove(NamedTuple):
 
 
 class TracedAttention(NamedTuple):
-    """One attention in forward, on this rank's positions.
+    """One attention in forward, over all positions.
 
     Attributes:
         queries: bytes of the queries.  keys: of keys and values together.

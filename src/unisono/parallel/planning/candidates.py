@@ -37,7 +37,8 @@ def plans(
         fixed: fields that are given.    host: ranks of a host, in which a tensor axis stays.
         axes: of OPTIONAL, which are searched, too.
     """
-    for data, tensor, pipeline, context in _meshes(ranks, axes):
+    swaps = (fixed["swap"],) if "swap" in fixed else (None, *(each for each in SWAPS if each in axes))
+    for data, tensor, pipeline, context in _meshes(ranks, fixed, axes):
         if batch % data or host % tensor:
             continue
         choices = itertools.product(
@@ -45,8 +46,8 @@ def plans(
             _sharings(data, context),
             divisors(batch // data),
             RECOMPUTE,
-            divisors(data * context) if "expert" in axes else (1,),
-            (None, *(each for each in SWAPS if each in axes)),
+            divisors(data * context) if "expert" in axes else (fixed.get("expert", 1),),
+            swaps,
         )
         for sequence, (zero, shard), parts, recompute, expert, swap in choices:
             values = data, tensor, sequence, pipeline, zero, shard, parts, recompute, context, expert, swap
@@ -55,13 +56,16 @@ def plans(
                 yield made
 
 
-def _meshes(ranks: int, axes: Collection[str]) -> Iterator[tuple[int, int, int, int]]:
+def _meshes(
+    ranks: int, fixed: Mapping[str, Any], axes: Collection[str]
+) -> Iterator[tuple[int, int, int, int]]:
     """(data, tensor, pipeline, context) of so many ranks."""
     for pipeline in divisors(ranks):
         for tensor in divisors(ranks // pipeline):
             copies = ranks // pipeline // tensor
-            for context in divisors(copies) if "context" in axes else (1,):
-                yield copies // context, tensor, pipeline, context
+            for context in divisors(copies) if "context" in axes else (fixed.get("context", 1),):
+                if copies % context == 0:
+                    yield copies // context, tensor, pipeline, context
 
 
 def _sharings(data: int, context: int = 1) -> list[tuple[int, int | None]]:

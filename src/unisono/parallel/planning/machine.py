@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -19,7 +20,8 @@ from unisono.planner.operator_costs import roofline_of
 __all__ = ["JobMachine", "measure"]
 
 SHARE = 0.9  # of what is free: the rest is for libraries, messages and fragmentation
-SIDE = 1024  # of the matrices whose product is timed
+SIDES = (512, 4096)  # of the matrices whose product is timed
+LONG_S = 1e-3  # what is timed takes at least as long
 COPIED = 64 << 20  # bytes
 ROUNDS = 5
 MANY = 100  # small operators
@@ -103,9 +105,15 @@ def _copy_rate(device_type: str) -> float:
 
 
 def _rate(device_type: str, dtype: torch.dtype) -> float:
-    """FLOP/s of a product of two matrices, the best of some rounds."""
-    left, right = (torch.ones(SIDE, SIDE, device=device_type, dtype=dtype) for _ in range(2))
-    return 2.0 * SIDE**3 / _best(lambda: left @ right)
+    """FLOP/s of a product of two matrices that are large enough for the clock, the best of some rounds."""
+    rate = 0.0
+    for side in SIDES:
+        left, right = (torch.ones(side, side, device=device_type, dtype=dtype) for _ in range(2))
+        seconds = _best(functools.partial(torch.mm, left, right))
+        rate = 2.0 * side**3 / seconds
+        if seconds > LONG_S:
+            break
+    return rate
 
 
 def _operator_s(device_type: str) -> float:

@@ -14,7 +14,7 @@ from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
 from unisono.planner.planner import NoPlanFitsError
 
-from .candidates import changes, neighbours, plans
+from .candidates import changes, divisors, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
@@ -67,19 +67,19 @@ class PlanSearch:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
         self._task.graph(ROWS)  # or its error
+        self._leave_out_context()
         priced = sorted(self._priced(), key=lambda pair: (pair[0].total, _simplicity(pair[1])))
         if not priced:
             raise NoPlanFitsError(f"no plan of {self._ranks} ranks can run: {self._why()}")
         fitting: list[PlanForecast] = []
-        complete, tried = True, 0
+        complete = True
         for time, plan in priced:
-            if tried == MOST_TRIED or len(fitting) > SHOWN:
+            if len(self._known) == MOST_TRIED or len(fitting) > SHOWN:
                 complete = bool(fitting)
                 break
             if self._floor(plan) > (self._limit or 1 << 62):
                 continue
             found = self._try(time, plan)
-            tried += 1
             if found is not None and not found.peak.exceeded:
                 fitting.append(found)
         if not fitting:
@@ -106,6 +106,16 @@ class PlanSearch:
         )  # fmt: skip
 
     # ---- candidates ----
+
+    def _leave_out_context(self) -> None:
+        """Search no context axis where the model has none: a dry run says so, once for all plans."""
+        parts = next((n for n in divisors(self._ranks)[1:] if self._task.batch % (self._ranks // n) == 0), 0)
+        if "context" not in self._axes or "context" in self._fixed or not parts:
+            return
+        try:
+            DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._limit).peak_of(0)
+        except (CaptureError, ValueError):
+            self._axes = {axis for axis in self._axes if axis != "context"}
 
     def _priced(self) -> Iterable[tuple[StepForecast, Plan]]:
         for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._host, axes=self._axes):
