@@ -108,6 +108,7 @@ class StepPredictor:
         self._updates: dict[Any, list[TracedOperator] | None] = {}
         self._cuts: dict[Any, Cut | CaptureError] = {}
         self._starts: dict[Any, _Starts] = {}
+        self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
         self._prices: dict[tuple[int, ...], tuple[CollectiveCosts, OperatorPrices, float]] = {}
 
     @classmethod
@@ -308,6 +309,14 @@ class StepPredictor:
     # ---- sizes ----
 
     def _units(
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
+    ) -> dict[int, dict[str, ParameterSizes]]:
+        key = *self._key(plan), plan.zero, plan.shards, plan.pipeline, plan.stages, plan.cuts, plan.expert
+        if key not in self._sizes:
+            self._sizes[key] = self._sized(plan, traced, stages, experts)
+        return self._sizes[key]
+
+    def _sized(
         self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
     ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> trained parameters on one rank of the tensor axis."""

@@ -138,7 +138,8 @@ class ModelChoice(NamedTuple):
         yield f"  peak: {peak.place}"
 
     def _parts(self) -> Iterator[str]:
-        time = {cause: self.chosen.time.seconds.get(cause, 0.0) for cause in TIMES}
+        seconds = self.chosen.time.seconds
+        time = {cause: seconds[cause] for cause in TIMES if seconds.get(cause)}
         parts = [(cause, self.chosen.peak.parts[cause]) for cause in CAUSES]
         left = [
             f"{name:<16}{_seconds(value):>10}{100 * value / self.seconds:>6.1f} %"
