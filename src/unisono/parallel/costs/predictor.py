@@ -100,8 +100,10 @@ class StepPredictor:
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
             self._compute, self._source = found.calibration, found.source
+            if not self._compute.measured_here:
+                self._source += "; unisono calibrate --compute measures this machine"
         else:
-            self._compute, self._source = compute, "given"
+            self._compute, self._source = compute, "a roofline of the device" if own_device else "given"
         self._machine = recall(settings).calibration if machine is None else machine
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
