@@ -241,7 +241,7 @@ def planned(**more: Any) -> up.ModelChoice:
 
 
 def test_a_choice_fits_and_says_why() -> None:
-    given: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "batch": 2048}
+    given: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "batch": 256, "micro_batches": 1}
     whole = planned(**given, memory="64M")
     assert whole.fits
     assert whole.plan.ranks == 2
