@@ -1,7 +1,7 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
     python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [moe] [context] [fit] [search]
-    python benchmarks/planner.py machine [--rounds N]
+    python benchmarks/planner.py machine [--models gpt,cnn] [--layouts 2,4,2x2] [--minutes 12] [--record FILE]
 
 `machine` says what steps take on this machine, and measures them: planner_machine.py. `fit` solves for the
 two constants of a100-80g that are fitted, on the rows FITTED, and says how much the other two matter.
@@ -15,10 +15,11 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from planner_machine import machine
+from planner_machine import FOREIGN, LAYOUTS, MODELS, RECORD, machine
 from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
@@ -351,6 +352,10 @@ def search() -> bool:
     return held
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def main() -> int:
     """Run what was asked for, or all; the exit code is 1 if a bound does not hold."""
     parts: dict[str, Callable[[], Any]] = {
@@ -359,11 +364,21 @@ def main() -> int:
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} (default: all of these), machine")
-    parser.add_argument("--rounds", type=int, default=5, help="of machine: turns of each plan")
-    parser.add_argument("--cores", action="store_true", help="of machine: seconds on a core, without waits")
+    add = parser.add_argument_group("of machine").add_argument
+    add("--rounds", type=int, default=5, help="turns of each plan (default 5)")
+    add(
+        "--models", type=_words, default=MODELS, help=f"of {','.join((*MODELS, *FOREIGN))}, or any of the zoo"
+    )
+    add("--layouts", type=_words, default=tuple(LAYOUTS), help=f"of {','.join(LAYOUTS)} (default: all)")
+    add("--minutes", type=float, default=12.0, help="no job begins after so many (default 12)")
+    add("--record", type=Path, default=RECORD, help="file that keeps what has run")
     args = parser.parse_args()
+    if unknown := set(args.layouts) - set(LAYOUTS):
+        parser.error(f"no layout {min(unknown)}: there are {', '.join(LAYOUTS)}")
     if "machine" in args.parts:
-        parts["machine"] = functools.partial(machine, args.rounds, cores=args.cores)
+        parts["machine"] = functools.partial(
+            machine, args.models, args.layouts, rounds=args.rounds, minutes=args.minutes, record=args.record
+        )
     if unknown := set(args.parts) - set(parts):
         parser.error(f"no part {min(unknown)}: there are {', '.join(parts)}")
     held = [parts[part]() for part in args.parts or parts]
