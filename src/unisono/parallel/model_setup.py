@@ -132,13 +132,10 @@ def set_up(
     same_everywhere(model)
     if plan.recompute or plan.context > 1:
         forget_caches(model)
-    trial: ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    axis: ExpertAxis | None = None
     names, compared = _names(model), OutputCheck.of(model, plan, check, fill, family.output)
-    if plan.expert > 1:
-        staged = _are_pieces(model, family, pieces, sample)
-        axis, trial = spread(model, mesh, experts, check, fill, family.output, pieces=staged)
+    staged = _are_pieces(model, family, pieces, sample)
+    axis, trial = spread(model, mesh, experts, check, fill, family.output, pieces=staged)
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     starts: Sequence[int] = ()
     if plan.pipeline > 1 and programs is None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS
 from unisono.parallel.graph.stage_program import Stage, StageProgram
@@ -180,7 +181,8 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return ProgramStep(node, draws=_draws(node), apart=self._apart(node))
+            draws = node.name == EXPERT_LIST or _draws(node)
+            return ProgramStep(node, draws=draws, apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
         call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
@@ -197,7 +199,8 @@ class ContextProgram:
         for before, _ in writes_of(node):
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
-        draws = _draws(node) and not any(number in self.places for number in made)
+        whole = node.name == EXPERT_LIST  # runs on all positions
+        draws = whole or (_draws(node) and not any(number in self.places for number in made))
         return ProgramStep(node, wants, call.run, draws=draws, apart=self._apart(node))
 
     def _apart(self, node: Node) -> bool:

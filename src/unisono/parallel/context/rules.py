@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import LIKE, slice_of
 
 from .attention import attend, heads_are_cheaper
 from .call import RuleCall
-from .exchange import total
+from .exchange import gathered, take, total
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
@@ -414,6 +416,30 @@ def _experts(call: RuleCall) -> list[SequenceDim | None]:
     return [cut]
 
 
+def _listed(call: RuleCall) -> list[SequenceDim | None]:
+    """Nothing shows what a layer does with each position: it gets all, and each rank takes its own."""
+    first, *given = call.args
+    place = call.place(first)
+    if place is None:
+        raise LayoutError("its first value is whole, and others are cut")
+    given = given[:2]
+    known = [(call.shape(ref), call.place(ref)) for ref in refs(given)]
+    ranks, label = call.ranks, call.label()
+
+    def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
+        places = iter(known)
+
+        def whole(value: Tensor) -> Tensor:
+            shape, cut = next(places)
+            return value if cut is None else gathered(value, shape, cut, ranks, label)
+
+        args, named = mapped((args, named), whole)
+        return take(module.forward(*args, **named), place, ranks.rank)
+
+    call.run = run
+    return [place]
+
+
 # ---- attention ----
 
 
@@ -500,6 +526,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),
     "aten.binary_cross_entropy": _distance(3),
     "unisono.tensor_move": _tensor_move,
-    "unisono.experts": _experts,
+    EXPERTS: _experts,
+    EXPERT_LIST: _listed,
     ATTENTION: _attention,
 }  # fmt: skip

@@ -41,7 +41,7 @@ class ExpertLayer(NamedTuple):
     experts: int
 
 
-def check_experts(experts: object, parts: int) -> None:
+def check_experts(experts: object, parts: int, context: int = 1) -> None:
     """Raise TypeError or ValueError for an argument `experts` of `parallelize` that is no such thing."""
     if experts is None:
         return
@@ -53,7 +53,7 @@ def check_experts(experts: object, parts: int) -> None:
     for pattern, kind in experts.items():
         if kind not in KINDS:
             raise ValueError(f'experts: "{pattern}" is {kind!r}; known are {", ".join(KINDS)}')
-    if parts == 1:
+    if parts == 1 and context == 1:
         raise ValueError(
             "parallelize: experts= is for a plan that spreads them: write Plan(data=n, expert=n)"
         )
@@ -68,10 +68,13 @@ def expert_layers(
         given: pattern of paths -> kind, in place of what is recognised.
         parts: ranks of different rows over which the experts of a layer are spread.
         tensor: ranks that have the same rows, over which they are spread, too.
+    Returns: with parts=1, stacked layers and those that are given; there may be none.
     Raises:
         ValueError: there is none, or one cannot be spread; the text names it, and says what to write.
     """
     kinds = {path: kind for path, module in model.named_modules() if path and (kind := _kind(path, module))}
+    if parts == 1:  # a list may be cut as its program says
+        kinds = {path: kind for path, kind in kinds.items() if kind == "stacked"}
     for pattern, kind in (given or {}).items():
         paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
         if not paths:
@@ -82,7 +85,7 @@ def expert_layers(
         for path, _ in model.named_modules()
         if kinds.get(path, "whole") != "whole"
     ]
-    if not layers:
+    if not layers and parts > 1:
         raise ValueError(
             f"expert={parts}: no module of {type(model).__name__} is known as a layer of experts. Known are "
             "modules that are called with (rows, indices, weights) and whose parameters have the dimension "
@@ -103,12 +106,12 @@ def parameters_of(model: nn.Module, layers: list[ExpertLayer]) -> list[str]:
     ]
 
 
-def around(model: nn.Module, path: str) -> nn.Module:
-    """The module that calls the experts of a list: the list itself, if it can be called, or what it is in."""
+def caller_of(model: nn.Module, path: str) -> str:
+    """The path of what calls the experts of a list: the list itself, if it can be called, or what it is in."""
     experts = model.get_submodule(path)
     base = nn.ModuleList if isinstance(experts, nn.ModuleList) else nn.ModuleDict
     own = type(experts).forward is not base.forward
-    return experts if own else model.get_submodule(path.rpartition(".")[0])
+    return path if own else path.rpartition(".")[0]
 
 
 def _kind(path: str, module: nn.Module) -> str:
