@@ -142,7 +142,8 @@ def set_up(
         starts = first_pieces(family.pieces, plan, sample, on_meta=bool(initial))
     decision, tried = _decided(model, family, plan, cuts, sample, programs, pieces, check, fill)
     if decision is not None:
-        names = _names(model)  # of the layers that stand for fused ones
+        others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
+        names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
     context = ContextModel.of(model, family.output, mesh, decision, programs)
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     region = None if decision is None else _cut(model, family, decision, mesh)

@@ -27,11 +27,21 @@ from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
 
-__all__ = ["ATTENTION", "run_rule"]
+__all__ = ["ATTENTION", "WholeMemory", "run_rule"]
 
 ATTENTION = "unisono.attention"
 
 Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
+
+
+class WholeMemory(LayoutError):
+    """A value that every rank has gets a part of the sequence. Args: the value, and where the part lies."""
+
+    says = "it writes a part of the sequence into a value that every rank has"
+
+    def __init__(self, value: int, place: SequenceDim) -> None:
+        super().__init__(self.says)
+        self.value, self.place = value, place
 
 
 def run_rule(call: RuleCall) -> list[SequenceDim | None]:
@@ -50,8 +60,10 @@ def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     for before, after in writes_of(node):
         place = call.places.get(before)
         target = found[node.outputs.index(after)] if after in node.outputs else place
+        if place is None and target is not None:
+            raise WholeMemory(before, target)
         if place is None or before in call.wants or target != place:
-            raise LayoutError("it writes a part of the sequence into a value that every rank has")
+            raise LayoutError(WholeMemory.says)
     return found
 
 
@@ -118,6 +130,19 @@ def _gather(call: RuleCall) -> list[SequenceDim | None]:
     return [place]
 
 
+def _scatter(call: RuleCall) -> list[SequenceDim | None]:
+    came, dim, *given = call.args[:4]
+    given = [ref for ref in (came, *given) if isinstance(ref, Ref)]
+    place = next(found for ref in given if (found := call.place(ref)) is not None)
+    if dim % len(call.out()) == place.dim:
+        raise LayoutError("it picks positions of the sequence")
+    for ref in given:
+        if call.shape(ref)[place.dim] != call.out()[place.dim]:
+            raise LayoutError("it leaves positions of the sequence out")
+        call.want(ref, place)
+    return [place]
+
+
 # ---- shapes ----
 
 
@@ -129,6 +154,13 @@ def _view(call: RuleCall) -> list[SequenceDim | None]:
     sizes = local_shape(call.out(), place, call.ranks.rank)
     written = call.graph.values[came.value].storage in call.written
     call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
+    return [place]
+
+
+def _complex_view(call: RuleCall) -> list[SequenceDim | None]:
+    place = call.cut(call.args[0])
+    if place.dim >= len(call.out()):
+        raise LayoutError("its real and imaginary parts are the sequence")
     return [place]
 
 
@@ -233,9 +265,7 @@ def _cat(call: RuleCall) -> list[SequenceDim | None]:
 def _repeat(call: RuleCall) -> list[SequenceDim | None]:
     place, times = call.cut(call.args[0]), call.args[1]
     place = place.at(place.dim + len(times) - len(call.shape(call.args[0])))
-    if times[place.dim] != 1:
-        raise LayoutError("it repeats the sequence")
-    return [place]
+    return [SequenceDim(place.dim, place.outer * times[place.dim], place.span)]
 
 
 def _padded(call: RuleCall) -> list[SequenceDim | None]:
@@ -494,6 +524,7 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
     **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
+    **dict.fromkeys(("aten.view_as_complex", "aten.view_as_real"), _complex_view),
     "aten.expand": _expand,
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t"), _permute),
     "aten.select": _select,
@@ -507,6 +538,7 @@ RULES: dict[str, Rule] = {
     "aten.embedding": _embedding,
     "aten.index": _index,
     "aten.gather": _gather,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), _scatter),
     **dict.fromkeys(("aten.native_layer_norm", "aten._fused_rms_norm"), _norm),
     **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1)),
     **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1)),

@@ -66,9 +66,7 @@ class ExpertAxis:
                 cut_stacked(layer.path, model.get_submodule(layer.path), axis, self.tensor)
             else:
                 caller = caller_of(model, layer.path)
-                cut_listed(
-                    model, layer.path, caller, axis, self.tensor, context, recorded=self._recorded
-                )
+                cut_listed(model, layer.path, caller, axis, self.tensor, context, recorded=self._recorded)
 
     def modules(self) -> list[nn.Module]:
         """The modules of this rank whose parameters are gathered and reduced together."""

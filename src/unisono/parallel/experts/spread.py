@@ -29,7 +29,8 @@ def spread(
 ) -> tuple[ExpertAxis | None, ExpertCheck | None]:
     """Leave this rank its experts, in place; return their axis, and what tries it in the first step.
 
-    With context alone, stacked experts are one operator of the program, for it sorts or picks their rows.
+    Without expert=, too, a layer that picks rows by values is one operator of a recorded program: a stacked one
+    under context=, and what `experts` names. Its experts are then spread over the tensor ranks.
 
     Args:
         experts, check: see `parallelize`.
@@ -41,9 +42,7 @@ def spread(
             text names it.
     """
     plan = mesh.plan
-    if plan.expert == 1 and plan.context == 1:
-        return None, None
-    layers = expert_layers(model, experts, plan.expert, plan.tensor)
+    layers = [] if plan.expert == plan.context == 1 and not experts else expert_layers(model, experts, plan)
     if not layers:
         return None, None
     recorded = plan.context > 1 or plan.tensor > 1 or (plan.pipeline > 1 and not pieces)
