@@ -328,7 +328,11 @@ class Plan:
         if self.context == 1:
             return
         for name, only, why in (
-            ("sequence", False, "context ranks cut all activations so, and a larger context= cuts them further"),
+            (
+                "sequence",
+                False,
+                "context ranks cut all activations so, and a larger context= cuts them further",
+            ),
             ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
             ("keep_f32", (), "the recorded program has one type of parameters"),
             ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),
