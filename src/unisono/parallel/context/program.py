@@ -188,7 +188,8 @@ class ContextProgram:
             node = self.graph.nodes[values[value].node]
             if node.name in NEW:
                 return None if value in self._filled else value
-            if node.name != "aten.slice" or (slice_of(node)[1] or 0) % len(values[value].shape) == place.dim:
+            along = (slice_of(node)[1] or 0) % len(values[value].shape) if node.name == "aten.slice" else None
+            if along == place.dim or (along is None and node.name != "aten.detach"):
                 return None
             value = node.args[0].value
         return None
@@ -223,10 +224,10 @@ class ContextProgram:
         call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
         try:
             found = run_rule(call)
+        except WholeMemory as error:
+            new = self._new_memory(error.value, error.place)
+            raise self._refuse(node, str(error)) if new is None else WholeMemory(new, error.place) from None
         except LayoutError as error:
-            new = self._new_memory(error.value, error.place) if isinstance(error, WholeMemory) else None
-            if new is not None:
-                raise WholeMemory(new, error.place) from None
             raise self._refuse(node, str(error)) from None
         wants = (marked if begins else {}) | call.wants
         for number, place in zip(node.outputs, found, strict=True):
