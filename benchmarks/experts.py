@@ -7,8 +7,8 @@
 
 Every rank trains on its own rows. Prints the tokens per second of all ranks (from the median step), how much
 the peak of a rank's resident memory is above what it had before the model was made, the bytes of parameters,
-gradients and moments that a rank holds, and the last loss, which is the same for both. Of several, the peak is
-that of the first one.
+gradients and moments that a rank holds, and the last loss, which is the same for both. Of several plans only
+the first one's peak counts.
 """
 
 from __future__ import annotations

@@ -64,10 +64,15 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{what}: {positions} positions, {most:.0f} MB", flush=True)
 
+    alone(tokens[:, :17])  # what is loaded once
     told("one process", asked.time, peak_mb(lambda: alone(tokens[:, : asked.time + 1]))[1])
     run = up.parallelize(
-        made(), up.Plan(context=ranks), optimizer=torch.optim.AdamW, loss=lambda loss, _targets: loss
+        made(),
+        up.Plan(context=ranks),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=lambda loss, _targets: loss,
     )
+    run.evaluate((tokens[:, : 4 * ranks + 1], torch.zeros(1)))
     shared, mb = peak_mb(lambda: run.step((tokens, torch.zeros(1))))
     told(f"context={ranks}", long, mb)
     wanted, mb = peak_mb(lambda: alone(tokens)) if dist.get_rank() == 0 else (shared, 0.0)
