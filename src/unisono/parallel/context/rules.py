@@ -268,7 +268,7 @@ def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     given, dim = call.args[0], place.dim
     cut = [at for at, ref in enumerate(given) if call.place(ref) is not None]
     if len(cut) > 1:
-        raise LayoutError("it joins two sequences")
+        raise LayoutError("it joins other positions to the sequence")
     _only_sequence(call, given[cut[0]], place)
     sizes = [0 if call.shape(ref) == (0,) else call.shape(ref)[dim] for ref in given]
     bounds = [0, *itertools.accumulate(sizes)]
