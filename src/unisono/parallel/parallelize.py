@@ -67,7 +67,8 @@ def parallelize(
             False: never. True: compare also what stages, or a context axis, return with what a copy does.
         experts: for the expert axis, pattern of paths -> "stacked" (a module called with rows, indices of
             experts and weights), "list" (an nn.ModuleList of experts), or "whole" (they stay on every rank),
-            beside what is recognised.
+            beside what is recognised. Without that axis: layers that tensor, pipeline and context take as one
+            operator, because they pick rows by values.
         weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
@@ -83,7 +84,7 @@ def parallelize(
     plan, sample, prediction = resolved(plan, model, given, prediction)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
     check_weigh(weigh, own_loss=loss is None)
-    check_experts(experts, plan.expert)
+    check_experts(experts, plan)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)

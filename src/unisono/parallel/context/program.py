@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.program import Ref, refs, writes_of
-from unisono.parallel.graph.rules import DRAWS
+from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
 from .call import RuleCall
-from .layout import LayoutError, PositionSpan, SequenceDim
+from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
 from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
-from .rules import ATTENTION, run_rule
+from .rules import ATTENTION, WholeMemory, run_rule
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
@@ -45,6 +46,10 @@ __all__ = ["ContextError", "ContextProgram"]
 
 STATE = ("parameter", "buffer")
 HOOKS = ("register_hook", "register_multi_grad_hook")
+NEW = {  # operators that make memory -> the place of its sizes among their arguments
+    **dict.fromkeys(("aten.new_empty", "aten.new_zeros", "aten.new_ones", "aten.new_full"), 1),
+    **dict.fromkeys(("aten.empty", "aten.zeros", "aten.ones", "aten.full"), 0),
+}
 OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
 WRITTEN_OUT = (
     "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
@@ -89,17 +94,12 @@ class ContextProgram:
         pipeline: tuple[Sequence[StageStart], nn.Module] | None = None,
     ) -> None:
         self.graph, self._ranks, self._link = graph, ranks, link
-        self.places: dict[int, SequenceDim] = {}
-        self._whole: dict[
-            int, SequenceDim
-        ] = {}  # values that every rank has, and that have an input's sequence
-        self._trained: set[int] = set()  # those that depend on parameters
         self._written = {
             graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
         }
         self._check()
-        self._begin(sequences)
-        steps = [self._step(node) for node in graph.nodes]
+        self._filled: dict[int, SequenceDim] = {}  # new memory that gets parts of the sequence
+        steps = self._steps(sequences)
         if not self.places:
             raise ContextError(
                 f"nothing in the program of {graph.model} can be cut along a sequence: no input of two "
@@ -158,17 +158,54 @@ class ContextProgram:
                 if graph.values[graph.values[before].storage].kind in (*STATE, "constant"):
                     raise self._refuse(node, "it writes into a buffer, or into a tensor that is not its own")
 
+    def _steps(self, sequences: int) -> list[ProgramStep]:
+        """Prove all operators; again, where memory turns out to be filled by parts of the sequence."""
+        while True:
+            self._begin(sequences)
+            try:
+                return [self._step(node) for node in self.graph.nodes]
+            except WholeMemory as found:
+                self._filled[found.value] = found.place
+
     def _begin(self, sequences: int) -> None:
         ranks = self._ranks.ranks
+        self.places: dict[int, SequenceDim] = {}
+        # values that every rank has, and that have an input's sequence
+        self._whole: dict[int, SequenceDim] = {}
         inputs = [value for value in self.graph.values if value.kind == "input"][:sequences]
         for value in inputs:
             if len(value.shape) > 1 and value.shape[1] > 1:
                 self._whole[value.number] = SequenceDim(
                     1, 1, PositionSpan(value.shape[1], 0, value.shape[1], ranks)
                 )
+        # values that depend on parameters
         self._trained = {value.number for value in self.graph.values if value.kind == "parameter"}
 
+    def _new_memory(self, value: int, place: SequenceDim) -> int | None:
+        """The value that an operator made as new memory, and of which this one is all positions."""
+        values = self.graph.values
+        while values[value].shape[place.dim] == place.outer * place.span.size and values[value].node >= 0:
+            node = self.graph.nodes[values[value].node]
+            if node.name in NEW:
+                return None if value in self._filled else value
+            along = (slice_of(node)[1] or 0) % len(values[value].shape) if node.name == "aten.slice" else None
+            if along == place.dim or (along is None and node.name != "aten.detach"):
+                return None
+            value = node.args[0].value
+        return None
+
+    def _fill(self, node: Node, place: SequenceDim) -> ProgramStep:
+        """New memory for this rank's positions."""
+        (number,) = node.outputs
+        assert number is not None
+        self.places[number] = place
+        sizes, at = local_shape(self.graph.values[number].shape, place, self._ranks.rank), NEW[node.name]
+        op = node.op
+        return ProgramStep(node, run=lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named))
+
     def _step(self, node: Node) -> ProgramStep:
+        if node.outputs and node.outputs[0] in self._filled:
+            return self._fill(node, self._filled[node.outputs[0]])
         given = {ref.value for ref in refs((node.args, node.named))}
         cut = {number: self.places[number] for number in given if number in self.places}
         marked = {number: self._whole[number] for number in given if number in self._whole}
@@ -180,12 +217,16 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return ProgramStep(node, draws=_draws(node), apart=self._apart(node))
+            draws = node.name == EXPERT_LIST or _draws(node)
+            return ProgramStep(node, draws=draws, apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
         call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
         try:
             found = run_rule(call)
+        except WholeMemory as error:
+            new = self._new_memory(error.value, error.place)
+            raise self._refuse(node, str(error)) if new is None else WholeMemory(new, error.place) from None
         except LayoutError as error:
             raise self._refuse(node, str(error)) from None
         wants = (marked if begins else {}) | call.wants
@@ -197,7 +238,8 @@ class ContextProgram:
         for before, _ in writes_of(node):
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
-        draws = _draws(node) and not any(number in self.places for number in made)
+        whole = node.name == EXPERT_LIST  # runs on all positions
+        draws = whole or (_draws(node) and not any(number in self.places for number in made))
         return ProgramStep(node, wants, call.run, draws=draws, apart=self._apart(node))
 
     def _apart(self, node: Node) -> bool:

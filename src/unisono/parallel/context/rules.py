@@ -7,6 +7,7 @@ one that needs more than the positions of a rank, raises LayoutError.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,21 +16,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import LIKE, slice_of
 
 from .attention import attend, heads_are_cheaper
 from .call import RuleCall
-from .exchange import total
+from .exchange import gathered, take, total
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
 
-__all__ = ["ATTENTION", "run_rule"]
+__all__ = ["ATTENTION", "WholeMemory", "run_rule"]
 
 ATTENTION = "unisono.attention"
 
 Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
+
+
+class WholeMemory(LayoutError):
+    """A value that every rank has gets a part of the sequence. Args: the value, and where the part lies."""
+
+    says = "it writes a part of the sequence into a value that every rank has"
+
+    def __init__(self, value: int, place: SequenceDim) -> None:
+        super().__init__(self.says)
+        self.value, self.place = value, place
 
 
 def run_rule(call: RuleCall) -> list[SequenceDim | None]:
@@ -48,8 +61,10 @@ def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     for before, after in writes_of(node):
         place = call.places.get(before)
         target = found[node.outputs.index(after)] if after in node.outputs else place
+        if place is None and target is not None:
+            raise WholeMemory(before, target)
         if place is None or before in call.wants or target != place:
-            raise LayoutError("it writes a part of the sequence into a value that every rank has")
+            raise LayoutError(WholeMemory.says)
     return found
 
 
@@ -116,6 +131,19 @@ def _gather(call: RuleCall) -> list[SequenceDim | None]:
     return [place]
 
 
+def _scatter(call: RuleCall) -> list[SequenceDim | None]:
+    came, dim, *given = call.args[:4]
+    given = [ref for ref in (came, *given) if isinstance(ref, Ref)]
+    place = next(found for ref in given if (found := call.place(ref)) is not None)
+    if dim % len(call.out()) == place.dim:
+        raise LayoutError("it picks positions of the sequence")
+    for ref in given:
+        if call.shape(ref)[place.dim] != call.out()[place.dim]:
+            raise LayoutError("it leaves positions of the sequence out")
+        call.want(ref, place)
+    return [place]
+
+
 # ---- shapes ----
 
 
@@ -127,6 +155,13 @@ def _view(call: RuleCall) -> list[SequenceDim | None]:
     sizes = local_shape(call.out(), place, call.ranks.rank)
     written = call.graph.values[came.value].storage in call.written
     call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
+    return [place]
+
+
+def _complex_view(call: RuleCall) -> list[SequenceDim | None]:
+    place = call.cut(call.args[0])
+    if place.dim >= len(call.out()):
+        raise LayoutError("its real and imaginary parts are the sequence")
     return [place]
 
 
@@ -222,18 +257,43 @@ def _cat(call: RuleCall) -> list[SequenceDim | None]:
     place = call.cut(next(ref for ref in given if call.place(ref) is not None))
     dim = int(call.given(1, "dim", 0) % len(call.out()))
     if not stacks and dim == place.dim:
-        raise LayoutError("it joins other positions to the sequence")
+        return _joined(call, place)
     for ref in given:
         call.want(ref, place)
     return [place.at(place.dim + (stacks and dim <= place.dim))]
 
 
+def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
+    """Whole values before and after the sequence, such as a learned first position: as padding."""
+    given, dim = call.args[0], place.dim
+    cut = [at for at, ref in enumerate(given) if call.place(ref) is not None]
+    if len(cut) > 1:
+        raise LayoutError("it joins other positions to the sequence")
+    _only_sequence(call, given[cut[0]], place)
+    sizes = [0 if call.shape(ref) == (0,) else call.shape(ref)[dim] for ref in given]
+    bounds = [0, *itertools.accumulate(sizes)]
+    front = bounds[cut[0]]
+    span = place.span.part(-front, bounds[-1] - front)
+    mine = span.positions(call.ranks.rank)
+    picks = [[at - begin for at in mine if begin <= at < end] for begin, end in itertools.pairwise(bounds)]
+
+    def run(tensors: Sequence[Tensor], *_args: Any, **_named: Any) -> Tensor:
+        parts = [
+            value
+            if at in cut or not sizes[at]
+            else value.index_select(dim, torch.tensor(pick, dtype=torch.long, device=value.device))
+            for at, (value, pick) in enumerate(zip(tensors, picks, strict=True))
+        ]
+        return torch.cat(parts, dim)
+
+    call.run = run
+    return [SequenceDim(dim, 1, span)]
+
+
 def _repeat(call: RuleCall) -> list[SequenceDim | None]:
     place, times = call.cut(call.args[0]), call.args[1]
     place = place.at(place.dim + len(times) - len(call.shape(call.args[0])))
-    if times[place.dim] != 1:
-        raise LayoutError("it repeats the sequence")
-    return [place]
+    return [SequenceDim(place.dim, place.outer * times[place.dim], place.span)]
 
 
 def _padded(call: RuleCall) -> list[SequenceDim | None]:
@@ -414,6 +474,30 @@ def _experts(call: RuleCall) -> list[SequenceDim | None]:
     return [cut]
 
 
+def _listed(call: RuleCall) -> list[SequenceDim | None]:
+    """Nothing shows what a layer does with each position: it gets all, and each rank takes its own."""
+    first, *given = call.args
+    place = call.place(first)
+    if place is None:
+        raise LayoutError("its first value is whole, and others are cut")
+    given = given[:2]
+    known = [(call.shape(ref), call.place(ref)) for ref in refs(given)]
+    ranks, label = call.ranks, call.label()
+
+    def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
+        places = iter(known)
+
+        def whole(value: Tensor) -> Tensor:
+            shape, cut = next(places)
+            return value if cut is None else gathered(value, shape, cut, ranks, label)
+
+        args, named = mapped((args, named), whole)
+        return take(module.forward(*args, **named), place, ranks.rank)
+
+    call.run = run
+    return [place]
+
+
 # ---- attention ----
 
 
@@ -468,6 +552,7 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
     **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
+    **dict.fromkeys(("aten.view_as_complex", "aten.view_as_real"), _complex_view),
     "aten.expand": _expand,
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t"), _permute),
     "aten.select": _select,
@@ -481,6 +566,7 @@ RULES: dict[str, Rule] = {
     "aten.embedding": _embedding,
     "aten.index": _index,
     "aten.gather": _gather,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), _scatter),
     **dict.fromkeys(("aten.native_layer_norm", "aten._fused_rms_norm"), _norm),
     **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1)),
     **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1)),
@@ -500,6 +586,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),
     "aten.binary_cross_entropy": _distance(3),
     "unisono.tensor_move": _tensor_move,
-    "unisono.experts": _experts,
+    EXPERTS: _experts,
+    EXPERT_LIST: _listed,
     ATTENTION: _attention,
 }  # fmt: skip

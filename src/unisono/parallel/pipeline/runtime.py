@@ -104,6 +104,7 @@ class PipelineRuntime:
         interrupted: the last run ended with an error.
         loss_parameters: what a loss may not take; None: it may take all.
         context: runs the model with its loss on a part of each sequence; None: sequences are whole.
+        runs_twice: a module runs its program twice, so that parameters are used more than once.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class PipelineRuntime:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
-        self.interrupted = self._stale = False
+        self.interrupted = self._stale = self.runs_twice = False
         self.loss_parameters: LossParameters | None = None
         self.context: ContextModel | None = None
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
@@ -267,17 +268,19 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in record.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in record.inputs if t.requires_grad]
-        if self._stage(action.stage).repeats:
+        if self.runs_twice or self._stage(action.stage).repeats:
             found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad
             return
-        outputs = [t.clone() if training.is_view(t) else t for t in outputs]  # it detaches them in place
+        if len(outputs) > 1 or training.is_view(outputs[0]):  # it detaches them in place, and
+            outputs = [t.clone() for t in outputs]  # an operator may have saved what goes beside another
         found, record.groups = training.backward_of_inputs(
             outputs, grads, wanted, self._parameters(action.stage)
         )
         for tensor, grad in zip(wanted, found, strict=True):
             tensor.grad = grad
+        record.outputs = ()
 
     def _weights(self, step: _StepState, action: Action) -> None:
         record = step.forward_records.pop((action.stage, action.micro))
