@@ -141,6 +141,8 @@ class _Search:
                     told = [(*self._widest(sample, frozen), self._shapes.set_once)]
         except CaptureError as error:
             told = [error]
+        except Exception as error:  # the other ranks wait for what follows
+            told = [CaptureError(unforeseen(self._name, error), final=True)]
         dist.broadcast_object_list(told, src=0)
         if not isinstance(told[0], tuple):
             return told[0]  # type: ignore[no-any-return]
@@ -222,6 +224,14 @@ class _Search:
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
             )
+
+
+def unforeseen(model: str, error: Exception) -> str:
+    """The text of an error that no rule foresaw while the program of `model` was recorded or cut."""
+    return (
+        f"the program of {model} cannot be recorded or cut: {type(error).__name__}: "
+        f"{str(error).strip()[:300]}. Use data= and zero="
+    )
 
 
 def _require(parameters: Sequence[nn.Parameter], gradients: bool) -> None:

@@ -23,6 +23,9 @@ from .containers import mapped
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
 
+HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
+
+
 class Ref(NamedTuple):
     """Stands for a value among the arguments of an operator."""
 
