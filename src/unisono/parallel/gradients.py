@@ -104,7 +104,8 @@ def squared_norm(
 def norm_of(grad: Tensor) -> Tensor:
     """The norm of one gradient, f64 []. A complex one counts as its real and imaginary parts."""
     real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
-    return torch.linalg.vector_norm(real, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
+    return norm
 
 
 def bits_of(value: Tensor) -> Tensor:

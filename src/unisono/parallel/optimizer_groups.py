@@ -53,7 +53,8 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
             )
         if isinstance(one, torch.optim.SparseAdam):
             raise ValueError(
-                "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. Use Adam"
+                "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
+                "Use Adam"
             )
     if not found or (swap and len(found) > 1):
         raise ValueError(

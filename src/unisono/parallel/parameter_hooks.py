@@ -1,12 +1,12 @@
 """The caller's hooks on parameters: they get the gradient of the whole batch, as in one process.
 
-Autograd would call them with the gradient of one rank's rows, of one micro-batch, or never, where a plan puts
-other parameters in the place of the model's. So `parallelize` takes them from the parameters, and a step calls
-them when the gradients are complete on all ranks, before it clips them. A handle's `remove()` works as before.
+Autograd would call them with the gradient of one rank's rows, of one micro-batch, or never, where a plan
+puts other parameters in the place of the model's. So `parallelize` takes them from the parameters, and a step
+calls them when the gradients are complete on all ranks, before it clips them. A handle's `remove()` works.
 
 | hook | where it is called |
 |---|---|
-| `parameter.register_hook` | everywhere; of a parameter that is sharded or cut the ranks gather the gradient |
+| `parameter.register_hook` | everywhere; the ranks gather the gradient of what is sharded or cut |
 | `parameter.register_post_accumulate_grad_hook` | where the ranks have whole parameters in f32 |
 """
 
@@ -70,8 +70,9 @@ class ParameterHooks:
         """Raise ValueError for a step that only adds to the gradients: hooks would see several batches."""
         if self._hooks and not update:
             raise ValueError(
-                f'step: update=False adds up gradients of several batches, and "{next(iter(self._hooks))}" has a '
-                "hook, which one process calls for each of them. Remove it, or use one batch for each update"
+                f'step: update=False adds up gradients of several batches, and "{next(iter(self._hooks))}" '
+                "has a hook, which one process calls for each of them. Remove it, or use one batch for each "
+                "update"
             )
 
     @torch.no_grad()
@@ -136,8 +137,8 @@ def _check(name: str, kind: str, plan: Plan, weigh: object) -> None:
     if why:
         function = "register_hook" if kind == OF_GRADIENTS else "register_post_accumulate_grad_hook"
         raise ValueError(
-            f'"{name}" has a hook of {function}, and {why}. Remove it: clip by Plan(clip=...), and multiply by '
-            "a mask in the forward. Or use data= with zero=0"
+            f'"{name}" has a hook of {function}, and {why}. Remove it: clip by Plan(clip=...), and multiply '
+            "by a mask in the forward. Or use data= with zero=0"
         )
 
 

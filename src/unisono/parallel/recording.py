@@ -95,8 +95,8 @@ class ModelRecorder:
             if flag != trained or old != memory:
                 does = f"{'un' * trained}freezes" if flag != trained else "puts other values in place of"
                 raise self._refuses(
-                    f'{self.name} {does} "{name}" while it runs, which {self._where} does not follow. Do it before '
-                    "parallelize, or between steps"
+                    f'{self.name} {does} "{name}" while it runs, which {self._where} does not follow. Do it '
+                    "before parallelize, or between steps"
                 )
 
     def _run(
@@ -110,7 +110,7 @@ class ModelRecorder:
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
-    """By name: each parameter's memory, which is kept so that its key stays its own, and whether it is trained."""
+    """By name: each parameter's memory, kept so that its key stays its own, and whether it is trained."""
     return {
         name: (*memory_of(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()
     }

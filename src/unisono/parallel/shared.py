@@ -141,8 +141,6 @@ class _Search:
                     told = [(*self._widest(sample, frozen), self._shapes.set_once)]
         except CaptureError as error:
             told = [error]
-        except Exception as error:  # the other ranks wait for what follows
-            told = [CaptureError(unforeseen(self._name, error), final=True)]
         dist.broadcast_object_list(told, src=0)
         if not isinstance(told[0], tuple):
             return told[0]  # type: ignore[no-any-return]
@@ -177,16 +175,21 @@ class _Search:
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
         forward = None if self._pieces is None else _chain
-        return prove(
-            self._shapes,
-            sample,
-            self._parts,
-            forward=forward,
-            whole=self._whole,
-            opened=self._opened,
-            only=only,
-            sequence=self._sequence,
-        )
+        try:
+            return prove(
+                self._shapes,
+                sample,
+                self._parts,
+                forward=forward,
+                whole=self._whole,
+                opened=self._opened,
+                only=only,
+                sequence=self._sequence,
+            )
+        except ValueError:
+            raise
+        except Exception as error:  # of rank 0 alone, for whose cut the others wait
+            raise CaptureError(unforeseen(self._name, error), final=True) from error
 
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""

@@ -302,9 +302,9 @@ class ParameterSwap:
             kept = self._store.view((self._number[parameter], "value"), parameter.data)
             if not same_bits(kept, parameter.data):
                 raise RuntimeError(
-                    f'the forward writes the parameter "{self._names[parameter]}", and swap= would lose it: the '
-                    "store has the old values. Compute what the forward needs from the parameter, or write inside "
-                    "`with run.swap.mapped():` between two steps"
+                    f'the forward writes the parameter "{self._names[parameter]}", and swap= would lose '
+                    "it: the store has the old values. Compute what the forward needs from the parameter, "
+                    "or write inside `with run.swap.mapped():` between two steps"
                 )
 
     def _backward_ended(self) -> None:

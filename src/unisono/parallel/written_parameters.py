@@ -24,7 +24,6 @@ from unisono.torch_internals import fsdp
 from .gradients import bits_of, local, same_bits
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import ShardedParameters
-from .swap import ParameterSwap
 
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
@@ -68,8 +67,8 @@ class WrittenParameters:
         """
         if self._lost is not None:
             return True, (
-                f'the forward writes the parameter "{self._lost}", and this plan would lose it: what computes '
-                f"is a copy. {REMEDY}"
+                f'the forward writes the parameter "{self._lost}", and this plan would lose it: '
+                f"what computes is a copy. {REMEDY}"
             )
         if not self._before:
             return False, ""
@@ -78,8 +77,8 @@ class WrittenParameters:
         changed = self._now != self._before
         if changed and again is not None and forwards > 1:
             return True, (
-                f'the forward writes the parameter "{again}", and this step runs it {forwards} times, where one '
-                f"process runs it once. {REMEDY}"
+                f'the forward writes the parameter "{again}", and this step runs it {forwards} times, '
+                f"where one process runs it once. {REMEDY}"
             )
         return changed, ""
 
@@ -92,7 +91,7 @@ class WrittenParameters:
             self._hooks = []
 
     def check_ranks(self) -> None:
-        """Compare what the data ranks have written. All ranks call this, after a step in which one has written.
+        """Compare what the data ranks have written. All ranks call this, once one of them has.
 
         Raises:
             RuntimeError: they differ.
@@ -109,8 +108,8 @@ class WrittenParameters:
         for name, differs in zip(names, (most != least).tolist(), strict=True):
             if differs:
                 raise RuntimeError(
-                    f'the forward writes the parameter "{name}", and data ranks write different values: each has '
-                    f"its own rows. {REMEDY}"
+                    f'the forward writes the parameter "{name}", and data ranks write different values: '
+                    f"each has its own rows. {REMEDY}"
                 )
 
     def _compare(self, sharded: nn.Parameter, gathered: Tensor, part: int, parts: int, dim: int) -> None:

@@ -112,8 +112,8 @@ NAMES = {
 def recompute(module: nn.Module, **options: Any) -> None:
     """Compute the activations of `module` again in backward. `options`: of torch.utils.checkpoint.
 
-    What the caller's hooks do before a forward is computed again, too. PyTorch would keep what they return, and
-    call them again on it.
+    What the caller's hooks do before a forward is computed again, too. PyTorch would keep what they return,
+    and call them again on it.
     """
     hooks = module._forward_pre_hooks
     before = set(hooks)

@@ -113,7 +113,9 @@ class Backward:
             if value.kind == "parameter" and value.requires_grad and value.dtype.is_floating_point
         }
         for node in self._graph.nodes:
-            if node.name != "aten.detach" and any(r.value in found for r in self._inputs(node)):
+            inputs = [ref.value for ref in self._inputs(node)]
+            ends = node.name == "aten.detach" and not self._graph.taken_by_functions & set(inputs)
+            if not ends and any(value in found for value in inputs):
                 found.update(
                     number
                     for number in node.outputs
