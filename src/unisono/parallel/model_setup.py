@@ -126,8 +126,7 @@ def set_up(
     weigh: object = None,
 ) -> ModelSetup:
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
-    check_model(model, plan)
-    hooks = ParameterHooks.of(model, plan, weigh)
+    hooks = _checked(model, plan, weigh)
     initial, drawn = Initializer(model, seed=seed, init=init), 0
     if dist.is_initialized():  # otherwise the mesh says so
         initial.seed, drawn = agree(model, plan, initial.seed)
@@ -161,11 +160,8 @@ def set_up(
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
         built = _staged(model, family, mesh, programs, starts, names, initial, axis)
-    if isinstance(built.units, ReplicatedParameters):
-        built.units.compress(built.named)
-    if region is not None and plan.recompute:
-        _leave_regions(family.units, region)
     hooks.check_names(names)
+    _complete(built, region)
     built.others, built.hooks = norms.begin(), hooks
     built.seed, built.trial, built.region, built.decision = drawn, trial or tried, region, decision
     built.compared = compared
@@ -175,6 +171,20 @@ def set_up(
         decision.note(model)
         built.ties += sums_of(decision.cut, names, mesh)
     return built
+
+
+def _checked(model: nn.Module, plan: Plan, weigh: object) -> ParameterHooks:
+    """Check a model, and take the hooks of its parameters."""
+    check_model(model, plan)
+    return ParameterHooks.of(model, plan, weigh)
+
+
+def _complete(built: ModelSetup, region: RngRegion | None) -> None:
+    """Tell the units what is known now."""
+    if isinstance(built.units, ReplicatedParameters):
+        built.units.compress(built.named)
+    if region is not None and built.mesh.plan.recompute:
+        _leave_regions(built.family.units, region)
 
 
 def _decided(

@@ -152,7 +152,11 @@ class _Search:
     def _thaw(self) -> list[nn.Parameter]:
         """Count every parameter of the copy as trained; return those that are frozen."""
         assert self._shapes is not None
-        frozen = [p for p in self._shapes.model.parameters() if not p.requires_grad and p.is_floating_point()]
+        frozen = [
+            p
+            for p in self._shapes.model.parameters()
+            if not p.requires_grad and (p.is_floating_point() or p.is_complex())
+        ]
         _require(frozen, True)
         return frozen
 

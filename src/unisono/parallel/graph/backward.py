@@ -110,7 +110,7 @@ class Backward:
         found = {
             value.number
             for value in self._graph.values
-            if value.kind == "parameter" and value.requires_grad and value.dtype.is_floating_point
+            if value.kind == "parameter" and value.requires_grad and value.differentiable
         }
         for node in self._graph.nodes:
             inputs = [ref.value for ref in self._inputs(node)]
@@ -119,7 +119,7 @@ class Backward:
                 found.update(
                     number
                     for number in node.outputs
-                    if number is not None and self._graph.values[number].dtype.is_floating_point
+                    if number is not None and self._graph.values[number].differentiable
                 )
         return found
 

@@ -60,6 +60,11 @@ class Value:
     name: str = ""
 
     @property
+    def differentiable(self) -> bool:
+        """Whether its type may have a gradient."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
