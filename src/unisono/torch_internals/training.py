@@ -101,6 +101,11 @@ NAMES = {
         purpose="the same, of hooks that are called when a gradient has been added",
         without="parameters with hooks are refused",
     ),
+    "hooks before a forward": PrivateName(
+        "torch.nn:Module._forward_pre_hooks",
+        purpose="compute what the caller's hooks do before a unit again in backward (recompute=True)",
+        without="they are called again on what they have returned",
+    ),
     "not persistent": PrivateName(
         "torch.nn:Module._non_persistent_buffers_set",
         purpose="leave buffers with persistent=False out of a checkpoint",
@@ -115,7 +120,7 @@ def recompute(module: nn.Module, **options: Any) -> None:
     What the caller's hooks do before a forward is computed again, too. PyTorch would keep what they return,
     and call them again on it.
     """
-    hooks = module._forward_pre_hooks
+    hooks: Any = module._forward_pre_hooks if find(NAMES["hooks before a forward"]) is not None else {}
     before = set(hooks)
     need(NAMES["recompute"])(module, **options)
     for number in set(hooks) - before:
