@@ -158,7 +158,7 @@ def before_freed(root: Any, compare: Callable[[Any, Any, int, int, int], None]) 
                 dim = getattr(held.fsdp_placement, "dim", 0)
                 compare(held.sharded_param, held._unsharded_param, part, parts, dim)
 
-    modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    modules: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
     return [module.register_forward_hook(ended, prepend=True) for module in modules]
 
 
