@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.program import HOOKS, Ref, refs, writes_of
+from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["ContextError", "ContextProgram"]
 
 STATE = ("parameter", "buffer")
+HOOKS = ("register_hook", "register_multi_grad_hook")
 OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
 WRITTEN_OUT = (
     "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
