@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .batches import tensors_of
-from .gradients import norm_of, same_bits, sum_of_squares
+from .gradients import same_bits, sum_of_squares
 from .replicated_parameters import GradientBucket
 from .spill import Disk, Host, Key, SpillStorage
 from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
@@ -46,9 +46,6 @@ def spill_parameters(model: nn.Module, store: SpillStorage) -> Callable[[str, nn
     return spill
 
 
-FORWARDS = 8  # of a run, after which what they have left in memory is compared with the store
-
-
 class _SwapUnit:
     """A module, the parameters it uses (tied ones too), and how many backwards of it are under way."""
 
@@ -69,6 +66,7 @@ class ParameterSwap:
     Attributes:
         root: the model.
         waited_s: seconds in which compute has waited for the store; `step` sets it to 0 first.
+        watched: in so many forwards, what they leave in memory is compared with the store.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class ParameterSwap:
         self._writing: list[Future[None]] = []
         self._norms: dict[nn.Parameter, float] = {}  # of the gradients that are in the store
         self._order: list[_SwapUnit] = []  # of forward, as seen in this step
-        self._watched = FORWARDS  # that are checked
+        self.watched = 0
         self._before: list[_SwapUnit] = []  # in the last one: what to read ahead
         self._in_backward = False
         self.waited_s = 0.0
@@ -290,7 +288,7 @@ class ParameterSwap:
     def _forward_begins(self, _module: nn.Module, _args: Any) -> None:
         self.check()
         self._backward_ended()  # of the micro-batch before
-        self._order, self._watched = [], self._watched - bool(self._watched)
+        self._order, self.watched = [], max(self.watched - 1, 0)
 
     def _forward_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         self._release_all()
@@ -333,7 +331,7 @@ class ParameterSwap:
 
     def _after_use(self, unit: _SwapUnit) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self._watched and not self._in_backward:
+            if self.watched and not self._in_backward:
                 self._check_unwritten(unit)
             began: list[bool] = []
 
@@ -371,7 +369,7 @@ class ParameterSwap:
 
     def _keep_gradient(self, parameter: nn.Parameter, grad: Tensor) -> None:
         parameter.grad = None
-        self._norms[parameter] = norm_of(grad).item()
+        self._norms[parameter] = torch.linalg.vector_norm(grad, dtype=torch.float64).item()
         self._put((self._number[parameter], "grad"), grad)
 
     def _fetch_gradient(self, parameter: nn.Parameter) -> Tensor:

@@ -24,13 +24,14 @@ from unisono.torch_internals import fsdp
 from .gradients import bits_of, local, same_bits
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import ShardedParameters
+from .swap import ParameterSwap
 
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
 
 __all__ = ["WrittenParameters"]
 
-STEPS = 3
+STEPS, FORWARDS = 3, 8  # of a run, that are watched
 Sums = dict[str, int]
 REMEDY = (
     "Write no parameter in the forward: compute what it needs from the parameter (as "
@@ -51,7 +52,9 @@ class WrittenParameters:
         self._hooks: list[Any] = []
         if isinstance(built.units, ShardedParameters):
             self._hooks = fsdp.before_freed(built.units.root, self._compare)
-        elif self._replicas:
+        elif isinstance(built.units, ParameterSwap):
+            built.units.watched = FORWARDS
+        else:
             self._hooks = [built.units.root.register_forward_hook(self._note)]
 
     def begin(self) -> None:
