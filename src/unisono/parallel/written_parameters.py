@@ -43,7 +43,8 @@ class WrittenParameters:
     """Watches the parameters of one rank in its first steps."""
 
     def __init__(self, built: ModelSetup) -> None:
-        self._built, self._left = built, STEPS
+        self._built = built
+        self._left = 0 if built.mesh.plan.elastic else STEPS  # which newcomers would count anew
         self._replicas = isinstance(built.units, ReplicatedParameters)
         self._before: Sums = {}  # when a step began
         self._first: Sums = {}  # after its first forward
@@ -100,7 +101,7 @@ class WrittenParameters:
             RuntimeError: they differ.
         """
         mesh, names = self._built.mesh, [*self._now]
-        if mesh.plan.copies == 1 or not self._replicas or not self._left or not names:
+        if mesh.plan.copies == 1 or mesh.plan.expert > 1 or not self._replicas or not self._left or not names:
             return
         sums = torch.tensor([*self._now.values()], device=mesh.axes.device_type)
         most, least = sums.clone(), sums.clone()
