@@ -118,8 +118,14 @@ def raise_changed(name: str | None) -> None:
     raise RuntimeError(f"the evaluation has changed {what}. Call run.model.eval() before run.evaluate")
 
 
-def raise_twice(name: str | None) -> None:
-    """Raise, on all ranks, the error of a step that changed a buffer in both forwards of a unit."""
+def raise_written(name: str | None, lost: str) -> None:
+    """Raise, on all ranks, the error of a step whose forward has written what one process keeps otherwise.
+
+    Args:
+        name: a buffer that changed in both forwards of a unit.    lost: why a parameter is wrong now.
+    """
+    if lost:
+        raise RuntimeError(lost)
     what = f"buffer {name!r}" if name else "a buffer of another rank"
     raise RuntimeError(
         f"recompute= runs each unit's forward again in backward, and has changed {what} twice. Leave out "

@@ -94,11 +94,32 @@ def squared_norm(
     shares: list[float] = []  # of each parameter's squared norm, as several ranks add it up
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
-            norms.append(torch.linalg.vector_norm(grad, dtype=torch.float64))
+            norms.append(norm_of(grad))
             shares.append(spread(name) / (copies(parameter, mesh) * shared.get(name, 1)))
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
     return sum_of_squares(torch.stack(norms), shares)
+
+
+def norm_of(grad: Tensor) -> Tensor:
+    """The norm of one gradient, f64 []. A complex one counts as its real and imaginary parts."""
+    real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
+    norm: Tensor = torch.linalg.vector_norm(real, dtype=torch.float64)
+    return norm
+
+
+def bits_of(value: Tensor) -> Tensor:
+    """A tensor's values as integers of their size, f32 as int32."""
+    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    if not real.is_floating_point():
+        return real.detach()
+    types = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return real.detach().contiguous().view(types[real.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values, NaN too."""
+    return torch.equal(bits_of(a), bits_of(b))
 
 
 def sum_of_squares(norms: Tensor, shares: Sequence[float]) -> Tensor:

@@ -29,7 +29,9 @@ from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_agreement import agree, same_everywhere
 from .model_buffers import ModelBuffers
+from .model_check import check_model
 from .output_check import OutputCheck
+from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
@@ -70,6 +72,7 @@ class ModelSetup:
     programs: StagePrograms | None = None  # from which the stages are cut
     others: list[dist.ProcessGroup] = field(default_factory=list)  # groups that are on no axis
     elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
+    hooks: ParameterHooks = field(default_factory=ParameterHooks)  # the caller's
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -120,8 +123,10 @@ def set_up(
     check: bool | None = None,
     experts: dict[str, str] | None = None,
     own_loss: bool = False,
+    weigh: object = None,
 ) -> ModelSetup:
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
+    hooks = _checked(model, plan, weigh)
     initial, drawn = Initializer(model, seed=seed, init=init), 0
     if dist.is_initialized():  # otherwise the mesh says so
         initial.seed, drawn = agree(model, plan, initial.seed)
@@ -153,11 +158,9 @@ def set_up(
         built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
     else:
         built = _staged(model, family, mesh, programs, starts, names, initial, axis)
-    if isinstance(built.units, ReplicatedParameters):
-        built.units.compress(built.named)
-    if region is not None and plan.recompute:
-        _leave_regions(family.units, region)
-    built.others = norms.begin()
+    hooks.check_names(names)
+    _complete(built, region)
+    built.others, built.hooks = norms.begin(), hooks
     built.seed, built.trial, built.region, built.decision = drawn, trial or tried, region, decision
     built.compared = compared
     _follow(built, context, sample)
@@ -167,6 +170,20 @@ def set_up(
         decision.note(model)
         built.ties += sums_of(decision.cut, names, mesh)
     return built
+
+
+def _checked(model: nn.Module, plan: Plan, weigh: object) -> ParameterHooks:
+    """Check a model, and take the hooks of its parameters."""
+    check_model(model, plan)
+    return ParameterHooks.of(model, plan, weigh)
+
+
+def _complete(built: ModelSetup, region: RngRegion | None) -> None:
+    """Tell the units what is known now."""
+    if isinstance(built.units, ReplicatedParameters):
+        built.units.compress(built.named)
+    if region is not None and built.mesh.plan.recompute:
+        _leave_regions(built.family.units, region)
 
 
 def _decided(

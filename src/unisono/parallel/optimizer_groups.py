@@ -51,6 +51,11 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
             raise TypeError(
                 f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
             )
+        if isinstance(one, torch.optim.SparseAdam):
+            raise ValueError(
+                "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
+                "Use Adam"
+            )
     if not found or (swap and len(found) > 1):
         raise ValueError(
             f"parallelize: optimizer returned {len(found)} optimizers, expected "

@@ -86,7 +86,7 @@ def parallelize(
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
-    options |= {"check": check, "experts": experts, "own_loss": loss is None}
+    options |= {"check": check, "experts": experts, "own_loss": loss is None, "weigh": weigh}
     return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)
 
 

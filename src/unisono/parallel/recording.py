@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.torch_internals.fake import memory_of
+
 from .graph.capture import CaptureError, Recorder, Shapes
 from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
@@ -70,7 +72,9 @@ class ModelRecorder:
                         parameter.data = parameter.data.to(self._dtype)
         prepared = None if self._prepare is None else self._prepare(shapes)
         before = ModuleSettings(shapes.model).now()
+        was = _parameters(shapes.model)
         graph = self._run(shapes, inputs, forward, prepared)
+        self._check_parameters(was, _parameters(shapes.model))
         if not list(tensors_in(graph.result, Ref)) or list(strange_in(graph.result, Ref)):
             raise CaptureError(
                 f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
@@ -84,6 +88,17 @@ class ModelRecorder:
             )
         return graph
 
+    def _check_parameters(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        """Refuse a model that freezes parameters while it runs, or puts others in their place."""
+        for name, (_, memory, trained) in now.items():
+            _, old, flag = before.get(name, (None, memory, trained))
+            if flag != trained or old != memory:
+                does = f"{'un' * trained}freezes" if flag != trained else "puts other values in place of"
+                raise self._refuses(
+                    f'{self.name} {does} "{name}" while it runs, which {self._where} does not follow. Do it '
+                    "before parallelize, or between steps"
+                )
+
     def _run(
         self, shapes: Shapes, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None, prepared: Any
     ) -> Graph:
@@ -92,3 +107,10 @@ class ModelRecorder:
         if prepared is not None:
             prepared.begin(recorder)
         return recorder.run(shapes.model, inputs, run)
+
+
+def _parameters(model: nn.Module) -> dict[str, Any]:
+    """By name: each parameter's memory, kept so that its key stays its own, and whether it is trained."""
+    return {
+        name: (*memory_of(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()
+    }

@@ -1,4 +1,6 @@
-"""Refuses the gradient of a parameter that a plan has replaced: its value is old, and nothing trains it.
+"""Parameters that a plan replaces: the new ones get the caller's attributes, and the old ones no gradient.
+
+An optimizer may read an attribute of a parameter, such as Mamba's `_no_weight_decay`.
 
 A loss, a hook or a closure may hold a parameter that it took from the model before `parallelize`. Where the
 plan shards or cuts parameters, or moves them to other stages, the model has other ones then. Without this
@@ -23,11 +25,15 @@ def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
 
     Example: w = model.head.weight before; a loss with w.pow(2) under Plan(data=2, zero=3).
     """
-    before = [(name, weakref.ref(parameter)) for name, parameter in model.named_parameters()]
+    before = [(name, weakref.ref(value), dict(vars(value))) for name, value in model.named_parameters()]
     yield
-    now = {id(parameter) for parameter in model.parameters()}
-    for name, reference in before:
-        parameter = reference()
+    named = dict(model.named_parameters(remove_duplicate=False))
+    now = {id(parameter) for parameter in named.values()}
+    for name, reference, attributes in before:
+        parameter, new = reference(), named.get(name)
+        for attribute, value in attributes.items() if new is not None and new is not parameter else ():
+            if not hasattr(new, attribute):
+                setattr(new, attribute, value)
         if parameter is not None and parameter.requires_grad and id(parameter) not in now:
             parameter.register_hook(partial(_refuse, name))
 

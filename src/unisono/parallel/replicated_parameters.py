@@ -117,7 +117,7 @@ class GradientBucket:
             RuntimeError: only some ranks have used a parameter.
         """
         for name, parameter, part, used in zip(
-            self.names, self.parameters, self._parts, self._used.tolist(), strict=True
+            self.names, self.parameters, self._parts, self._used.real.tolist(), strict=True
         ):
             if 0 < used < 1 and not uneven_use:
                 raise RuntimeError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from .accumulation import GradientAccumulation
-from .arguments import check_trained, raise_changed, raise_twice, two
+from .arguments import check_trained, raise_changed, raise_written, two
 from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
@@ -48,6 +48,7 @@ from .step_trace import trace_step as watching
 from .swap import ParameterSwap
 from .trained_flags import TrainedFlags, why_fixed
 from .weights import blanks_of, export, weights_of
+from .written_parameters import WrittenParameters
 
 
 class Run:
@@ -107,7 +108,7 @@ class Run:
         self._spans: list[Span] = []
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
-        self._statistics = built.statistics(self.mesh)
+        self._statistics, self._written = built.statistics(self.mesh), WrittenParameters(built)
         self._accumulated = GradientAccumulation()
         self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None
@@ -171,21 +172,26 @@ class Run:
         if self.swap is not None:
             self.swap.waited_s = 0.0
         drawn = f"step, call {self._accumulated.calls}" if self._accumulated.calls else "step"
+        self._built.hooks.check_step(update=update)
         with self._call(), self._drawing(drawn):
             made, work, total = self._work(batch, self._accumulated, train=True, update=update)
             kept = False
             try:
+                self._written.begin()
                 loss, count, self._spans = self._built.runtime.run(made, work)
+                wrote, lost = self._written.written(len(work.micros) * (2 if self.plan.recompute else 1))
                 if update:
                     add_up(self._trained, self._built.ties)
                     if self.experts is not None:
                         self.experts.average(self._trained)
+                    self._built.hooks.call(self._trained, self.scaler.scale)
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
-                changes = [any(changed), twice is not None, self._is_asked(), update, not update]
+                wrong = twice is not None or bool(lost)
+                changes = [wrote or any(changed), wrong, self._is_asked(), update, not update]
                 mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
                 if moved[1]:
-                    raise_twice(twice)
+                    raise_written(twice, lost)
                 if moved[3] and moved[4]:
                     raise ValueError("step: update is True on some ranks and False on others")
                 self._asked = moved[2]
@@ -194,6 +200,7 @@ class Run:
                 ratio = self._accumulated.add(count)
                 if moved[0]:
                     self._statistics.synchronize(changed)
+                    self._written.check_ranks()
                 kept = not update
                 if update:
                     self._update(norm, ratio)
@@ -203,6 +210,7 @@ class Run:
                 self._built.runtime.forget()
                 raise
             finally:
+                self._written.end()
                 if not kept:
                     self._clear()  # after an error, too: the next step must not add to these
         self.steps += update

@@ -152,6 +152,21 @@ def _check_dimensions(root: nn.Module, plan: Plan) -> None:
             )
 
 
+def _check_types(unit: nn.Module, plan: Plan) -> None:
+    """Refuse parameters of several types in one message of `fully_shard`."""
+    first: dict[torch.dtype, str] = {}
+    for name, parameter in unit.named_parameters():
+        if parameter.requires_grad and not fsdp.is_sharded(unit, name):
+            first.setdefault(parameter.dtype, name)
+    if len(first) > 1:
+        (one, name), (two, other), *_ = first.items()
+        raise ValueError(
+            f'"{name}" is {one} and "{other}" is {two} in {type(unit).__name__}, which zero={plan.zero} with '
+            f"precision={plan.precision!r} does not shard together. Give trained parameters one type "
+            "(model.float()) and write precision= for the type of computation, or use zero=0 with f32"
+        )
+
+
 def check_lists(root: nn.Module, what: str) -> None:
     """Refuse parameters in a plain attribute of a module too: there they stay as they are now."""
     names = {id(parameter): name for name, parameter in root.named_parameters()}
@@ -276,9 +291,11 @@ class ShardedParameters:
         for unit in self._units:
             fill(unit)
             left = self._wrap_experts(unit, left)
+            _check_types(unit, plan)
             _wrap(unit, mesh, _policy(plan))
         fill(self.root)
         self._wrap_experts(self.root, left)
+        _check_types(self.root, plan)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)

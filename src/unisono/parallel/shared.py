@@ -152,7 +152,11 @@ class _Search:
     def _thaw(self) -> list[nn.Parameter]:
         """Count every parameter of the copy as trained; return those that are frozen."""
         assert self._shapes is not None
-        frozen = [p for p in self._shapes.model.parameters() if not p.requires_grad and p.is_floating_point()]
+        frozen = [
+            p
+            for p in self._shapes.model.parameters()
+            if not p.requires_grad and (p.is_floating_point() or p.is_complex())
+        ]
         _require(frozen, True)
         return frozen
 
@@ -175,16 +179,21 @@ class _Search:
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
         forward = None if self._pieces is None else _chain
-        return prove(
-            self._shapes,
-            sample,
-            self._parts,
-            forward=forward,
-            whole=self._whole,
-            opened=self._opened,
-            only=only,
-            sequence=self._sequence,
-        )
+        try:
+            return prove(
+                self._shapes,
+                sample,
+                self._parts,
+                forward=forward,
+                whole=self._whole,
+                opened=self._opened,
+                only=only,
+                sequence=self._sequence,
+            )
+        except ValueError:
+            raise
+        except Exception as error:  # of rank 0 alone, for whose cut the others wait
+            raise CaptureError(unforeseen(self._name, error), final=True) from error
 
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""
@@ -222,6 +231,14 @@ class _Search:
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
             )
+
+
+def unforeseen(model: str, error: Exception) -> str:
+    """The text of an error that no rule foresaw while the program of `model` was recorded or cut."""
+    return (
+        f"the program of {model} cannot be recorded or cut: {type(error).__name__}: "
+        f"{str(error).strip()[:300]}. Use data= and zero="
+    )
 
 
 def _require(parameters: Sequence[nn.Parameter], gradients: bool) -> None:

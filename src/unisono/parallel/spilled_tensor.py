@@ -7,6 +7,7 @@ on: shape, dtype, gradient, hooks.
 from __future__ import annotations
 
 import functools
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from unisono.torch_internals.training import plainly
 
+PROPERTIES = (GetSetDescriptorType, property)
 VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})  # properties that read or write values
 OTHERS = frozenset({
     Tensor.dim, Tensor.element_size, Tensor.get_device, Tensor.is_complex, Tensor.is_contiguous,
@@ -50,7 +52,8 @@ class _SpilledTensor:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call what needs no values."""
-        about = getattr(func, "__self__", None)  # of a property's getter or setter
+        about = getattr(func, "__self__", None)
+        about = about if isinstance(about, PROPERTIES) else None  # of its getter or setter
         if func in OTHERS or (about is not None and getattr(about, "__name__", "data") not in VALUES):
             return plainly(func, args, kwargs or {})
         tensor = next(each for each in _flat((args, kwargs)) if is_spilled(each))

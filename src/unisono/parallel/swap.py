@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .batches import tensors_of
-from .gradients import sum_of_squares
+from .gradients import same_bits, sum_of_squares
 from .replicated_parameters import GradientBucket
 from .spill import Disk, Host, Key, SpillStorage
 from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
@@ -66,6 +66,7 @@ class ParameterSwap:
     Attributes:
         root: the model.
         waited_s: seconds in which compute has waited for the store; `step` sets it to 0 first.
+        watched: in so many forwards, what they leave in memory is compared with the store.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ParameterSwap:
         self._writing: list[Future[None]] = []
         self._norms: dict[nn.Parameter, float] = {}  # of the gradients that are in the store
         self._order: list[_SwapUnit] = []  # of forward, as seen in this step
+        self.watched = 0
         self._before: list[_SwapUnit] = []  # in the last one: what to read ahead
         self._in_backward = False
         self.waited_s = 0.0
@@ -273,23 +275,35 @@ class ParameterSwap:
     # ---- forward and backward ----
 
     def _hook_all(self) -> Iterator[Any]:
-        yield self.root.register_forward_pre_hook(self._forward_begins)
-        for unit in self._units:
-            yield unit.module.register_forward_pre_hook(self._before_use(unit), with_kwargs=True)
+        for unit in self._units:  # before the caller's hooks, which may need the values
+            before = self._before_use(unit)
+            yield unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             yield unit.module.register_forward_hook(self._after_use(unit), always_call=True)
         for parameter in self._number:
             if parameter.requires_grad:
                 yield parameter.register_post_accumulate_grad_hook(_spilling(weakref.ref(self)))
+        yield self.root.register_forward_pre_hook(self._forward_begins, prepend=True)
         yield self.root.register_forward_hook(self._forward_ends, always_call=True)
 
     def _forward_begins(self, _module: nn.Module, _args: Any) -> None:
         self.check()
         self._backward_ended()  # of the micro-batch before
-        self._order = []
+        self._order, self.watched = [], max(self.watched - 1, 0)
 
     def _forward_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         self._release_all()
         self._before = self._order
+
+    def _check_unwritten(self, unit: _SwapUnit) -> None:
+        """Refuse a forward that has written a parameter of `unit`, whose old values are in the store."""
+        for parameter in unit.parameters:
+            kept = self._store.view((self._number[parameter], "value"), parameter.data)
+            if not same_bits(kept, parameter.data):
+                raise RuntimeError(
+                    f'the forward writes the parameter "{self._names[parameter]}", and swap= would lose '
+                    "it: the store has the old values. Compute what the forward needs from the parameter, "
+                    "or write inside `with run.swap.mapped():` between two steps"
+                )
 
     def _backward_ended(self) -> None:
         self._in_backward = False
@@ -317,6 +331,8 @@ class ParameterSwap:
 
     def _after_use(self, unit: _SwapUnit) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            if self.watched and not self._in_backward:
+                self._check_unwritten(unit)
             began: list[bool] = []
 
             def before_backward(_grad: Tensor) -> None:

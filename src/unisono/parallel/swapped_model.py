@@ -16,6 +16,7 @@ from .batches import rows_of
 from .families import family_of
 from .spill import Disk, SpillStorage
 from .swap import ParameterSwap
+from .written_parameters import FORWARDS
 
 
 class Swapped:
@@ -48,6 +49,7 @@ class Swapped:
         self.optimizer = optimizer(list(model.parameters()))
         modules = family_of(model, None, None).units if units is None else units
         self._swap = ParameterSwap(model, modules, store or Disk())
+        self._swap.watched = FORWARDS
         self.step_s = 0.0
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from unisono.errors import message
 
@@ -141,6 +142,34 @@ def shown(root: Any) -> Iterator[tuple[Any, Any]]:
     for group in _groups(root):
         for held in group.fsdp_params if group.is_unsharded else ():
             yield held.sharded_param, held._unsharded_param
+
+
+def before_freed(root: Any, compare: Callable[[Any, Any, int, int, int], None]) -> list[Any]:
+    """Hook each sharded module's forward: when it ends, and before its parameters are freed, call
+    `compare(sharded, gathered, part, parts, dim)` for each of them. Return the hooks' handles.
+    """
+    need(NAMES["states"])
+
+    def ended(module: Any, *_: Any) -> None:
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            for held in group.fsdp_params if group.is_unsharded else ():
+                mesh = held.mesh_info
+                part, parts = getattr(mesh, "shard_mesh_rank", 0), getattr(mesh, "shard_mesh_size", 1)
+                dim = getattr(held.fsdp_placement, "dim", 0)
+                compare(held.sharded_param, held._unsharded_param, part, parts, dim)
+
+    modules: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    return [module.register_forward_hook(ended, prepend=True) for module in modules]
+
+
+def is_sharded(unit: Any, name: str) -> bool:
+    """Whether a module inside `unit` that is sharded by itself has the parameter of this name."""
+    path = name.rpartition(".")[0]
+    while path:
+        if isinstance(unit.get_submodule(path), FSDPModule):
+            return True
+        path = path.rpartition(".")[0]
+    return False
 
 
 def can_follow_frozen() -> bool:

@@ -96,6 +96,21 @@ NAMES = {
         purpose="the same, of hooks of all optimizers",
         without="an optimizer of parameters that are cut takes longer",
     ),
+    "hooks of gradients": PrivateName(
+        "torch:Tensor._backward_hooks",
+        purpose="call a parameter's hooks with the gradient of all ranks, not of one",
+        without="parameters with hooks are refused",
+    ),
+    "hooks after gradients": PrivateName(
+        "torch:Tensor._post_accumulate_grad_hooks",
+        purpose="the same, of hooks that are called when a gradient has been added",
+        without="parameters with hooks are refused",
+    ),
+    "hooks before a forward": PrivateName(
+        "torch.nn:Module._forward_pre_hooks",
+        purpose="compute what the caller's hooks do before a unit again in backward (recompute=True)",
+        without="they are called again on what they have returned",
+    ),
     "not persistent": PrivateName(
         "torch.nn:Module._non_persistent_buffers_set",
         purpose="leave buffers with persistent=False out of a checkpoint",
@@ -105,8 +120,16 @@ NAMES = {
 
 
 def recompute(module: nn.Module, **options: Any) -> None:
-    """Compute the activations of `module` again in backward. `options`: of torch.utils.checkpoint."""
+    """Compute the activations of `module` again in backward. `options`: of torch.utils.checkpoint.
+
+    What the caller's hooks do before a forward is computed again, too. PyTorch would keep what they return,
+    and call them again on it.
+    """
+    hooks: Any = module._forward_pre_hooks if find(NAMES["hooks before a forward"]) is not None else {}
+    before = set(hooks)
     need(NAMES["recompute"])(module, **options)
+    for number in set(hooks) - before:
+        hooks.move_to_end(number, last=False)
 
 
 def offsets(parameter: Any) -> Sequence[int]:
@@ -195,3 +218,23 @@ def follows_parameters(module: nn.Module, leaf: str) -> bool:
     """Whether an attribute always has the parameters of now, as the list of weights of nn.LSTM has."""
     own = find(NAMES["flat weights"])
     return own is not None and leaf == "_flat_weights" and type(module).__setattr__ is own
+
+
+def hooks_of(parameter: Any, kind: str) -> Any:
+    """The hooks on a parameter's gradient, number -> function, as PyTorch keeps them; None: there are none.
+
+    Args:
+        kind: "hooks of gradients" (`register_hook`), or "hooks after gradients"
+            (`register_post_accumulate_grad_hook`).
+    """
+    return getattr(parameter, _attribute(kind), None)
+
+
+def set_hooks(parameter: Any, kind: str, hooks: Any) -> None:
+    """Have autograd call these hooks of a parameter, and no others of this kind."""
+    need(NAMES[kind])
+    setattr(parameter, _attribute(kind), hooks)
+
+
+def _attribute(kind: str) -> str:
+    return NAMES[kind].path.rpartition(".")[2]

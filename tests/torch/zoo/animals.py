@@ -253,6 +253,8 @@ ANIMALS: dict[str, Animal] = {
     ),
     "two-losses": Animal(own.TwoLosses, text, two_losses),
     "between": Animal(own.Between, text, token_loss),
+    "sliced": Animal(own.Sliced, text, token_loss),
+    "hooked": Animal(own.Hooked, text, token_loss),
     **FAMILIES,
 }
 

@@ -291,6 +291,40 @@ class MultiQuery(nn.Module):
         return self.head(x + self.o(mixed.transpose(1, 2).reshape(*x.shape)))
 
 
+class Sliced(nn.Module):
+    """Query, key and value are slices of one bare weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.weight = nn.Parameter(torch.randn(3 * WIDTH, WIDTH) * 0.2)
+        self.bias = nn.Parameter(torch.zeros(3 * WIDTH))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        parts = (slice(0, WIDTH), slice(WIDTH, 2 * WIDTH), slice(-WIDTH, None))
+        q, k, v = (functional.linear(x, self.weight[part], self.bias[part]) for part in parts)
+        return self.head(x + functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+class Hooked(nn.Module):
+    """Hooks: on a parameter, before a layer, and after one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.layers[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        self.layers[1].register_forward_pre_hook(lambda _, args: (args[0] * 0.7,))
+        self.layers[0].register_forward_hook(lambda _, args, output: output * 1.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
 class Between(nn.Module):
     """The layers have the usual names; a softmax over what would be cut is between them."""
 

@@ -110,14 +110,16 @@ class Backward:
         found = {
             value.number
             for value in self._graph.values
-            if value.kind == "parameter" and value.requires_grad and value.dtype.is_floating_point
+            if value.kind == "parameter" and value.requires_grad and value.differentiable
         }
         for node in self._graph.nodes:
-            if node.name != "aten.detach" and any(r.value in found for r in self._inputs(node)):
+            inputs = [ref.value for ref in self._inputs(node)]
+            ends = node.name == "aten.detach" and not self._graph.taken_by_functions & set(inputs)
+            if not ends and any(value in found for value in inputs):
                 found.update(
                     number
                     for number in node.outputs
-                    if number is not None and self._graph.values[number].dtype.is_floating_point
+                    if number is not None and self._graph.values[number].differentiable
                 )
         return found
 

@@ -46,6 +46,7 @@ PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.di
 CHECKPOINT = torch.utils.checkpoint.__file__
 MODULE = nn.modules.module.__file__
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
+SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
 SKIPPED = ("prim.device", "aten.detach_", "aten.sym_size", "aten.sym_numel", "aten.is_pinned")
 
 # Functions whose arguments may be sizes that the program has written down
@@ -152,7 +153,7 @@ class Recorder:
         else:
             number = known[1]
         made_by: Any = tensor.grad_fn
-        if isinstance(made_by, BackwardCFunction):
+        if _hides(made_by):
             self.graph.own_backward.setdefault(number, self.frames[-1] if self.frames else -1)
         self.paused -= 1
         return number
@@ -304,7 +305,7 @@ class Recorder:
         makers: dict[Any, list[int]] = {}
         for tensor, number in self._known.values():
             makers.setdefault(tensor.grad_fn, []).append(number)
-        for function in [fn for fn in makers if isinstance(fn, BackwardCFunction)]:
+        for function in filter(_hides, makers):
             for before, _ in function.next_functions:
                 leaf = getattr(before, "variable", None)
                 known = None if leaf is None else self._known.get(id(leaf))
@@ -362,6 +363,13 @@ def call(module: Any, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
+
+
+def _hides(function: Any) -> bool:
+    """Whether a function of autograd has a backward that the recorded operators do not show."""
+    if isinstance(function, BackwardCFunction):
+        return True
+    return function is not None and str(function.name()).endswith(SCRIPTED)
 
 
 def _is_recomputed() -> bool:

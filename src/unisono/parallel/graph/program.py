@@ -23,6 +23,9 @@ from .containers import mapped
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
 
+HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
+
+
 class Ref(NamedTuple):
     """Stands for a value among the arguments of an operator."""
 
@@ -55,6 +58,11 @@ class Value:
     storage: int
     node: int = -1
     name: str = ""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether its type may have a gradient."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
 
     @property
     def nbytes(self) -> int:

@@ -111,7 +111,7 @@ class Scopes:
             not frame.path
             or frame.path in self._opened
             or (frame.first, frame.last) != (frame.begin, frame.end)  # a hook sees what others see
-            or not value.dtype.is_floating_point
+            or not value.differentiable
             or number in (frame.inputs if out else frame.outputs)
             or written.get(value.storage, -1) >= (frame.end if out else frame.begin)
             or (out and value.node < frame.begin)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .containers import strange_in
 from .noted_call import ModuleOp
-from .program import Frame, Graph, Node, Ref, refs, writes_of
+from .program import HOOKS, Frame, Graph, Node, Ref, refs, writes_of
 from .rules import DRAWS
 
 __all__ = [
@@ -48,6 +48,8 @@ def closed_because(graph: Graph, frame: Frame) -> str:
         return "it runs a torch.autograd.Function of its own"
     if any(name.rpartition(".")[0] == frame.path for name in graph.rebound):
         return "it puts other tensors in place of its buffers"
+    if any(call.function in HOOKS and call.frame == frame.number for call in graph.calls):
+        return "it registers a hook on a tensor while it runs"
     for node in inside:
         if isinstance(node.op, ModuleOp):
             return f"it is one operator of the program, at {node.line}"

@@ -311,7 +311,8 @@ class PipelineRuntime:
 
 def _nothing(output: Any) -> Tensor:
     """A loss of 0 with gradients of 0: no label of these rows counts, and a mean over none is NaN."""
-    total: Tensor = sum((t * 0.0).sum() for t in tensors_of(output) if t.is_floating_point())  # type: ignore[assignment]
+    reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(output)]
+    total: Tensor = sum((t * 0.0).sum() for t in reals if t.is_floating_point())  # type: ignore[assignment]
     return total
 
 

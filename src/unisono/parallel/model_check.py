@@ -1,0 +1,64 @@
+"""Refuses models that no plan trains as one process does, and sets what all plans need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["check_model"]
+
+
+def check_model(model: nn.Module, plan: Plan) -> None:
+    """Check a model, and make its embeddings' gradients dense, as sums over ranks are. Parameters that are
+    sharded become contiguous.
+
+    Raises:
+        ValueError: it has parameters without shapes, TorchScript, or an embedding that counts or writes by
+            the rows of one rank; the text names the module.
+    """
+    for path, module in model.named_modules():
+        where = f'"{path}" ({type(module).__name__})' if path else type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{where} is TorchScript, which takes no hooks, and whose program cannot be recorded. "
+                "Give the Python module that it was made of"
+            )
+        for name, value in [*module._parameters.items(), *module._buffers.items()]:
+            if value is not None and is_lazy(value):
+                raise ValueError(
+                    f'"{name}" of {where} has no shape yet. Call the model on a batch once before '
+                    "parallelize: model(inputs)"
+                )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            _check_embedding(where, module, plan)
+            module.sparse = False
+    if plan.zero or plan.precision != "f32":
+        _make_contiguous(model)
+
+
+@torch.no_grad()
+def _make_contiguous(model: nn.Module) -> None:
+    """Give each parameter the memory format that `fully_shard` needs. Example: nn.Parameter(matrix.t())."""
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+
+
+def _check_embedding(where: str, module: nn.Embedding | nn.EmbeddingBag, plan: Plan) -> None:
+    if module.max_norm is not None and (plan.copies > 1 or plan.zero or plan.precision != "f32"):
+        raise ValueError(
+            f"{where} has max_norm={module.max_norm}: it normalises the rows that its inputs name, in the "
+            "table itself, and every data rank has other inputs. Normalise what it returns, or the whole "
+            "table between two steps"
+        )
+    if module.scale_grad_by_freq and (plan.copies > 1 or plan.micro_batches > 1):
+        raise ValueError(
+            f"{where} has scale_grad_by_freq=True: it counts the inputs of one rank and one micro-batch, not "
+            "those of the batch. Leave it out, or use tensor= with micro_batches=1"
+        )
