@@ -46,7 +46,7 @@ class ElasticRanks:
         self._ranks = ranks
         self._say = say
         self._host = os.uname().nodename
-        self._size = 0
+        self._size = self._here = 0  # ranks of the newest group: all, and those that were started here
         self._generation = -1
         self._told: set[tuple[int, int]] = set()
         self._shown: tuple[str, ...] = ()
@@ -74,9 +74,18 @@ class ElasticRanks:
         rank.addresses, rank.listens = notice.addresses, notice.listens
         if notice.generation > self._generation:
             self._generation, self._size = notice.generation, notice.size
+            self._here = sum(pid in self._ranks for pid in notice.here)
+            self._forget_evicted(notice)
         for lost in notice.left:
             self._on_lost(lost, notice)
         self._show_addresses()
+
+    def _forget_evicted(self, notice: MembershipNotice) -> None:
+        """Ranks that ended because the others went on without them: no notice of theirs says who is out."""
+        for pid, rank in self._ranks.items():
+            if rank.end is not None and rank.out_since is None and pid not in notice.here:
+                rank.out_since = time.monotonic()
+                rank.survived = notice.size >= self.least
 
     def _on_lost(self, lost: LostRank, notice: MembershipNotice) -> None:
         here = self._ranks.get(lost.pid) if lost.host == self._host else None
@@ -172,8 +181,7 @@ class ElasticRanks:
     @property
     def elsewhere(self) -> bool:
         """Whether the group has ranks on other machines, as far as the launcher knows."""
-        here = sum(rank.member_since is not None for rank in self._ranks.values() if rank.out_since is None)
-        return self._size > here
+        return self._size > self._here
 
     @property
     def over(self) -> bool:

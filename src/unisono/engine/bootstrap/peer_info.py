@@ -59,6 +59,11 @@ class PeerInfo(PeerVersion, frozen=True, array_like=True):
     access_probe: int
     cores: str
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Equal for ranks that one launcher can have started."""
+        return self.kernel, self.network, self.name
+
 
 class Membership(msgspec.Struct, frozen=True, array_like=True):
     """The peer info of every rank, and the values that must be equal on all ranks.

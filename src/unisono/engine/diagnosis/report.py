@@ -214,6 +214,7 @@ class MembershipNotice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: of the rank.  new_rank: its number now.
         generation, size: of its group.
+        here: the processes of the group on this host.
         left: who is not in it any more.
         listens: newcomers come to this rank.
         addresses: where newcomers may ask, as far as the rank knows; its own first.
@@ -223,6 +224,7 @@ class MembershipNotice(msgspec.Struct, frozen=True, kw_only=True):
     new_rank: int
     generation: int
     size: int
+    here: tuple[int, ...] = ()
     left: tuple[LostRank, ...] = ()
     listens: bool = False
     addresses: tuple[str, ...] = ()

@@ -23,13 +23,17 @@ def announce(group: MembershipGroup) -> None:
     settings = group._settings
     if settings is None or settings.elastic is None or settings.report_fd is None:
         return
-    planner = group._planner
+    planner, identity = group._planner, group._identity
+    assert identity is not None  # an elastic group has one
+    peers = identity.membership.peers
+    place = peers[group.rank].place
     own = () if planner.listener is None else (address_text(*planner.listener.address),)
     notice = MembershipNotice(
         pid=os.getpid(),
         new_rank=group.rank,
         generation=group.generation,
         size=group.size,
+        here=tuple(info.pid for info in peers if info.place == place),
         left=tuple(LostRank(one.rank, one.host, one.pid, one.why) for one in group.left),
         listens=bool(own),
         addresses=tuple(dict.fromkeys((*own, *planner.addresses))),
