@@ -23,6 +23,8 @@ class Program(nn.Module):
         self.words, self.block = nn.Embedding(WORDS, WIDTH), Block(3, 1)
         self.gain, self.slope = nn.Parameter(torch.rand(WIDTH)), nn.PReLU(WIDTH)
         self.gate, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.kernel = nn.Parameter(torch.rand(WIDTH, 1, 3) / 3)
+        self.memory = nn.LSTM(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True)
         self.blocks = nn.ModuleList([self.block])  # a unit that runs twice
         self.what = [what]
 
@@ -88,8 +90,31 @@ def summed(model: Program, x: Tensor) -> Tensor:
     return (x @ state + x @ mixed) / 9
 
 
+def slides(model: Program, x: Tensor) -> Tensor:
+    """Kernels over positions: causal ones, around each position, in frames and back; and over all of them."""
+    turned, kernel, width = x.mT, model.kernel, x.shape[2]
+    causal = functional.conv1d(turned, kernel, padding=2, groups=width)[..., : x.shape[1]]
+    padded = functional.conv1d(functional.pad(turned, (2, 0)), kernel, groups=width)
+    around = functional.conv1d(turned, kernel, padding=4, dilation=2, groups=width)[..., 2:-2]
+    frames = functional.conv1d(turned, kernel, stride=2, padding=1, groups=width)
+    back = functional.conv_transpose1d(functional.gelu(frames), kernel, stride=2, padding=1, groups=width)
+    mixed = functional.conv1d(x, torch.ones(2, x.shape[1], 3) * model.gain[:3])  # positions as channels
+    return x + (causal * padded + around + back).mT + mixed.mean(1, keepdim=True).mean(-1, keepdim=True)
+
+
+def remembers(model: Program, x: Tensor) -> Tensor:
+    """States from one position to the next."""
+    found, (last, _) = model.memory(x)
+    state, states, written = torch.zeros_like(x[:, 0]), [], torch.zeros_like(x)
+    for at, each in enumerate(x.unbind(1)):
+        state = state * model.gain + each
+        states.append(state)
+        written[:, at] = state * x[:, at]
+    return found * written + torch.stack(states, 1) + last[0].repeat(1, 2).unsqueeze(1) + functional.group_norm(x.mT, 4).mT
+
+
 def check_programs(folder: Path) -> None:
-    for what in (written, gated, detached, looks_around, shapes, written_out, summed):
+    for what in (written, gated, detached, looks_around, shapes, written_out, summed, slides, remembers):
         for more in ({}, {"zero": 3, "recompute": True}):
             print(what.__name__)
             same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)

@@ -21,6 +21,7 @@ from unisono.parallel.graph.rules import LIKE, slice_of
 from .attention import attend, heads_are_cheaper
 from .call import RuleCall
 from .exchange import total
+from .gathers import all_positions, convolution, unbound
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
@@ -84,6 +85,21 @@ def _broadcast(call: RuleCall, given: Sequence[Ref], shape: Sequence[int]) -> Se
 
 def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
     return [None]
+
+
+def _created(call: RuleCall) -> list[SequenceDim | None]:
+    """Memory whose positions are written one by one is whole on every rank."""
+    place, number = call.cut(call.args[0]), call.node.outputs[0]
+    assert number is not None
+    values = call.graph.values
+    for node in call.graph.nodes[call.node.number + 1 :] if values[number].storage in call.written else ():
+        if node.name == "aten.select" and values[node.args[0].value].storage == values[number].storage:
+            shape, dim = values[node.args[0].value].shape, node.args[1]
+            if shape == call.out() and dim % len(shape) == place.dim:
+                op, sizes = call.node.op, call.out()
+                call.run = lambda like, *args, **named: op(like.new_empty(sizes), *args, **named)
+                return [None]
+    return _pointwise(call)
 
 
 def _embedding(call: RuleCall) -> list[SequenceDim | None]:
@@ -186,7 +202,7 @@ def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
 def _unbind(call: RuleCall) -> list[SequenceDim | None]:
     place, dim = call.cut(call.args[0]), _dim(call, 1)
     if dim == place.dim:
-        raise LayoutError("it takes the positions one by one")
+        return unbound(call)
     return [_without(place, dim) for _ in call.node.outputs]
 
 
@@ -466,6 +482,7 @@ RULES: dict[str, Rule] = {
         ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_empty_strided"),
         _like_new,
     ),
+    **dict.fromkeys(("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like"), _created),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
     **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
     "aten.expand": _expand,
@@ -478,6 +495,8 @@ RULES: dict[str, Rule] = {
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _padded,
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), product),
+    "aten.convolution": convolution,
+    **dict.fromkeys(("aten.mkldnn_rnn_layer", "aten.native_group_norm"), all_positions),
     "aten.embedding": _embedding,
     "aten.index": _index,
     "aten.gather": _gather,
