@@ -1,11 +1,13 @@
 """Programs that look harmless or odd, with cut sequences: as one process, or refused. On two ranks."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -182,21 +184,42 @@ def one_position_changes_later(model: Program, x: Tensor) -> Tensor:
     return y + last.unsqueeze(1)
 
 
+def check_what_needs_all_positions(folder: Path) -> None:
+    """It runs on all of them, on each rank, and a warning names the operator."""
+    for what in (
+        lambda model, x: x / x.var() + x / x.max(),
+        lambda model, x: functional.softmax(x, 1) + torch.cumsum(x, -2) * model.gain,
+        lambda model, x: x[:, torch.arange(17).flip(0)] + x.flip(1).sort(1)[0],
+        lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1) * model.gain,
+        lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT + model.gate(x),
+        lambda model, x: x + (x @ x.mT).softmax(1) @ x + (x @ x.mT + (x @ x.mT * 0.1).mT).softmax(-1) @ x,
+        copied,
+    ):
+        for more in ({}, {"zero": 3, "recompute": True}):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
+            said = [str(one.message) for one in seen if "on the whole sequence" in str(one.message)]
+            assert bool(said) == (dist.get_rank() == 0 ), said
+            assert not said or  "context_programs.py:" in said[0], said
+
+
+def copied(model: Program, x: Tensor) -> Tensor:
+    """Halves of positions of both kinds, written into memory that is new."""
+    y = x.new_empty(x.shape)
+    y[..., ::2].copy_(x[..., ::2] * 0.5)
+    y[..., 1::2].copy_(model.gain[1::2])
+    chosen = torch.zeros_like(x).scatter_(-1, x.topk(3)[1], 1.0)
+    return x + y + chosen + torch.zeros_like(x).scatter_add(-1, x.topk(3)[1], x[..., :3] * 2)
+
+
 def check_what_is_refused(folder: Path) -> None:
     first = batches(16)[0]
     for what in (
         lambda model, x: model.norm(x.transpose(1, 2)).transpose(1, 2),  # a mean over positions, and a buffer
-        lambda model, x: x / x.var(),
-        lambda model, x: x / x.max(),
-        lambda model, x: functional.softmax(x, 1),
-        lambda model, x: torch.cumsum(x, -2),
-        lambda model, x: x[:, torch.arange(16).flip(0)],
-        lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1),
-        lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT,
-        lambda model, x: (x @ x.mT).softmax(1) @ x,
         one_position_is_written,
         one_position_changes_later,
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match="context=2 cannot cut"):
             run = up.parallelize(
                 seeded(partial(Program, what)), up.Plan(context=2), optimizer=adamw, loss=mean

@@ -1,15 +1,14 @@
 """Operators that look at other positions, or at all of them: each rank runs them on the whole sequence.
 
 The positions are gathered, the operator runs as in one process, and a rank keeps its own positions of what it
-returns. So the sequence is whole on each rank during this operator, and cut again after it.
+returns, or all of them:
 
-| operator | positions of the output |
+| operator | positions that a rank keeps |
 |---|---|
 | convolution, stride 1 | those of its input, or with a shift: padding in front makes earlier ones |
-| convolution, other strides, or transposed | a new sequence: frames of samples |
-| convolution, the sequence in place of its channels | none: the output is whole |
-| layer of nn.LSTM, group norm | those of its input |
-| unbind | none: a program that takes the positions one by one gets all of them |
+| convolution, other strides, or transposed | its own of a new sequence: frames of samples |
+| layer of nn.LSTM, group norm, softmax, cumsum, sort | those of its input |
+| any other that cannot run on a part of the sequence | all |
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from typing import Any
 
 from torch import Tensor
 
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.program import refs, replayed, writes_of
+
 from .call import RuleCall
 from .exchange import gathered, take
 from .layout import LayoutError, PositionSpan, SequenceDim
 
-__all__ = ["all_positions", "convolution", "unbound"]
+__all__ = ["all_positions", "convolution", "on_all"]
 
 Places = list[SequenceDim | None]
 
@@ -34,40 +36,48 @@ def convolution(call: RuleCall) -> Places:
     if place.dim == 0:
         call.stays_whole(*call.args[1:])
         return [place]
-    return _on_all(call, [None if place.dim == 1 else _slid(call, place)])
+    return on_all(call, [None if place.dim == 1 else _slid(call, place)])
 
 
 def all_positions(call: RuleCall) -> Places:
     """The first output has the positions of the input; others, such as last states, are whole."""
     place, came = call.cut(call.args[0]), call.shape(call.args[0])
     same = len(call.out()) == len(came) and call.out()[place.dim] == came[place.dim]
-    return _on_all(call, [place if same else None, *(None for _ in call.node.outputs[1:])])
+    return on_all(call, [place if same else None, *(None for _ in call.node.outputs[1:])])
 
 
-def unbound(call: RuleCall) -> Places:
-    """All positions, one by one."""
-    return _on_all(call, [None for _ in call.node.outputs])
+def on_all(call: RuleCall, found: Places) -> Places:
+    """Run the operator on all positions of its inputs. found: what is kept of its outputs.
 
-
-def _on_all(call: RuleCall, found: Places) -> Places:
-    """Run the operator on all positions of its first input. found: what is kept of its outputs."""
-    came = call.args[0]
-    place, shape, op = call.cut(came), call.shape(came), call.node.op
-    call.stays_whole(*call.args[1:])
-    if call.written_later(came):
+    Raises:
+        LayoutError: it writes into a part of the sequence, or another operator into what it would copy.
+    """
+    if any(before in call.places for before, _ in writes_of(call.node)):
+        raise LayoutError("it writes into positions of the sequence, and needs other ones")
+    given = [*refs((call.args, call.node.named))]
+    if any(call.place(ref) is not None and call.written_later(ref) for ref in given):
         raise LayoutError("it takes a copy of memory that is written later, or through it")
-    ranks, label = call.ranks, call.label()
+    lies = [None if call.whole else call.place(ref) for ref in given]
+    shapes = [call.shape(ref) for ref in given]
+    op, ranks, label = replayed(call.node, call.graph, call.written), call.ranks, call.label()
 
     def kept(value: Tensor, at: SequenceDim | None) -> Tensor:
         return value if at is None else take(value, at, ranks.rank)
 
-    def run(value: Tensor, *args: Any, **named: Any) -> Any:
-        made = op(gathered(value, shape, place, ranks, label), *args, **named)
+    def run(*args: Any, **named: Any) -> Any:
+        known = iter(zip(lies, shapes, strict=True))
+
+        def complete(value: Tensor) -> Tensor:
+            place, shape = next(known)
+            return value if place is None else gathered(value, shape, place, ranks, label)
+
+        args, named = mapped((args, named), complete, Tensor)
+        made = op(*args, **named)
         if isinstance(made, Tensor):
             return kept(made, found[0])
-        return tuple(kept(one, at) for one, at in zip(made, found, strict=True))
+        return tuple(one if one is None else kept(one, at) for one, at in zip(made, found, strict=True))
 
-    call.run = run
+    call.run, call.on_all = run, True
     return found
 
 

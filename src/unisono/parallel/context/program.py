@@ -18,6 +18,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextError", "ContextProgram"]
 
+LISTED = 3  # operators in a warning
 STATE = ("parameter", "buffer")
 HOOKS = ("register_hook", "register_multi_grad_hook")
 OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
@@ -97,6 +99,7 @@ class ContextProgram:
         self._written = {
             graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
         }
+        self._on_all: list[Node] = []  # what runs on all positions
         self._check()
         self._begin(sequences)
         steps = [self._step(node) for node in graph.nodes]
@@ -107,6 +110,7 @@ class ContextProgram:
             )
         self._inputs = [value.number for value in graph.values if value.kind == "input"]
         self._leave_out(steps)
+        self._warn([node for node in self._on_all if not steps[node.number].idle])
         self._parts: list[tuple[int, int, SequenceDim]] = []
         if pipeline is None:
             self._parts = self._take_once(steps)
@@ -122,12 +126,27 @@ class ContextProgram:
 
     # ---- proof ----
 
-    def _refuse(self, node: Node, why: str) -> ContextError:
+    def _named(self, node: Node) -> str:
         module = self.graph.module_of(node)
-        where = f' in "{module}"' if module else ""
+        return f'{node.name} in "{module}"' if module else str(node.name)
+
+    def _refuse(self, node: Node, why: str) -> ContextError:
         return ContextError(
-            f"context={self._ranks.ranks} cannot cut {node.name}{where} along the sequence: {why}, at "
+            f"context={self._ranks.ranks} cannot cut {self._named(node)} along the sequence: {why}, at "
             f"{node.line}. {WRITTEN_OUT if node.name in OF_ATTENTION else ELSE}"
+        )
+
+    def _warn(self, nodes: Sequence[Node]) -> None:
+        """Say what takes as much memory and time on each rank as in one process."""
+        if not nodes or self._ranks.rank:
+            return
+        lines = dict.fromkeys(f"{self._named(node)}, at {node.line}" for node in nodes)
+        text = "\n  ".join(itertools.islice(lines, LISTED))
+        more = f"\n  and {len(lines) - LISTED} more" if len(lines) > LISTED else ""
+        warnings.warn(
+            f"context={self._ranks.ranks}: operators of {self.graph.model} need other positions than a rank's "
+            f"own. Each rank runs them on the whole sequence:\n  {text}{more}",
+            stacklevel=2,
         )
 
     def _check(self) -> None:
@@ -183,12 +202,15 @@ class ContextProgram:
             return ProgramStep(node, draws=_draws(node), apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
-        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
+        whole = not cut
+        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written, whole)
         try:
             found = run_rule(call)
         except LayoutError as error:
             raise self._refuse(node, str(error)) from None
-        wants = (marked if begins else {}) | call.wants
+        if call.on_all:
+            self._on_all.append(node)
+        wants = (marked if begins and not call.on_all else {}) | call.wants
         for number, place in zip(node.outputs, found, strict=True):
             if number is not None and place is not None:
                 self.places[number] = place
@@ -206,7 +228,7 @@ class ContextProgram:
 
     def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
-        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written)
+        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written, whole=True)
         with contextlib.suppress(LayoutError, StopIteration):
             found = run_rule(call)
             for number, place in zip(node.outputs, found, strict=True):

@@ -21,7 +21,7 @@ from unisono.parallel.graph.rules import LIKE, slice_of
 from .attention import attend, heads_are_cheaper
 from .call import RuleCall
 from .exchange import total
-from .gathers import all_positions, convolution, unbound
+from .gathers import all_positions, convolution, on_all
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
@@ -36,9 +36,21 @@ Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
 def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     """The places of the outputs. All inputs that are not in `call.places` are whole.
 
+    What cannot run on the positions of one rank runs on all of them, unless the cut would begin there.
+
     Raises:
-        LayoutError: the operator cannot run on the positions of one rank.
+        LayoutError: it cannot do that either.
     """
+    try:
+        return _by_rule(call)
+    except LayoutError:
+        if call.whole or (call.node.name.startswith("unisono.") and call.node.name != ATTENTION):
+            raise
+    call.wants, call.run = {}, None
+    return on_all(call, [None for _ in call.node.outputs])
+
+
+def _by_rule(call: RuleCall) -> list[SequenceDim | None]:
     node = call.node
     rule = RULES.get(node.name)
     if rule is None and (node.name in LIKE or torch.Tag.pointwise in node.op.tags):
@@ -46,7 +58,7 @@ def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     if rule is None:
         raise LayoutError("no rule says what it does with each position")
     found = rule(call)
-    for before, after in writes_of(node):
+    for before, after in () if call.on_all else writes_of(node):
         place = call.places.get(before)
         target = found[node.outputs.index(after)] if after in node.outputs else place
         if place is None or before in call.wants or target != place:
@@ -132,6 +144,16 @@ def _gather(call: RuleCall) -> list[SequenceDim | None]:
     return [place]
 
 
+def _scatter(call: RuleCall) -> list[SequenceDim | None]:
+    came, places, source = call.args[0], call.args[2], call.args[3]
+    place, at = call.cut(came), call.args[1] % len(call.shape(came))
+    for ref in (places, source) if isinstance(source, Ref) else (places,):
+        if place.dim == at or call.shape(ref)[place.dim] != call.shape(came)[place.dim]:
+            raise LayoutError("it writes to positions of the sequence")
+        call.want(ref, place)
+    return [place]
+
+
 # ---- shapes ----
 
 
@@ -202,7 +224,7 @@ def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
 def _unbind(call: RuleCall) -> list[SequenceDim | None]:
     place, dim = call.cut(call.args[0]), _dim(call, 1)
     if dim == place.dim:
-        return unbound(call)
+        return on_all(call, [None for _ in call.node.outputs])
     return [_without(place, dim) for _ in call.node.outputs]
 
 
@@ -296,7 +318,7 @@ def _along(at: int, default: int | None = None) -> Rule:
         if over is None:
             return _pointwise(call)
         if place.dim in over:
-            raise LayoutError("it needs all positions of the sequence")
+            return all_positions(call)
         return [_left(place, over, len(shape), len(call.shape(came))) for shape in _outs(call)]
 
     return rule
@@ -442,6 +464,10 @@ def _attention(call: RuleCall) -> list[SequenceDim | None]:
     call.stays_whole(mask)
     if place is None:
         raise LayoutError("its keys are cut along the sequence, and its queries are not")
+    if keys is None or values is None:  # a whole one comes to the other
+        keys = values = keys or values
+        for ref in (k, v) if keys is not None else ():
+            call.want(ref, keys)
     if keys != values:
         raise LayoutError("its keys and values are cut differently")
     if mask is not None and len(call.shape(mask)) > dims:
@@ -500,6 +526,7 @@ RULES: dict[str, Rule] = {
     "aten.embedding": _embedding,
     "aten.index": _index,
     "aten.gather": _gather,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), _scatter),
     **dict.fromkeys(("aten.native_layer_norm", "aten._fused_rms_norm"), _norm),
     **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1)),
     **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1)),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgramStage", "StagePrograms"]
 
+STATE = ("buffer", "constant")
 PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
 
 
@@ -152,15 +153,20 @@ class ProgramStage(nn.Module):
 
     @functools.cached_property
     def repeats(self) -> bool:
-        """Whether a parameter is used more than once: its gradient cannot be computed use by use, later."""
+        """Whether a parameter, or what follows from parameters alone, is used more than once: its gradient
+        cannot be computed use by use, later.
+        """
         graph = self._programs.first.graph
         uses: Counter[int] = Counter()
+        weights = {value.number for value in graph.values if value.kind == "parameter"}
         for item in self._programs.first.stages[self._stage].items:
             nodes = [item.node] if item.frame is None else graph.nodes[item.frame.first : item.frame.last]
-            for node in nodes:
-                if node is not None:
-                    uses.update(ref.value for ref in refs((node.args, node.named)))
-        return any(count > 1 and graph.values[number].kind == "parameter" for number, count in uses.items())
+            for node in filter(None, nodes):
+                given = {ref.value for ref in refs((node.args, node.named))}
+                uses.update(ref.value for ref in refs((node.args, node.named)))
+                if given & weights and all(n in weights or graph.values[n].kind in STATE for n in given):
+                    weights.update(number for number in node.outputs if number is not None)
+        return any(count > 1 and number in weights for number, count in uses.items())
 
     def program_of(self, inputs: Any) -> str:
         """A text that is equal on all ranks, and differs for inputs that run other programs."""
