@@ -132,20 +132,18 @@ def set_up(
     same_everywhere(model)
     if plan.recompute or plan.context > 1:
         forget_caches(model)
-    trial: ExpertCheck | None = None
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    axis: ExpertAxis | None = None
     names, compared = _names(model), OutputCheck.of(model, plan, check, fill, family.output)
-    if plan.expert > 1:
-        staged = _are_pieces(model, family, pieces, sample)
-        axis, trial = spread(model, mesh, experts, check, fill, family.output, pieces=staged)
+    staged = _are_pieces(model, family, pieces, sample)
+    axis, trial = spread(model, mesh, experts, check, fill, family.output, pieces=staged)
     programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
     starts: Sequence[int] = ()
     if plan.pipeline > 1 and programs is None:
         starts = first_pieces(family.pieces, plan, sample, on_meta=bool(initial))
     decision, tried = _decided(model, family, plan, cuts, sample, programs, pieces, check, fill)
     if decision is not None:
-        names = _names(model)  # of the layers that stand for fused ones
+        others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
+        names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
     context = ContextModel.of(model, family.output, mesh, decision, programs)
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     region = None if decision is None else _cut(model, family, decision, mesh)

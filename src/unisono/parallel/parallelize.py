@@ -82,7 +82,7 @@ def parallelize(
     plan, sample = resolved(plan, model, given)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
     check_weigh(weigh, own_loss=loss is None)
-    check_experts(experts, plan.expert)
+    check_experts(experts, plan)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None}
     return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)

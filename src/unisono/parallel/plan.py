@@ -279,13 +279,7 @@ class Plan:
         if self.copies % self.expert:
             of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
             raise ValueError(f"Plan: expert={self.expert} does not divide {of}")
-        if self.pipeline > 1 and self.schedule in SPLIT_BACKWARD:
-            raise ValueError(
-                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and "
-                f"rows of experts go back in one; use schedule 1f1b with expert={self.expert}"
-            )
         for name, only, why in (
-            ("sequence", False, "experts take all positions on each rank of the tensor axis"),
             ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
             ("compression", None, "it averages over all data ranks, and experts differ there"),
             ("local_steps", None, "replicas that train on their own exchange no rows"),
@@ -333,13 +327,12 @@ class Plan:
     def _check_context(self) -> None:
         if self.context == 1:
             return
-        if self.pipeline > 1 and self.schedule in SPLIT_BACKWARD:
-            raise ValueError(
-                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, and "
-                f"exchanges of positions go back in one; use schedule 1f1b with context={self.context}"
-            )
         for name, only, why in (
-            ("sequence", False, "its ranks would cut what the context ranks have cut already"),
+            (
+                "sequence",
+                False,
+                "context ranks cut all activations so, and a larger context= cuts them further",
+            ),
             ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
             ("keep_f32", (), "the recorded program has one type of parameters"),
             ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),

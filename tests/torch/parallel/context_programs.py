@@ -112,11 +112,36 @@ def remembers(model: Program, x: Tensor) -> Tensor:
         state = state * model.gain + each
         states.append(state)
         written[:, at] = state * x[:, at]
-    return found * written + torch.stack(states, 1) + last[0].repeat(1, 2).unsqueeze(1) + functional.group_norm(x.mT, 4).mT
+    return (
+        found * written
+        + torch.stack(states, 1)
+        + last[0].repeat(1, 2).unsqueeze(1)
+        + functional.group_norm(x.mT, 4).mT
+    )
+
+
+def copied(model: Program, x: Tensor) -> Tensor:
+    """Memory that is new, filled by position; entries that are chosen at each position."""
+    y = x.new_empty(x.shape)
+    y[..., ::2].copy_(x[..., ::2] * 0.5)
+    y[..., 1::2].copy_(model.gain[1::2])
+    chosen = torch.zeros_like(x).scatter_(-1, x.topk(3)[1], 1.0)
+    return x + y + chosen + torch.zeros_like(x).scatter_add(-1, x.topk(3)[1], x[..., :3] * 2)
 
 
 def check_programs(folder: Path) -> None:
-    for what in (written, gated, detached, looks_around, shapes, written_out, summed, slides, remembers):
+    for what in (
+        written,
+        gated,
+        detached,
+        looks_around,
+        shapes,
+        written_out,
+        summed,
+        slides,
+        remembers,
+        copied,
+    ):
         for more in ({}, {"zero": 3, "recompute": True}):
             print(what.__name__)
             same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
@@ -193,24 +218,16 @@ def check_what_needs_all_positions(folder: Path) -> None:
         lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1) * model.gain,
         lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT + model.gate(x),
         lambda model, x: x + (x @ x.mT).softmax(1) @ x + (x @ x.mT + (x @ x.mT * 0.1).mT).softmax(-1) @ x,
-        copied,
+        lambda model, x: torch.cat([x[:, 1:], x[:, :1]], 1) * x[:, ::2].mean(dim=(1, 2), keepdim=True),
+        lambda model, x: x + x[:, 1:].view(4, 8, 2, -1).amax(2).repeat_interleave(2, 1).mean(1, True),
     ):
         for more in ({}, {"zero": 3, "recompute": True}):
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
             said = [str(one.message) for one in seen if "on the whole sequence" in str(one.message)]
-            assert bool(said) == (dist.get_rank() == 0 ), said
-            assert not said or  "context_programs.py:" in said[0], said
-
-
-def copied(model: Program, x: Tensor) -> Tensor:
-    """Halves of positions of both kinds, written into memory that is new."""
-    y = x.new_empty(x.shape)
-    y[..., ::2].copy_(x[..., ::2] * 0.5)
-    y[..., 1::2].copy_(model.gain[1::2])
-    chosen = torch.zeros_like(x).scatter_(-1, x.topk(3)[1], 1.0)
-    return x + y + chosen + torch.zeros_like(x).scatter_add(-1, x.topk(3)[1], x[..., :3] * 2)
+            assert bool(said) == (dist.get_rank() == 0), said
+            assert not said or "context_programs.py:" in said[0], said
 
 
 def check_what_is_refused(folder: Path) -> None:

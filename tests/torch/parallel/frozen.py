@@ -130,7 +130,9 @@ def check_a_scalar_is_saved_thawed_and_loaded(folder: Path) -> None:
         run.step(next(batches))
         run.save(folder / f"zero{plan.zero}")
         found.append(run.step(next(batches)))
-        shape = {name: tuple(value.shape) for name, value in run.weights() if value is not None}.get("scale", ())
+        shape = {name: tuple(value.shape) for name, value in run.weights() if value is not None}.get(
+            "scale", ()
+        )
         assert shape == (), shape
     other, batches = begin(up.Plan(data=2))
     other.model.scale.requires_grad_(True)

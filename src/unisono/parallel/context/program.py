@@ -18,7 +18,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,14 +25,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.program import Ref, refs, writes_of
-from unisono.parallel.graph.rules import DRAWS
+from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
 from .call import RuleCall
-from .layout import LayoutError, PositionSpan, SequenceDim
+from .errors import ContextError, refusal, warn_of
+from .gathers import on_all
+from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
 from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
-from .rules import ATTENTION, run_rule
+from .rules import ATTENTION, WholeMemory, run_rule
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Frame, Graph, Node
@@ -44,19 +46,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextError", "ContextProgram"]
 
-LISTED = 3  # operators in a warning
 STATE = ("parameter", "buffer")
 HOOKS = ("register_hook", "register_multi_grad_hook")
-OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
-WRITTEN_OUT = (
-    "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
-    'attn_implementation="sdpa"), or leave out context='
-)
-ELSE = "What is no attention has to work position by position: change that line, or leave out context="
-
-
-class ContextError(ValueError):
-    """A program that cannot be cut along the sequence; the text names the operator and the line."""
+NEW = {  # operators that make memory -> the place of its sizes among their arguments
+    **dict.fromkeys(("aten.new_empty", "aten.new_zeros", "aten.new_ones", "aten.new_full"), 1),
+    **dict.fromkeys(("aten.empty", "aten.zeros", "aten.ones", "aten.full"), 0),
+}
 
 
 class ContextStage(NamedTuple):
@@ -91,18 +86,12 @@ class ContextProgram:
         pipeline: tuple[Sequence[StageStart], nn.Module] | None = None,
     ) -> None:
         self.graph, self._ranks, self._link = graph, ranks, link
-        self.places: dict[int, SequenceDim] = {}
-        self._whole: dict[
-            int, SequenceDim
-        ] = {}  # values that every rank has, and that have an input's sequence
-        self._trained: set[int] = set()  # those that depend on parameters
         self._written = {
             graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
         }
-        self._on_all: list[Node] = []  # what runs on all positions
         self._check()
-        self._begin(sequences)
-        steps = [self._step(node) for node in graph.nodes]
+        self._filled: dict[int, SequenceDim] = {}  # new memory that gets parts of the sequence
+        steps = self._steps(sequences)
         if not self.places:
             raise ContextError(
                 f"nothing in the program of {graph.model} can be cut along a sequence: no input of two "
@@ -110,7 +99,8 @@ class ContextProgram:
             )
         self._inputs = [value.number for value in graph.values if value.kind == "input"]
         self._leave_out(steps)
-        self._warn([node for node in self._on_all if not steps[node.number].idle])
+        if self._ranks.rank == 0:
+            warn_of(self.graph, [n for n in self._on_all if not steps[n.number].idle], self._ranks.ranks)
         self._parts: list[tuple[int, int, SequenceDim]] = []
         if pipeline is None:
             self._parts = self._take_once(steps)
@@ -126,28 +116,8 @@ class ContextProgram:
 
     # ---- proof ----
 
-    def _named(self, node: Node) -> str:
-        module = self.graph.module_of(node)
-        return f'{node.name} in "{module}"' if module else str(node.name)
-
     def _refuse(self, node: Node, why: str) -> ContextError:
-        return ContextError(
-            f"context={self._ranks.ranks} cannot cut {self._named(node)} along the sequence: {why}, at "
-            f"{node.line}. {WRITTEN_OUT if node.name in OF_ATTENTION else ELSE}"
-        )
-
-    def _warn(self, nodes: Sequence[Node]) -> None:
-        """Say what takes as much memory and time on each rank as in one process."""
-        if not nodes or self._ranks.rank:
-            return
-        lines = dict.fromkeys(f"{self._named(node)}, at {node.line}" for node in nodes)
-        text = "\n  ".join(itertools.islice(lines, LISTED))
-        more = f"\n  and {len(lines) - LISTED} more" if len(lines) > LISTED else ""
-        warnings.warn(
-            f"context={self._ranks.ranks}: operators of {self.graph.model} need other positions than a rank's "
-            f"own. Each rank runs them on the whole sequence:\n  {text}{more}",
-            stacklevel=2,
-        )
+        return refusal(self.graph, node, why, self._ranks.ranks)
 
     def _check(self) -> None:
         """Refuse what a replay of the operators would lose."""
@@ -177,17 +147,54 @@ class ContextProgram:
                 if graph.values[graph.values[before].storage].kind in (*STATE, "constant"):
                     raise self._refuse(node, "it writes into a buffer, or into a tensor that is not its own")
 
+    def _steps(self, sequences: int) -> list[ProgramStep]:
+        """Prove all operators; again, where memory turns out to be filled by parts of the sequence."""
+        while True:
+            self._begin(sequences)
+            try:
+                return [self._step(node) for node in self.graph.nodes]
+            except WholeMemory as found:
+                self._filled[found.value] = found.place
+
     def _begin(self, sequences: int) -> None:
         ranks = self._ranks.ranks
+        self.places: dict[int, SequenceDim] = {}
+        self._on_all: list[Node] = []  # what runs on all positions
+        # values that every rank has, and that have an input's sequence
+        self._whole: dict[int, SequenceDim] = {}
         inputs = [value for value in self.graph.values if value.kind == "input"][:sequences]
         for value in inputs:
             if len(value.shape) > 1 and value.shape[1] > 1:
                 self._whole[value.number] = SequenceDim(
                     1, 1, PositionSpan(value.shape[1], 0, value.shape[1], ranks)
                 )
+        # values that depend on parameters
         self._trained = {value.number for value in self.graph.values if value.kind == "parameter"}
 
+    def _new_memory(self, value: int, place: SequenceDim) -> int | None:
+        """The value that an operator made as new memory, and of which this one is all positions."""
+        values = self.graph.values
+        while values[value].shape[place.dim] == place.outer * place.span.size and values[value].node >= 0:
+            node = self.graph.nodes[values[value].node]
+            if node.name in NEW:
+                return None if value in self._filled else value
+            if node.name != "aten.slice" or (slice_of(node)[1] or 0) % len(values[value].shape) == place.dim:
+                return None
+            value = node.args[0].value
+        return None
+
+    def _fill(self, node: Node, place: SequenceDim) -> ProgramStep:
+        """New memory for this rank's positions."""
+        (number,) = node.outputs
+        assert number is not None
+        self.places[number] = place
+        sizes, at = local_shape(self.graph.values[number].shape, place, self._ranks.rank), NEW[node.name]
+        op = node.op
+        return ProgramStep(node, run=lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named))
+
     def _step(self, node: Node) -> ProgramStep:
+        if node.outputs and node.outputs[0] in self._filled:
+            return self._fill(node, self._filled[node.outputs[0]])
         given = {ref.value for ref in refs((node.args, node.named))}
         cut = {number: self.places[number] for number in given if number in self.places}
         marked = {number: self._whole[number] for number in given if number in self._whole}
@@ -199,15 +206,13 @@ class ContextProgram:
                 self._trained.update(made)
             if marked:
                 self._follow(node, marked)
-            return ProgramStep(node, draws=_draws(node), apart=self._apart(node))
+            draws = node.name == EXPERT_LIST or _draws(node)
+            return ProgramStep(node, draws=draws, apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
         whole = not cut
         call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written, whole)
-        try:
-            found = run_rule(call)
-        except LayoutError as error:
-            raise self._refuse(node, str(error)) from None
+        found = self._places(call)
         if call.on_all:
             self._on_all.append(node)
         wants = (marked if begins and not call.on_all else {}) | call.wants
@@ -219,8 +224,27 @@ class ContextProgram:
         for before, _ in writes_of(node):
             if before in wants:
                 raise self._refuse(node, "it writes a part of the sequence into a value that every rank has")
-        draws = _draws(node) and not any(number in self.places for number in made)
+        whole = node.name == EXPERT_LIST  # runs on all positions
+        draws = whole or (_draws(node) and not any(number in self.places for number in made))
         return ProgramStep(node, wants, call.run, draws=draws, apart=self._apart(node))
+
+    def _places(self, call: RuleCall) -> list[SequenceDim | None]:
+        """Where the outputs have the sequence. What cannot run on a rank's positions runs on all."""
+        node = call.node
+        try:
+            return run_rule(call)
+        except LayoutError as error:
+            new = self._new_memory(error.value, error.place) if isinstance(error, WholeMemory) else None
+            if new is not None:
+                raise WholeMemory(new, error.place) from None
+            refused = self._refuse(node, str(error))
+        if call.whole or (node.name.startswith("unisono.") and node.name != ATTENTION):
+            raise refused
+        call.wants, call.run = {}, None
+        try:
+            return on_all(call, [None for _ in node.outputs])
+        except LayoutError:
+            raise refused from None
 
     def _apart(self, node: Node) -> bool:
         """Whether it draws numbers that are others on each rank of the tensor axis."""

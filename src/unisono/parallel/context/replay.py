@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.noted_call import ModuleOp
+from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS, ModuleOp
 from unisono.parallel.graph.program import Ref, refs, replayed
 
 from .call import label_of
@@ -115,7 +115,7 @@ class Replay:
     def runs(self, step: ProgramStep) -> Callable[..., Any]:
         """What runs in place of an operator."""
         if isinstance(step.node.op, ModuleOp):
-            return functools.partial(_call_experts, self.model.where[step.node.op.path])
+            return functools.partial(step.run or _CALLS[step.node.name], self.model.where[step.node.op.path])
         run: Callable[..., Any] = step.run or replayed(step.node, self.graph, self.written)
         return run
 
@@ -142,6 +142,14 @@ def _call_experts(
     places = sorted(name for name in given if isinstance(name, int))
     named = {name: value for name, value in given.items() if isinstance(name, str)}
     return module(*(given[place] for place in places), **named)
+
+
+def _call_listed(module: nn.Module, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Any:
+    """Call a layer with a list of experts. Its own forward: a unit that it may be is running."""
+    return module.forward(*args, **named)
+
+
+_CALLS: dict[str, Callable[..., Any]] = {EXPERTS: _call_experts, EXPERT_LIST: _call_listed}
 
 
 class ForwardCall:

@@ -15,42 +15,42 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import LIKE, slice_of
 
 from .attention import attend, heads_are_cheaper
 from .call import RuleCall
-from .exchange import total
+from .exchange import gathered, take, total
 from .gathers import all_positions, convolution, on_all
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
 
-__all__ = ["ATTENTION", "run_rule"]
+__all__ = ["ATTENTION", "WholeMemory", "run_rule"]
 
 ATTENTION = "unisono.attention"
 
 Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
 
 
+class WholeMemory(LayoutError):
+    """A value that every rank has gets a part of the sequence. Args: the value, and where the part lies."""
+
+    says = "it writes a part of the sequence into a value that every rank has"
+
+    def __init__(self, value: int, place: SequenceDim) -> None:
+        super().__init__(self.says)
+        self.value, self.place = value, place
+
+
 def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     """The places of the outputs. All inputs that are not in `call.places` are whole.
 
-    What cannot run on the positions of one rank runs on all of them, unless the cut would begin there.
-
     Raises:
-        LayoutError: it cannot do that either.
+        LayoutError: the operator cannot run on the positions of one rank.
     """
-    try:
-        return _by_rule(call)
-    except LayoutError:
-        if call.whole or (call.node.name.startswith("unisono.") and call.node.name != ATTENTION):
-            raise
-    call.wants, call.run = {}, None
-    return on_all(call, [None for _ in call.node.outputs])
-
-
-def _by_rule(call: RuleCall) -> list[SequenceDim | None]:
     node = call.node
     rule = RULES.get(node.name)
     if rule is None and (node.name in LIKE or torch.Tag.pointwise in node.op.tags):
@@ -61,8 +61,10 @@ def _by_rule(call: RuleCall) -> list[SequenceDim | None]:
     for before, after in () if call.on_all else writes_of(node):
         place = call.places.get(before)
         target = found[node.outputs.index(after)] if after in node.outputs else place
+        if place is None and target is not None:
+            raise WholeMemory(before, target)
         if place is None or before in call.wants or target != place:
-            raise LayoutError("it writes a part of the sequence into a value that every rank has")
+            raise LayoutError(WholeMemory.says)
     return found
 
 
@@ -145,11 +147,14 @@ def _gather(call: RuleCall) -> list[SequenceDim | None]:
 
 
 def _scatter(call: RuleCall) -> list[SequenceDim | None]:
-    came, places, source = call.args[0], call.args[2], call.args[3]
-    place, at = call.cut(came), call.args[1] % len(call.shape(came))
-    for ref in (places, source) if isinstance(source, Ref) else (places,):
-        if place.dim == at or call.shape(ref)[place.dim] != call.shape(came)[place.dim]:
-            raise LayoutError("it writes to positions of the sequence")
+    came, dim, *given = call.args[:4]
+    given = [ref for ref in (came, *given) if isinstance(ref, Ref)]
+    place = next(found for ref in given if (found := call.place(ref)) is not None)
+    if dim % len(call.out()) == place.dim:
+        raise LayoutError("it picks positions of the sequence")
+    for ref in given:
+        if call.shape(ref)[place.dim] != call.out()[place.dim]:
+            raise LayoutError("it leaves positions of the sequence out")
         call.want(ref, place)
     return [place]
 
@@ -165,6 +170,13 @@ def _view(call: RuleCall) -> list[SequenceDim | None]:
     sizes = local_shape(call.out(), place, call.ranks.rank)
     written = call.graph.values[came.value].storage in call.written
     call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
+    return [place]
+
+
+def _complex_view(call: RuleCall) -> list[SequenceDim | None]:
+    place = call.cut(call.args[0])
+    if place.dim >= len(call.out()):
+        raise LayoutError("its real and imaginary parts are the sequence")
     return [place]
 
 
@@ -269,9 +281,7 @@ def _cat(call: RuleCall) -> list[SequenceDim | None]:
 def _repeat(call: RuleCall) -> list[SequenceDim | None]:
     place, times = call.cut(call.args[0]), call.args[1]
     place = place.at(place.dim + len(times) - len(call.shape(call.args[0])))
-    if times[place.dim] != 1:
-        raise LayoutError("it repeats the sequence")
-    return [place]
+    return [SequenceDim(place.dim, place.outer * times[place.dim], place.span)]
 
 
 def _padded(call: RuleCall) -> list[SequenceDim | None]:
@@ -452,6 +462,30 @@ def _experts(call: RuleCall) -> list[SequenceDim | None]:
     return [cut]
 
 
+def _listed(call: RuleCall) -> list[SequenceDim | None]:
+    """Nothing shows what a layer does with each position: it gets all, and each rank takes its own."""
+    first, *given = call.args
+    place = call.place(first)
+    if place is None:
+        raise LayoutError("its first value is whole, and others are cut")
+    given = given[:2]
+    known = [(call.shape(ref), call.place(ref)) for ref in refs(given)]
+    ranks, label = call.ranks, call.label()
+
+    def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
+        places = iter(known)
+
+        def whole(value: Tensor) -> Tensor:
+            shape, cut = next(places)
+            return value if cut is None else gathered(value, shape, cut, ranks, label)
+
+        args, named = mapped((args, named), whole)
+        return take(module.forward(*args, **named), place, ranks.rank)
+
+    call.run = run
+    return [place]
+
+
 # ---- attention ----
 
 
@@ -511,6 +545,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like"), _created),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
     **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
+    **dict.fromkeys(("aten.view_as_complex", "aten.view_as_real"), _complex_view),
     "aten.expand": _expand,
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t"), _permute),
     "aten.select": _select,
@@ -546,6 +581,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss"), _distance(2)),
     "aten.binary_cross_entropy": _distance(3),
     "unisono.tensor_move": _tensor_move,
-    "unisono.experts": _experts,
+    EXPERTS: _experts,
+    EXPERT_LIST: _listed,
     ATTENTION: _attention,
 }  # fmt: skip

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.gradients import scale_
 from unisono.parallel.tensor_parallel import axis_of
 
-from .layers import ExpertLayer, around, parameters_of
+from .layers import ExpertLayer, caller_of, parameters_of
 from .listed import cut_listed
 from .stacked import cut_stacked
 
@@ -35,6 +36,7 @@ class ExpertAxis:
     Args:
         model: the user's.
         mesh: of the run.
+        recorded: the program of the model is recorded for other axes.
     Attributes:
         mesh: of the experts' parameters. Its tensor axis is the expert axis.
         ranks: on the expert axis that have different rows.    tensor: those that have the same.
@@ -42,23 +44,29 @@ class ExpertAxis:
         names: of the experts' parameters, in the model before it was cut.
     """
 
-    def __init__(self, model: nn.Module, layers: list[ExpertLayer], mesh: PlanMesh) -> None:
+    def __init__(
+        self, model: nn.Module, layers: list[ExpertLayer], mesh: PlanMesh, *, recorded: bool
+    ) -> None:
         self.mesh, self.layers, self.ranks = mesh.of_experts(), layers, mesh.plan.expert
         self.tensor = axis_of(mesh.part("tensor"))
-        self._model = model
+        self._context = None
+        if mesh.context is not None:
+            self._context = ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
+        self._model, self._recorded = model, recorded
         self.names = frozenset(parameters_of(model, layers))
         listed = [layer for layer in layers if layer.kind == "list"]
         self._listed = frozenset(parameters_of(model, listed))
 
-    def cut(self, model: nn.Module) -> None:
-        """Leave this rank its experts, in place."""
+    def cut(self, model: nn.Module, *, trial: bool = False) -> None:
+        """Leave this rank its experts, in place. trial: sequences are whole, and gradients are not summed."""
+        context = None if trial else self._context
         axis = self.mesh.part("tensor")
         for layer in self.layers:
-            module = model.get_submodule(layer.path)
             if layer.kind == "stacked":
-                cut_stacked(layer.path, module, axis, self.tensor)
+                cut_stacked(layer.path, model.get_submodule(layer.path), axis, self.tensor)
             else:
-                cut_listed(layer.path, module, around(model, layer.path), axis)
+                caller = caller_of(model, layer.path)
+                cut_listed(model, layer.path, caller, axis, self.tensor, context, recorded=self._recorded)
 
     def modules(self) -> list[nn.Module]:
         """The modules of this rank whose parameters are gathered and reduced together."""

@@ -103,7 +103,7 @@ class ExpertCheck:
         with torch.enable_grad():
             with drawing(SEED, mesh.axes.device_type), NoDropout():
                 wanted, few = alone(whole, self._forward(whole), batch, loss)
-            self._axis.cut(cut)
+            self._axis.cut(cut, trial=True)
             for module in cut.modules():
                 module.register_forward_hook(own_memory)
             with drawing(SEED, mesh.axes.device_type), NoDropout():

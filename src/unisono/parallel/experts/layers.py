@@ -26,6 +26,8 @@ from .stacked import numbers_of_experts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from unisono.parallel.plan import Plan
+
 KINDS = ("stacked", "list", "whole")
 
 
@@ -41,7 +43,7 @@ class ExpertLayer(NamedTuple):
     experts: int
 
 
-def check_experts(experts: object, parts: int) -> None:
+def check_experts(experts: object, plan: Plan) -> None:
     """Raise TypeError or ValueError for an argument `experts` of `parallelize` that is no such thing."""
     if experts is None:
         return
@@ -53,42 +55,42 @@ def check_experts(experts: object, parts: int) -> None:
     for pattern, kind in experts.items():
         if kind not in KINDS:
             raise ValueError(f'experts: "{pattern}" is {kind!r}; known are {", ".join(KINDS)}')
-    if parts == 1:
+    if plan.expert == plan.tensor == plan.context == plan.pipeline == 1:
         raise ValueError(
-            "parallelize: experts= is for a plan that spreads them: write Plan(data=n, expert=n)"
+            "parallelize: experts= is for a plan that spreads them, or records the program: write "
+            "Plan(data=n, expert=n)"
         )
 
 
-def expert_layers(
-    model: nn.Module, given: Mapping[str, str] | None, parts: int, tensor: int = 1
-) -> list[ExpertLayer]:
+def expert_layers(model: nn.Module, given: Mapping[str, str] | None, plan: Plan) -> list[ExpertLayer]:
     """Find the layers of experts of `model`, in the order of its modules.
 
     Args:
         given: pattern of paths -> kind, in place of what is recognised.
-        parts: ranks of different rows over which the experts of a layer are spread.
-        tensor: ranks that have the same rows, over which they are spread, too.
+        plan: without expert=, what is recognised is stacked layers under context=, and there may be none.
     Raises:
         ValueError: there is none, or one cannot be spread; the text names it, and says what to write.
     """
     kinds = {path: kind for path, module in model.named_modules() if path and (kind := _kind(path, module))}
+    if plan.expert == 1:  # another axis may cut a list as its program says
+        kinds = {path: kind for path, kind in kinds.items() if kind == "stacked" and plan.context > 1}
     for pattern, kind in (given or {}).items():
         paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
         if not paths:
             raise ValueError(f'experts: no module of {type(model).__name__} is called "{pattern}"')
         kinds |= dict.fromkeys(paths, kind)
     layers = [
-        _layer(model, path, kinds[path], parts, tensor)
+        _layer(model, path, kinds[path], plan.expert, plan.tensor)
         for path, _ in model.named_modules()
         if kinds.get(path, "whole") != "whole"
     ]
-    if not layers:
+    if not layers and plan.expert > 1:
         raise ValueError(
-            f"expert={parts}: no module of {type(model).__name__} is known as a layer of experts. Known are "
+            f"expert={plan.expert}: no module of {type(model).__name__} is known as a layer of experts. Known are "
             "modules that are called with (rows, indices, weights) and whose parameters have the dimension "
             'of experts first, and lists of alike modules whose name has "experts". Write parallelize(..., '
             'experts={"path.of.*.module": "stacked"}) or {"path.of.*.list": "list"}, or leave out '
-            f"expert={parts}"
+            f"expert={plan.expert}"
         )
     _check_apart(model, layers)
     return layers
@@ -103,12 +105,12 @@ def parameters_of(model: nn.Module, layers: list[ExpertLayer]) -> list[str]:
     ]
 
 
-def around(model: nn.Module, path: str) -> nn.Module:
-    """The module that calls the experts of a list: the list itself, if it can be called, or what it is in."""
+def caller_of(model: nn.Module, path: str) -> str:
+    """The path of what calls the experts of a list: the list itself, if it can be called, or what it is in."""
     experts = model.get_submodule(path)
     base = nn.ModuleList if isinstance(experts, nn.ModuleList) else nn.ModuleDict
     own = type(experts).forward is not base.forward
-    return experts if own else model.get_submodule(path.rpartition(".")[0])
+    return path if own else path.rpartition(".")[0]
 
 
 def _kind(path: str, module: nn.Module) -> str:

@@ -10,6 +10,10 @@ This is right where the rows of an expert do not depend on the result of another
 compares: it must call the same experts with the same values. What else the program computes, it computes
 twice in forward and once in backward. It draws the same random numbers twice, and may write neither into its
 inputs nor into buffers.
+
+Ranks of one tensor or context group run the program on the same values, and each sends its share of the rows
+(shares.py). A recorded program has the call of the module around the list as one operator, which takes and
+returns whole values: nothing shows what it does with each row.
 """
 
 from __future__ import annotations
@@ -24,14 +28,20 @@ from torch import Tensor, nn
 
 from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.noted_call import EXPERT_LIST, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
+from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, reached, told
+from .shares import RowShares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
+    from unisono.parallel.context.exchange import ContextGroup
+    from unisono.parallel.tensor_moves import TensorAxis
 
 
 class RemoteExpert(nn.Module):
@@ -41,20 +51,33 @@ class RemoteExpert(nn.Module):
         raise RuntimeError("this expert is on another rank; only the layer around it calls it")
 
 
-def cut_listed(path: str, experts: nn.Module, around: nn.Module, mesh: DeviceMesh) -> None:
+def cut_listed(
+    model: nn.Module,
+    path: str,
+    caller: str,
+    mesh: DeviceMesh,
+    tensor: TensorAxis,
+    context: ContextGroup | None,
+    *,
+    recorded: bool,
+) -> None:
     """Leave this rank its experts, in place.
 
     Args:
         path: of the list.
-        around: the module that calls the experts.
+        caller: path of the module that calls the experts.
         mesh: the expert axis.
+        tensor, context: its ranks that have the same rows.
+        recorded: the program of the model is.
     """
+    experts = model.get_submodule(path)
     names = list(experts._modules)
     per, place = len(names) // mesh.size(), mesh.get_local_rank()
     for number, name in enumerate(names):
         if number // per != place:
             experts._modules[name] = RemoteExpert()
-    ListedExperts(path, experts, around, mesh)
+    shares = RowShares(tensor, context, f"up::experts|{path}")
+    ListedExperts(path, caller, model.get_submodule(caller), mesh, shares, recorded=recorded)
 
 
 class _ExpertCall(NamedTuple):
@@ -84,27 +107,45 @@ class _NotingExpert(nn.Module):
 
 
 class ListedExperts(Forward):
-    """The forward of the module around the experts."""
+    """The forward of the module around the experts. `caller`: its path."""
 
-    def __init__(self, path: str, experts: nn.Module, around: nn.Module, mesh: DeviceMesh) -> None:
+    def __init__(
+        self,
+        path: str,
+        caller: str,
+        around: nn.Module,
+        mesh: DeviceMesh,
+        shares: RowShares,
+        *,
+        recorded: bool,
+    ) -> None:
         super().__init__(around)
-        self._path, self._list, self._ranks = path, experts, mesh.size()
-        self._per = len(experts._modules) // mesh.size()
+        self._path, self._caller, self._ranks, self._shares = path, caller, mesh.size(), shares
+        self._per = len(self._list._modules) // mesh.size()
         self._first = self._per * mesh.get_local_rank()
         self._group, self._label, self._device = mesh.get_group(), f"up::experts|{path}", mesh.device_type
         self._calls: list[_ExpertCall] = []
         self._results: list[Tensor] | None = None  # of the calls, in the second pass
+        self._is_recorded = recorded
         self._next = 0
 
+    @property
+    def _list(self) -> nn.Module:
+        inside = self._path[len(self._caller) :].lstrip(".")
+        found: nn.Module = self._module.get_submodule(inside)
+        return found
+
     def __call__(self, *args: Any, **named: Any) -> Any:
+        first = next((x for x in tensors_in((args, named)) if x.is_floating_point() and x.dim()), None)
+        if first is not None and is_fake(first):
+            return self._recorded(first, args, named)
         generators = default_generators(self._device)
         before = [generator.get_state() for generator in generators]
         self._calls, self._results, self._next = [], None, 0
         try:
             with self._recording(), self._unchanged(args, named):
                 self._run(*args, **named)
-            like = next((x for x in tensors_in((args, named)) if x.is_floating_point() and x.dim()), None)
-            self._results, back = self._exchanged(torch.zeros(0, 1) if like is None else like)
+            self._results, back = self._exchanged(torch.zeros(0, 1) if first is None else first)
             after = [generator.get_state() for generator in generators]
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
@@ -116,7 +157,33 @@ class ListedExperts(Forward):
                 self._refuse("the second run calls fewer experts than the first")
         finally:
             self._calls, self._results = [], None
+        self._check_alike(first, output)
         return mapped(output, lambda value: reached(value, back) if value.is_floating_point() else value)
+
+    def _recorded(self, first: Tensor, args: Any, named: Any) -> Tensor:
+        """What stands for the call in a recorded program: a value like its first one, with a gradient."""
+        parameters = [*self._module.parameters()]
+        op = ModuleOp(EXPERT_LIST, self._caller, lambda *_: None)
+
+        def made() -> Tensor:
+            used = sum((parameter.sum() for parameter in parameters), first.sum())
+            return first + used.to(first.dtype)
+
+        each = sum(parameter.numel() for parameter in parameters) // max(self._per, 1)
+        flops = 2 * each * first.shape[:-1].numel()
+        return noted_call(op, (first, args, named, parameters), made, flops)  # type: ignore[no-any-return]
+
+    def _check_alike(self, first: Tensor | None, output: Any) -> None:
+        """A recorded program has one value in place of the call."""
+        if not self._is_recorded or (
+            isinstance(output, Tensor) and first is not None and output.shape == first.shape
+        ):
+            return
+        what = f"{list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        self._refuse(
+            f'"{self._caller}" returns {what}; where tensor, context or pipeline record the program it must '
+            "return one tensor of the shape of its first one"
+        )
 
     def called(self, expert: int, args: Any, named: Any) -> Tensor:
         """The program calls an expert."""
@@ -141,18 +208,23 @@ class ListedExperts(Forward):
         """The result of each call, and all of them as they came back. like: rows, where there are none."""
         order = sorted(range(len(self._calls)), key=lambda number: self._calls[number].expert)
         flat = [self._calls[number].rows.flatten(0, -2) for number in order]
-        counts = torch.zeros(self._ranks, self._per + 1, dtype=torch.long)
+        number_of_rows = sum(map(len, flat))
+        first, last = self._shares.bounds(number_of_rows)
+        counts, begin = torch.zeros(self._ranks, self._per + 1, dtype=torch.long), 0
         for number, rows in zip(order, flat, strict=True):
-            expert = self._calls[number].expert
-            counts[expert // self._per, expert % self._per] += len(rows)
+            expert, end = self._calls[number].expert, begin + len(rows)
+            counts[expert // self._per, expert % self._per] += max(0, min(end, last) - max(begin, first))
+            begin = end
         counts[:, -1] = flat[0].shape[1] if flat else 0
         came = told(counts.to(self._device), self._group, self._label).cpu()
         width = int(came[:, -1].max()) or like.shape[-1]  # this rank has told itself, too
-        rows = torch.cat(flat) if flat else like.new_zeros(0, width)
+        rows = self._shares.entered(torch.cat(flat) if flat else like.new_zeros(0, width))
         sends, receives = (table[:, : self._per].sum(1).tolist() for table in (counts, came))
         exchange = RowExchange(sends, receives, self._group, self._label)
-        (here,) = exchange.there(rows)
-        back = exchange.back(self._here(here, came[:, : self._per].flatten().tolist()))
+        (here,) = exchange.there(rows[first:last])
+        with self._shares.drawing(self._device):
+            made = self._here(here, came[:, : self._per].flatten().tolist())
+        back = self._shares.joined(exchange.back(made), number_of_rows)
         found, begin = [back] * len(order), 0
         for number, one in zip(order, flat, strict=True):
             found[number] = back[begin : begin + len(one)]  # the program may write into it

@@ -9,13 +9,12 @@ from unisono.parallel.precision import kept_in_f32
 
 from .axis import ExpertAxis
 from .check import ExpertCheck, should_try
-from .layers import ExpertLayer, expert_layers
+from .layers import ExpertLayer, caller_of, expert_layers
 
 if TYPE_CHECKING:
     from torch import nn
 
     from unisono.parallel.mesh import PlanMesh
-    from unisono.parallel.plan import Plan
 
 
 def spread(
@@ -27,8 +26,11 @@ def spread(
     output: Callable[[Any], Any],
     *,
     pieces: bool = False,
-) -> tuple[ExpertAxis, ExpertCheck | None]:
+) -> tuple[ExpertAxis | None, ExpertCheck | None]:
     """Leave this rank its experts, in place; return their axis, and what tries it in the first step.
+
+    Without expert=, too, a layer that picks rows by values is one operator of a recorded program: a stacked one
+    under context=, and what `experts` names. Its experts are then spread over the tensor ranks.
 
     Args:
         experts, check: see `parallelize`.
@@ -39,31 +41,29 @@ def spread(
         ValueError: no layer is known, or one cannot be spread or tried, or its experts are to keep f32; the
             text names it.
     """
-    layers = expert_layers(model, experts, mesh.plan.expert, mesh.plan.tensor)
-    _check_recorded(model, layers, mesh.plan, pieces)
-    axis = ExpertAxis(model, layers, mesh)
-    _check_exact(model, axis, kept_in_f32(model, mesh.plan))
+    plan = mesh.plan
+    layers = [] if plan.expert == plan.context == 1 and not experts else expert_layers(model, experts, plan)
+    if not layers:
+        return None, None
+    recorded = plan.context > 1 or plan.tensor > 1 or (plan.pipeline > 1 and not pieces)
+    if recorded:
+        _check_within(model, layers)
+    axis = ExpertAxis(model, layers, mesh, recorded=recorded)
+    _check_exact(model, axis, kept_in_f32(model, plan))
     trial = ExpertCheck(model, axis, fill, output) if should_try(model, axis, check) else None
     axis.cut(model)
     return axis, trial
 
 
-def _check_recorded(model: nn.Module, layers: list[ExpertLayer], plan: Plan, pieces: bool) -> None:
-    """Refuse lists of experts where the program is recorded: the rows of each are what values decide."""
-    axes = {
-        "context": plan.context > 1,
-        "tensor": plan.tensor > 1,
-        "pipeline": plan.pipeline > 1 and not pieces,
-    }
-    axis = next((name for name, recorded in axes.items() if recorded), None)
-    listed = next((layer.path for layer in layers if layer.kind == "list"), None)
-    if axis is not None and listed is not None:
-        remedy = "write pieces=[first, second, ...]" if axis == "pipeline" else f"leave out {axis}="
-        raise ValueError(
-            f'"{listed}" ({type(model.get_submodule(listed)).__name__}) is a list of experts, and {axis}='
-            f"{getattr(plan, axis)} records the program, which picks their rows by values. Experts whose "
-            f"parameters are stacked can be spread so. Or {remedy}"
-        )
+def _check_within(model: nn.Module, layers: list[ExpertLayer]) -> None:
+    """Refuse a list that the model itself calls: all of its program would be one operator."""
+    for layer in layers:
+        if layer.kind == "list" and not caller_of(model, layer.path):
+            raise ValueError(
+                f'{type(model).__name__} itself calls the experts of "{layer.path}", so nothing of its '
+                "program is left to be cut by tensor, context or pipeline. Put the list, its router and what "
+                "adds up the results into a module of their own"
+            )
 
 
 def _check_exact(model: nn.Module, axis: ExpertAxis, exact: Sequence[nn.Module]) -> None:

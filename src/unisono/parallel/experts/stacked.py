@@ -7,29 +7,28 @@ A rank holds the experts of its place: 8 experts on 4 ranks are 0 1 | 2 3 | 4 5 
 rank that has one of its experts, with all its indices. There the layer's own forward runs, once for each pair
 of a row and an expert, on this rank's part of the parameters. The sum over a row's experts on a rank returns.
 
-Ranks of one tensor group have the same rows. Each sends its share of them, and they add up what returns: 7
-rows on 2 such ranks are 0 1 2 | 3 4 5 6. A recorded program has the call as one operator.
+Ranks of one tensor group have the same rows, and each sends its share (shares.py). A recorded program has the
+call as one operator.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.fused import like
-from unisono.parallel.graph.noted_call import ModuleOp, noted_call
+from unisono.parallel.graph.noted_call import EXPERTS, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
-from unisono.parallel.tensor_moves import move
 from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, told, used
+from .shares import RowShares
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -76,10 +75,11 @@ class StackedExperts(Forward):
         self, path: str, module: nn.Module, experts: int, mesh: DeviceMesh, tensor: TensorAxis
     ) -> None:
         super().__init__(module)
-        self._tensor, self._device = tensor, mesh.device_type
+        self._device = mesh.device_type
         self._path, self._experts, self._ranks = path, experts, mesh.size()
         self._per, self._place = experts // mesh.size(), mesh.get_local_rank()
         self._group, self._label = mesh.get_group(), f"up::experts|{path}"
+        self._shares = RowShares(tensor, None, self._label)
         self._signature = inspect.signature(self._run)
         self._numbers = numbers_of_experts(module, experts)
 
@@ -88,14 +88,12 @@ class StackedExperts(Forward):
         if is_fake(given.rows):
             return self._recorded(given)
         rows, index = given.rows.flatten(0, -2), given.chosen
-        rows, weight = self._moved(rows, "enter"), self._moved(given.weight, "enter")
+        rows, weight = self._shares.entered(rows), self._shares.entered(given.weight)
         owner = index.div(self._per, rounding_mode="floor")
         owner = torch.where((index < 0) | (owner >= self._ranks), self._ranks, owner)  # no expert at all
         goes = torch.zeros(len(rows), self._ranks + 1, dtype=torch.bool, device=rows.device)
         goes = goes.scatter_(1, owner, value=True)[:, : self._ranks]
-        first, last = (
-            len(rows) * at // self._tensor.parts for at in (self._tensor.place, self._tensor.place + 1)
-        )
+        first, last = self._shares.bounds(len(rows))
         goes[:first], goes[last:] = False, False  # what other ranks of the tensor group send
         rank, row = goes.t().nonzero(as_tuple=True)
         sends = goes.sum(0)
@@ -104,28 +102,17 @@ class StackedExperts(Forward):
         there = owner[row] == rank.unsqueeze(1)
         local = torch.where(there, index[row] - rank.unsqueeze(1) * self._per, -1)
         x, i, w = exchange.there(rows[row], local, weight[row])
-        with self._drawing():
+        with self._shares.drawing(self._device):
             made = self._here(x, i, w, given.names)
         back = exchange.back(made)
         output = back.new_zeros(rows.shape).index_add(0, row, back)
-        return self._moved(output, "sum").view(given.rows.shape)
-
-    def _moved(self, value: Tensor, kind: str) -> Tensor:
-        """Have the ranks of the tensor group add up a value, or its gradient."""
-        return value if self._tensor.parts == 1 else move(value, kind, 0, self._tensor, self._label)
-
-    def _drawing(self) -> AbstractContextManager[None]:
-        """Ranks of one tensor group draw for other rows, and the same numbers afterwards."""
-        if self._tensor.parts == 1:
-            return nullcontext()
-        shared = int(torch.randint(2**62, (), device="cpu"))
-        return drawing(seed_of(shared, self._tensor.place), self._device)
+        return self._shares.added(output).view(given.rows.shape)
 
     def _recorded(self, given: _Routing) -> Tensor:
         """What stands for the call in a recorded program: rows of the same shape, with a gradient."""
         parameters = [*self._module.parameters()]
         each = sum(parameter.numel() for parameter in parameters) // self._experts
-        op = ModuleOp("unisono.experts", self._path, lambda *_: None)
+        op = ModuleOp(EXPERTS, self._path, lambda *_: None)
 
         def made() -> Tensor:
             used = sum((parameter.sum() for parameter in parameters), given.weight.sum())

@@ -8,7 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["ModuleOp", "NotedOp", "noted_call"]
+__all__ = ["EXPERTS", "EXPERT_LIST", "ModuleOp", "NotedOp", "noted_call"]
+
+EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
+EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
 
 
 class _Schema:

@@ -129,8 +129,6 @@ class _CrossingValues:
             self.bytes[stop + 1] -= value.nbytes
             self.values[begin] += 1
             self.values[stop + 1] -= 1
-            if value.dtype.is_complex:
-                self._break(begin, stop)
             if value.storage in written:
                 crossing.setdefault(value.storage, []).append((begin, stop))
         self.bytes, self.values = [*itertools.accumulate(self.bytes)], [*itertools.accumulate(self.values)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
     torch.int8,
-    torch.uint8, torch.bool,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 TENSORS, DIMS = 64, 8  # the most that a header can hold
 
@@ -73,7 +73,7 @@ class PipelineCommunicator:
     def send_known(self, message: StageMessage, tensors: Sequence[Tensor], to: int) -> None:
         """Send tensors whose shapes the receiver knows."""
         for tensor in tensors:
-            self._post(tensor.detach().contiguous(), to, message)
+            self._post(_real(tensor.detach().resolve_conj().contiguous()), to, message)
 
     def recv_known(
         self, message: StageMessage, specs: Sequence[TensorSpec], source: int
@@ -81,7 +81,7 @@ class PipelineCommunicator:
         """Receive tensors of known shapes."""
         tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in specs)
         for tensor in tensors:
-            dist.recv(tensor, source, group=self._group, tag=_tag(message))
+            dist.recv(_real(tensor), source, group=self._group, tag=_tag(message))
         return tensors
 
     def forget(self) -> None:
@@ -99,6 +99,11 @@ class PipelineCommunicator:
         work = dist.isend(tensor, to, group=self._group, tag=_tag(message))
         assert work is not None
         self._sent.append((work, tensor))
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The memory of a complex tensor as real numbers, which every backend sends."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _tag(message: StageMessage) -> int:

@@ -272,12 +272,14 @@ class PipelineRuntime:
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad
             return
-        outputs = [t.clone() if training.is_view(t) else t for t in outputs]  # it detaches them in place
+        if len(outputs) > 1 or training.is_view(outputs[0]):  # it detaches them in place, and
+            outputs = [t.clone() for t in outputs]  # an operator may have saved what goes beside another
         found, record.groups = training.backward_of_inputs(
             outputs, grads, wanted, self._parameters(action.stage)
         )
         for tensor, grad in zip(wanted, found, strict=True):
             tensor.grad = grad
+        record.outputs = ()
 
     def _weights(self, step: _StepState, action: Action) -> None:
         record = step.forward_records.pop((action.stage, action.micro))
