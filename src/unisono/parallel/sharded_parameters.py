@@ -12,8 +12,8 @@ in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
 
 Where there is one stage, backward of a root begins right after its forward: it is gathered once for both.
 
-A parameter without a dimension cannot be cut. Each rank keeps it whole in f32, and its gradient is averaged at
-the end of a step.
+A parameter without a dimension cannot be cut. Each rank keeps it whole in f32, and its gradient is averaged
+at the end of a step.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def _nbytes(module: nn.Module) -> int:
     return sum(local(parameter).nbytes for parameter in module.parameters())
 
 
-def scalars_of(root: nn.Module) -> set[nn.Parameter]:
-    """The parameters without a dimension, which `fully_shard` leaves whole."""
-    return {parameter for parameter in root.parameters() if parameter.dim() == 0}
+def scalars_of(root: nn.Module) -> set[nn.Parameter] | None:
+    """The parameters without a dimension, which `fully_shard` leaves whole; None: there are none."""
+    return {parameter for parameter in root.parameters() if parameter.dim() == 0} or None
 
 
 def check_lists(root: nn.Module, what: str) -> None:

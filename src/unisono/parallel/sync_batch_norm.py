@@ -55,7 +55,7 @@ def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
 
 
 def statistics_stand_apart(module: nn.Module) -> bool:
-    """Whether it is a BatchNorm in training: it moves statistics, and what it returns does not follow them."""
+    """Whether it is a BatchNorm in training: it moves statistics, and its output does not follow them."""
     known = (*FORWARDS, _SyncedForward.forward)
     return isinstance(module, BATCH_NORM) and module.training and type(module).forward in known
 

@@ -103,17 +103,21 @@ def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
 
 def _created(call: RuleCall) -> list[SequenceDim | None]:
     """Memory whose positions are written one by one is whole on every rank."""
-    place, number = call.cut(call.args[0]), call.node.outputs[0]
+    place, number, sizes = call.cut(call.args[0]), call.node.outputs[0], call.out()
     assert number is not None
-    values = call.graph.values
-    for node in call.graph.nodes[call.node.number + 1 :] if values[number].storage in call.written else ():
-        if node.name == "aten.select" and values[node.args[0].value].storage == values[number].storage:
-            shape, dim = values[node.args[0].value].shape, node.args[1]
-            if shape == call.out() and dim % len(shape) == place.dim:
-                op, sizes = call.node.op, call.out()
-                call.run = lambda like, *args, **named: op(like.new_empty(sizes), *args, **named)
-                return [None]
-    return _pointwise(call)
+    values, dims = call.graph.values, len(sizes)
+    memory = values[number].storage
+    if memory not in call.written or not any(
+        node.name == "aten.select"
+        and (taken := values[node.args[0].value]).storage == memory
+        and taken.shape == sizes
+        and node.args[1] % dims == place.dim
+        for node in call.graph.nodes[call.node.number + 1 :]
+    ):
+        return _pointwise(call)
+    op = call.node.op
+    call.run = lambda like, *args, **named: op(like.new_empty(sizes), *args, **named)
+    return [None]
 
 
 def _embedding(call: RuleCall) -> list[SequenceDim | None]:
