@@ -233,10 +233,11 @@ class ContextProgram:
         node = call.node
         try:
             return run_rule(call)
-        except LayoutError as error:
-            new = self._new_memory(error.value, error.place) if isinstance(error, WholeMemory) else None
-            if new is not None:
+        except WholeMemory as error:
+            if (new := self._new_memory(error.value, error.place)) is not None:
                 raise WholeMemory(new, error.place) from None
+            refused = self._refuse(node, str(error))
+        except LayoutError as error:
             refused = self._refuse(node, str(error))
         if call.whole or (node.name.startswith("unisono.") and node.name != ATTENTION):
             raise refused

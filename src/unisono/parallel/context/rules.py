@@ -504,8 +504,9 @@ def _attention(call: RuleCall) -> list[SequenceDim | None]:
         raise LayoutError("its keys are cut along the sequence, and its queries are not")
     if keys is None or values is None:  # a whole one comes to the other
         keys = values = keys or values
-        for ref in (k, v) if keys is not None else ():
-            call.want(ref, keys)
+        if keys is not None:
+            call.want(k, keys)
+            call.want(v, keys)
     if keys != values:
         raise LayoutError("its keys and values are cut differently")
     if mask is not None and len(call.shape(mask)) > dims:

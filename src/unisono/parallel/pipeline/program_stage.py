@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgramStage", "StagePrograms"]
 
-STATE = ("buffer", "constant")
 PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
 
 
@@ -153,20 +152,30 @@ class ProgramStage(nn.Module):
 
     @functools.cached_property
     def repeats(self) -> bool:
-        """Whether a parameter, or what follows from parameters alone, is used more than once: its gradient
-        cannot be computed use by use, later.
+        """Whether gradients of weights cannot be computed use by use, after those of inputs.
+
+        So it is where a parameter, or what follows from parameters and from nothing that another stage
+        trains, is used more than once, or leaves the stage.
         """
-        graph = self._programs.first.graph
-        uses: Counter[int] = Counter()
-        weights = {value.number for value in graph.values if value.kind == "parameter"}
-        for item in self._programs.first.stages[self._stage].items:
+        graph, stage = self._programs.first.graph, self._programs.first.stages[self._stage]
+        apart = {value.number for value in graph.values if value.kind == "parameter"}
+        trained = set(apart)
+        for node in graph.nodes:
+            if any(ref.value in trained for ref in refs((node.args, node.named))):
+                trained.update(number for number in node.outputs if number is not None)
+        came, uses = {number for number in stage.comes if number in trained}, Counter[int]()
+        for item in stage.items:
             nodes = [item.node] if item.frame is None else graph.nodes[item.frame.first : item.frame.last]
             for node in filter(None, nodes):
-                given = {ref.value for ref in refs((node.args, node.named))}
-                uses.update(ref.value for ref in refs((node.args, node.named)))
-                if given & weights and all(n in weights or graph.values[n].kind in STATE for n in given):
-                    weights.update(number for number in node.outputs if number is not None)
-        return any(count > 1 and number in weights for number, count in uses.items())
+                given = [ref.value for ref in refs((node.args, node.named))]
+                uses.update(given)
+                kind = (
+                    came if came.intersection(given) else apart if apart.intersection(given) else set[int]()
+                )
+                kind.update(number for number in node.outputs if number is not None)
+        return any(number in apart for number in stage.goes) or any(
+            count > 1 and number in apart for number, count in uses.items()
+        )
 
     def program_of(self, inputs: Any) -> str:
         """A text that is equal on all ranks, and differs for inputs that run other programs."""
