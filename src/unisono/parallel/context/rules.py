@@ -7,6 +7,7 @@ one that needs more than the positions of a rank, raises LayoutError.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -276,10 +277,35 @@ def _cat(call: RuleCall) -> list[SequenceDim | None]:
     place = call.cut(next(ref for ref in given if call.place(ref) is not None))
     dim = int(call.given(1, "dim", 0) % len(call.out()))
     if not stacks and dim == place.dim:
-        raise LayoutError("it joins other positions to the sequence")
+        return _joined(call, place)
     for ref in given:
         call.want(ref, place)
     return [place.at(place.dim + (stacks and dim <= place.dim))]
+
+
+def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
+    """Whole values before and after the sequence, such as a learned first position: as padding."""
+    given, dim = call.args[0], place.dim
+    cut = [at for at, ref in enumerate(given) if call.place(ref) is not None]
+    if len(cut) > 1:
+        raise LayoutError("it joins two sequences")
+    _only_sequence(call, given[cut[0]], place)
+    sizes = [0 if call.shape(ref) == (0,) else call.shape(ref)[dim] for ref in given]
+    bounds = [0, *itertools.accumulate(sizes)]
+    front, size = bounds[cut[0]], sizes[cut[0]]
+    span = place.span.part(-front, bounds[-1] - front)
+    mine = span.positions(call.ranks.rank)
+    picks = [[at - begin for at in mine if begin <= at < end] for begin, end in itertools.pairwise(bounds)]
+
+    def run(tensors: Sequence[Tensor], *_args: Any, **_named: Any) -> Tensor:
+        parts = [
+            value if at in cut or not sizes[at] else value.index_select(dim, torch.tensor(pick, dtype=torch.long, device=value.device))
+            for at, (value, pick) in enumerate(zip(tensors, picks, strict=True))
+        ]
+        return torch.cat(parts, dim)
+
+    call.run = run
+    return [SequenceDim(dim, 1, span)]
 
 
 def _repeat(call: RuleCall) -> list[SequenceDim | None]:

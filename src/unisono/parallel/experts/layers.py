@@ -86,8 +86,8 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, plan: Plan)
     ]
     if not layers and plan.expert > 1:
         raise ValueError(
-            f"expert={plan.expert}: no module of {type(model).__name__} is known as a layer of experts. Known are "
-            "modules that are called with (rows, indices, weights) and whose parameters have the dimension "
+            f"expert={plan.expert}: no module of {type(model).__name__} is known as a layer of experts. Known "
+            "are modules that are called with (rows, indices, weights) and whose parameters have the dimension "
             'of experts first, and lists of alike modules whose name has "experts". Write parallelize(..., '
             'experts={"path.of.*.module": "stacked"}) or {"path.of.*.list": "list"}, or leave out '
             f"expert={plan.expert}"
@@ -106,7 +106,7 @@ def parameters_of(model: nn.Module, layers: list[ExpertLayer]) -> list[str]:
 
 
 def caller_of(model: nn.Module, path: str) -> str:
-    """The path of what calls the experts of a list: the list itself, if it can be called, or what it is in."""
+    """The path of what calls the experts of a list: the list, if it can be called, or what it is in."""
     experts = model.get_submodule(path)
     base = nn.ModuleList if isinstance(experts, nn.ModuleList) else nn.ModuleDict
     own = type(experts).forward is not base.forward
