@@ -153,6 +153,39 @@ def check_weights_of_weights_in_two_passes(folder: Path) -> None:
         same(plan, Relative, given, loss, sample=given[0][0])
 
 
+class Gives(nn.Module):
+    """A piece that sends a parameter to the next one, which its input does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(1, WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x), self.gain.expand(len(x), -1) * 2.0
+
+
+class Takes(nn.Linear):
+    def forward(self, x: Tensor, gain: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.tanh(super().forward(x) * gain)
+
+
+class Chain(nn.Sequential):
+    def forward(self, x: Any) -> Tensor:
+        for piece in self:
+            x = piece(*x) if isinstance(x, tuple) else piece(x)
+        return x
+
+
+def check_pieces_that_send_weights_in_two_passes(folder: Path) -> None:
+    def make() -> nn.Module:
+        return Chain(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Gives(), Takes(WIDTH, WIDTH), nn.Linear(WIDTH, 4))
+
+    generator = torch.Generator().manual_seed(1)
+    given = [(torch.randn(8, WIDTH, generator=generator), torch.arange(8) % 4) for _ in range(3)]
+    plan = up.Plan(pipeline=2, micro_batches=4, schedule="zbv", cuts=(2, 3, 4))
+    same(plan, make, given, functional.cross_entropy)
+
+
 def check_checkpoints_have_all_of_it(folder: Path) -> None:
     given = batches(4)
     shared: list[Any] = [str(folder)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.program import Ref, refs, replayed
+from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.program_state import ModuleSettings, kinds_of
@@ -149,33 +147,6 @@ class ProgramStage(nn.Module):
             if owner is not None and id(owner._parameters[leaf]) not in inside
         }
         self.take_bare()
-
-    @functools.cached_property
-    def repeats(self) -> bool:
-        """Whether gradients of weights cannot be computed use by use, after those of inputs.
-
-        So it is where a parameter, or what follows from parameters and from nothing that another stage
-        trains, is used more than once, or leaves the stage.
-        """
-        graph, stage = self._programs.first.graph, self._programs.first.stages[self._stage]
-        apart = {value.number for value in graph.values if value.kind == "parameter"}
-        trained = set(apart)
-        for node in graph.nodes:
-            if any(ref.value in trained for ref in refs((node.args, node.named))):
-                trained.update(number for number in node.outputs if number is not None)
-        came, uses = {number for number in stage.comes if number in trained}, Counter[int]()
-        for item in stage.items:
-            nodes = [item.node] if item.frame is None else graph.nodes[item.frame.first : item.frame.last]
-            for node in filter(None, nodes):
-                given = [ref.value for ref in refs((node.args, node.named))]
-                uses.update(given)
-                kind = (
-                    came if came.intersection(given) else apart if apart.intersection(given) else set[int]()
-                )
-                kind.update(number for number in node.outputs if number is not None)
-        return any(number in apart for number in stage.goes) or any(
-            count > 1 and number in apart for number, count in uses.items()
-        )
 
     def program_of(self, inputs: Any) -> str:
         """A text that is equal on all ranks, and differs for inputs that run other programs."""
