@@ -2,11 +2,13 @@
 
     unisono run -n 4 benchmarks/experts.py                     # all experts on each rank
     unisono run -n 4 benchmarks/experts.py --expert 4          # a quarter of them
+    unisono run -n 4 benchmarks/experts.py --expert 4,1        # both, and how much faster the first one is
     (--zero 3 --width 256 --experts 8 --rows 2 --time 128 --precision bf16)
 
 Every rank trains on its own rows. Prints the tokens per second of all ranks (from the median step), how much
 the peak of a rank's resident memory is above what it had before the model was made, the bytes of parameters,
-gradients and moments that a rank holds, and the last loss, which is the same for both.
+gradients and moments that a rank holds, and the last loss, which is the same for both. Of several plans only
+the first one's peak counts.
 """
 
 from __future__ import annotations
@@ -80,34 +82,15 @@ def held(run: up.Run) -> int:
     return 4 * sum(sizes)
 
 
-def main() -> None:
-    """Train by one plan, and print a line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    sizes = {
-        "expert": 1,
-        "zero": 0,
-        "width": 256,
-        "experts": 8,
-        "layers": 2,
-        "rows": 2,
-        "time": 128,
-        "steps": 12,
-    }
-    for name, number in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=number)
-    parser.add_argument("--precision", default="f32")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("unisono")
+def trained(asked: argparse.Namespace, expert: int) -> tuple[float, float]:
+    """Train by one plan, and print a line; return tokens per second and the last loss."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     torch.manual_seed(0)
     blocks = [Block(asked.width, asked.experts) for _ in range(asked.layers)]
     model = nn.Sequential(
         nn.Embedding(WORDS, asked.width), *blocks, nn.RMSNorm(asked.width), nn.Linear(asked.width, WORDS)
     )
-    plan = up.Plan(
-        data=dist.get_world_size(), expert=asked.expert, zero=asked.zero, precision=asked.precision
-    )
+    plan = up.Plan(data=dist.get_world_size(), expert=expert, zero=asked.zero, precision=asked.precision)
     run = up.parallelize(
         model, plan, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3), loss=loss, check=False
     )
@@ -120,13 +103,32 @@ def main() -> None:
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     most = torch.tensor([peak, held(run) / 2**20])
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    rate = asked.rows * plan.data * asked.time / statistics.median(steps[1:])
     if dist.get_rank() == 0:
-        rate = asked.rows * plan.data * asked.time / statistics.median(steps[1:])
         print(
             f"{plan}: {rate:.0f} tokens/s; peak {most[0]:.0f} MiB; parameters, gradients and moments "
             f"{most[1]:.0f} MiB; last loss {value:.4f}",
             flush=True,
         )
+    return rate, value
+
+
+def main() -> None:
+    """Train by one plan, or by several in turn."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    sizes = {"zero": 0, "width": 256, "experts": 8, "layers": 2, "rows": 2, "time": 128, "steps": 12}
+    for name, number in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--expert", default="1", help="or several, such as 4,1")
+    parser.add_argument("--precision", default="f32")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("unisono")
+    found = [trained(asked, int(expert)) for expert in asked.expert.split(",")]
+    if dist.get_rank() == 0 and len(found) > 1:
+        (first, loss_of_first), (last, loss_of_last) = found[0], found[-1]
+        far = abs(loss_of_first - loss_of_last)
+        print(f"{first / last:.2f} times as many tokens/s; the last losses differ by {far:.1e}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

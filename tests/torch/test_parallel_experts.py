@@ -44,14 +44,6 @@ def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ran
         ({"expert": 2.0}, "expert is 2.0, expected int"),
         ({"data": 3, "expert": 2}, "expert=2 does not divide data=3"),
         ({"expert": 2}, "expert=2 does not divide data=1"),
-        (
-            {"data": 2, "expert": 2, "tensor": 2, "sequence": True},
-            "expert=2 needs sequence=False, not True: experts take all positions",
-        ),
-        (
-            {"data": 2, "expert": 2, "pipeline": 2, "schedule": "zbv"},
-            "schedule zbv .* use schedule 1f1b with expert=2",
-        ),
         ({"data": 2, "context": 2, "expert": 3}, "expert=3 does not divide data=2 x context=2"),
         ({"data": 2, "expert": 2, "swap": "disk"}, "expert=2 needs swap=None, not 'disk'"),
         ({"data": 4, "expert": 2, "local_steps": 2}, "expert=2 needs local_steps=None, not 2"),

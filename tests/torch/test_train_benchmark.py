@@ -33,6 +33,19 @@ def test_all_sides_decode_the_same(ranks):
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(300)
+def test_sequences_and_experts_over_ranks():
+    job = ["-m", "unisono", "run", "-n", "2"]
+    out = run(*job, str(BENCHMARKS / "long_sequences.py"), "--time", "64", "--width", "24", limit_s=280)
+    assert re.search(r"context=2: 128 positions, \d+ MB", out), out
+    assert float(re.search(r"losses of 128 positions differ by (\S+)", out)[1]) < 1e-5, out
+    tiny = ["--expert", "2,1", "--width", "32", "--steps", "3", "--time", "16"]
+    out = run(*job, str(BENCHMARKS / "experts.py"), *tiny, limit_s=280)
+    assert re.search(r"Plan\(data=2, expert=2\): \d+ tokens/s; .*", out), out
+    assert float(re.search(r"times as many tokens/s; the last losses differ by (\S+)", out)[1]) < 1e-3, out
+
+
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 def test_the_table_of_plans():
     """Bytes are exact: one row makes tensor ranks and stages exchange less than DDP's gradients."""

@@ -164,6 +164,7 @@ def set_up(
     built.compared = compared
     _follow(built, context, sample)
     built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
+    built.runtime.runs_twice = axis is not None and axis.runs_twice
     if decision is not None:
         decision.note(model)
         built.ties += sums_of(decision.cut, names, mesh)

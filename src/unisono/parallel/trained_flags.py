@@ -33,8 +33,8 @@ def why_fixed(built: ModelSetup) -> str:
             return f"Plan({name}={getattr(plan, name)!r}) does not follow"
     if isinstance(built.units, ShardedParameters) and not fsdp.can_follow_frozen():
         return "Units of this PyTorch do not follow"
-    if plan.expert > 1:
-        return f"Plan(expert={plan.expert}) does not follow"
+    if built.experts is not None:
+        return f"Plan(expert={plan.expert}) with layers of experts does not follow"
     if cut is not None and not cut.of_all:
         return (
             f"tensor={plan.tensor} is cut for what was trained then. With parallelize(..., sample=inputs "

@@ -120,28 +120,44 @@ def remembers(model: Program, x: Tensor) -> Tensor:
     )
 
 
-def copied(model: Program, x: Tensor) -> Tensor:
-    """Memory that is new, filled by position; entries that are chosen at each position."""
-    y = x.new_empty(x.shape)
-    y[..., ::2].copy_(x[..., ::2] * 0.5)
-    y[..., 1::2].copy_(model.gain[1::2])
-    chosen = torch.zeros_like(x).scatter_(-1, x.topk(3)[1], 1.0)
-    return x + y + chosen + torch.zeros_like(x).scatter_add(-1, x.topk(3)[1], x[..., :3] * 2)
+def filled(_model: Program, x: Tensor) -> Tensor:
+    """New memory that gets its values by parts of the features."""
+    y, z = x.new_empty(*x.shape[:-1], x.shape[-1] + 4), torch.zeros(x.shape[:2])
+    y[..., :4], y[..., 4:] = x[..., -4:], x
+    z.copy_(x[..., 0])
+    return y[..., 2:-2] * z.sigmoid().unsqueeze(-1)
+
+
+def scattered(_model: Program, x: Tensor) -> Tensor:
+    best, at = x.topk(3, -1)
+    mask = torch.zeros_like(x).scatter_(-1, at, 1.0)
+    fresh = torch.zeros(x.shape).scatter_(-1, at, best)
+    return x * mask + fresh.scatter_add(-1, at, best)
+
+
+def turned(_model: Program, x: Tensor) -> Tensor:
+    angles = torch.outer(torch.arange(x.shape[1]), torch.arange(x.shape[2] // 2) / 8)
+    turns = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turns).flatten(2)
+
+
+def repeated(_model: Program, x: Tensor) -> Tensor:
+    twice = (
+        x.flatten(0, 1).repeat(2, 1)
+        * torch.tensor([1.0, 0.5]).repeat_interleave(x.shape[:2].numel())[:, None]
+    )
+    return twice.view(2, *x.shape).sum(0)
+
+
+def prefixed(model: Program, x: Tensor) -> Tensor:
+    first = model.norm.weight.expand(len(x), 1, -1)
+    y = torch.cat([first, x, first * 2, first], 1)
+    return torch.tanh(y)[:, 1:-2] + torch.cat([first, first, x[:, 2:]], 1)
 
 
 def check_programs(folder: Path) -> None:
-    for what in (
-        written,
-        gated,
-        detached,
-        looks_around,
-        shapes,
-        written_out,
-        summed,
-        slides,
-        remembers,
-        copied,
-    ):
+    known = (written, gated, detached, looks_around, shapes, written_out, summed)
+    for what in (*known, filled, scattered, turned, repeated, prefixed, slides, remembers):
         for more in ({}, {"zero": 3, "recompute": True}):
             print(what.__name__)
             same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)

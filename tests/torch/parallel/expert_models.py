@@ -123,9 +123,13 @@ def stacked(**more: Any) -> nn.Module:
     )  # fmt: skip
 
 
+def experts() -> nn.ModuleList:
+    return nn.ModuleList(Expert() for _ in range(EXPERTS))
+
+
 def listed(**more: Any) -> nn.Module:
     def layer() -> nn.Module:
-        return Layer(nn.ModuleList(Expert() for _ in range(EXPERTS)), **more)
+        return Layer(experts(), **more)
 
     return nn.Sequential(nn.Embedding(WORDS, WIDTH), layer(), nn.Tanh(), layer(), nn.Linear(WIDTH, WORDS))
 
@@ -156,15 +160,21 @@ def hugging_face(name: str, **more: Any) -> Make:
 
 
 SMALL = {"moe_intermediate_size": 12, "num_experts": EXPERTS}
+LATENT = {
+    "moe_intermediate_size": 12, "n_routed_experts": EXPERTS, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
 HUGGING_FACE: dict[str, Make] = {
     "mixtral": hugging_face("Mixtral", num_local_experts=EXPERTS),
     "qwen2-moe": hugging_face("Qwen2Moe", shared_expert_intermediate_size=12, **SMALL),
     "qwen3-moe": hugging_face("Qwen3Moe", head_dim=8, norm_topk_prob=True, **SMALL),
-    "deepseek-v3": hugging_face(
-        "DeepseekV3", moe_intermediate_size=12, n_routed_experts=EXPERTS, n_shared_experts=1, n_group=2,
-        topk_group=1, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4,
-        qk_nope_head_dim=4, v_head_dim=8,
-    ),
+    "deepseek-v2": hugging_face("DeepseekV2", **LATENT),
+    "deepseek-v3": hugging_face("DeepseekV3", n_group=2, topk_group=1, **LATENT),
+    "gpt-oss": hugging_face("GptOss", num_local_experts=EXPERTS, head_dim=8, sliding_window=4),
+    "granite": hugging_face("GraniteMoe", num_local_experts=EXPERTS),
+    "olmoe": hugging_face("Olmoe", num_experts=EXPERTS),
+    "glm-4": hugging_face("Glm4Moe", head_dim=8, **LATENT),
 }  # fmt: skip
 
 

@@ -178,7 +178,8 @@ class ContextProgram:
             node = self.graph.nodes[values[value].node]
             if node.name in NEW:
                 return None if value in self._filled else value
-            if node.name != "aten.slice" or (slice_of(node)[1] or 0) % len(values[value].shape) == place.dim:
+            along = (slice_of(node)[1] or 0) % len(values[value].shape) if node.name == "aten.slice" else None
+            if along == place.dim or (along is None and node.name != "aten.detach"):
                 return None
             value = node.args[0].value
         return None

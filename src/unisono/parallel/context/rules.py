@@ -288,18 +288,20 @@ def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     given, dim = call.args[0], place.dim
     cut = [at for at, ref in enumerate(given) if call.place(ref) is not None]
     if len(cut) > 1:
-        raise LayoutError("it joins two sequences")
+        raise LayoutError("it joins other positions to the sequence")
     _only_sequence(call, given[cut[0]], place)
     sizes = [0 if call.shape(ref) == (0,) else call.shape(ref)[dim] for ref in given]
     bounds = [0, *itertools.accumulate(sizes)]
-    front, size = bounds[cut[0]], sizes[cut[0]]
+    front = bounds[cut[0]]
     span = place.span.part(-front, bounds[-1] - front)
     mine = span.positions(call.ranks.rank)
     picks = [[at - begin for at in mine if begin <= at < end] for begin, end in itertools.pairwise(bounds)]
 
     def run(tensors: Sequence[Tensor], *_args: Any, **_named: Any) -> Tensor:
         parts = [
-            value if at in cut or not sizes[at] else value.index_select(dim, torch.tensor(pick, dtype=torch.long, device=value.device))
+            value
+            if at in cut or not sizes[at]
+            else value.index_select(dim, torch.tensor(pick, dtype=torch.long, device=value.device))
             for at, (value, pick) in enumerate(zip(tensors, picks, strict=True))
         ]
         return torch.cat(parts, dim)

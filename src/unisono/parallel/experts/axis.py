@@ -42,6 +42,7 @@ class ExpertAxis:
         ranks: on the expert axis that have different rows.    tensor: those that have the same.
         layers: what is spread.
         names: of the experts' parameters, in the model before it was cut.
+        runs_twice: the program around some experts does.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ExpertAxis:
         self._model, self._recorded = model, recorded
         self.names = frozenset(parameters_of(model, layers))
         listed = [layer for layer in layers if layer.kind == "list"]
+        self.runs_twice = bool(listed)
         self._listed = frozenset(parameters_of(model, listed))
 
     def cut(self, model: nn.Module, *, trial: bool = False) -> None:

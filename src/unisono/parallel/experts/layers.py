@@ -86,11 +86,11 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, plan: Plan)
     ]
     if not layers and plan.expert > 1:
         raise ValueError(
-            f"expert={plan.expert}: no module of {type(model).__name__} is known as a layer of experts. Known "
-            "are modules that are called with (rows, indices, weights) and whose parameters have the dimension "
-            'of experts first, and lists of alike modules whose name has "experts". Write parallelize(..., '
-            'experts={"path.of.*.module": "stacked"}) or {"path.of.*.list": "list"}, or leave out '
-            f"expert={plan.expert}"
+            f"expert={plan.expert}: no module of {type(model).__name__} is known as a layer of experts. "
+            "Known are modules that are called with (rows, indices, weights) and whose parameters have the "
+            'dimension of experts first, and lists of alike modules whose name has "experts". Write '
+            'parallelize(..., experts={"path.of.*.module": "stacked"}) or {"path.of.*.list": "list"}, or '
+            f"leave out expert={plan.expert}"
         )
     _check_apart(model, layers)
     return layers

@@ -29,8 +29,8 @@ def spread(
 ) -> tuple[ExpertAxis | None, ExpertCheck | None]:
     """Leave this rank its experts, in place; return their axis, and what tries it in the first step.
 
-    Without expert=, too, a layer that picks rows by values is one operator of a recorded program: a stacked one
-    under context=, and what `experts` names. Its experts are then spread over the tensor ranks.
+    Without expert=, too, a layer that picks rows by values is one operator of a recorded program: a stacked
+    one under context=, and what `experts` names. Its experts are then spread over the tensor ranks.
 
     Args:
         experts, check: see `parallelize`.

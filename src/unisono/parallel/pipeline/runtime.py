@@ -105,6 +105,7 @@ class PipelineRuntime:
         interrupted: the last run ended with an error.
         loss_parameters: what a loss may not take; None: it may take all.
         context: runs the model with its loss on a part of each sequence; None: sequences are whole.
+        runs_twice: a module runs its program twice, so that parameters are used more than once.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class PipelineRuntime:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
-        self.interrupted = self._stale = False
+        self.interrupted = self._stale = self.runs_twice = False
         self.loss_parameters: LossParameters | None = None
         self.context: ContextModel | None = None
         self._join_once: dict[Hashable, bool] = {}  # whether the weights of a stage do, by what it runs
@@ -269,7 +270,7 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in record.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in record.inputs if t.requires_grad]
-        if not self._in_two_passes(step, action, outputs, wanted):
+        if self.runs_twice or not self._in_two_passes(step, action, outputs, wanted):
             found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad
