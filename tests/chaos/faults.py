@@ -258,7 +258,8 @@ class Run:
         """Whether a rank has ended as it should: a newcomer that nobody took in, or one without a store."""
         if n >= self.case["size"]:
             return "RendezvousError" in mine["ended_by"]
-        return 0 in hit and not mine["groups"] and "the store at" in mine["ended_by"]
+        lost = "the store at" in mine["ended_by"] or "the store's server" in mine["ended_by"]
+        return 0 in hit and not mine["groups"] and lost
 
     def sides(self, hit: set[int], facts: dict[int, dict[str, Any]]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
