@@ -327,7 +327,7 @@ def check_hugging_faces_experts(folder: Path) -> None:
     """Of each family the axes together that its attention allows."""
     if not sweep.HAVE_TRANSFORMERS:
         return
-    given = expert_models.batches(STEPS)
+    given = expert_models.batches(STEPS // 2)
     for name, make in expert_models.HUGGING_FACE.items():
         for more in (
             {"data": 2, "tensor": 2},
@@ -346,7 +346,7 @@ def check_hugging_faces_experts(folder: Path) -> None:
 def check_hugging_faces_experts_without_an_axis_of_them(folder: Path) -> None:
     if not sweep.HAVE_TRANSFORMERS:
         return
-    given = expert_models.batches(STEPS)
+    given = expert_models.batches(STEPS // 2)
     for name, make in expert_models.HUGGING_FACE.items():
         for more in (
             {"data": 2, "pipeline": 2, "micro_batches": 2, "zero": 3},

@@ -367,7 +367,7 @@ def check_a_large_model_is_copied_only_where_it_is_asked_for(folder: Path) -> No
 def check_hugging_faces_models_train_as_in_one_process(folder: Path) -> None:
     if not sweep.HAVE_TRANSFORMERS:
         return
-    given, ranks = batches(8), dist.get_world_size()
+    given, ranks = batches(4), dist.get_world_size()
     plans = [plan(), plan(zero=1, micro_batches=2), plan(zero=2), plan(zero=3, recompute=True, clip=0.5)]
     plans += [plan(expert=ranks), plan(expert=ranks, zero=3)] if ranks > 2 else []
     plans += [plan(zero=3, shard=2), plan(zero=3, shard=2, expert=4)] if ranks > 2 else []
