@@ -74,7 +74,7 @@ def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str,
 
 
 SHORT = ("check_short", "check_what_is_refused")
-COMBINED = checks_of("combined_axes")
+COMBINED = checks_of("combined_axes", "combined_lists")
 
 
 @pytest.mark.timeout(500)
@@ -86,9 +86,9 @@ def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: s
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("check", [check for _, check in COMBINED if check not in SHORT])
-def test_all_axes_together(forks: suite.Forks, tmp_path: Path, check: str) -> None:
-    printed = forks.run(tmp_path, {check: ("parallel.combined_axes", 4, [check])}, limit_s=800)[check]
+@pytest.mark.parametrize(("module", "check"), [pair for pair in COMBINED if pair[1] not in SHORT])
+def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    printed = forks.run(tmp_path, {check: (f"parallel.{module}", 4, [check])}, limit_s=800)[check]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 

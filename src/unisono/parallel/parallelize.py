@@ -67,7 +67,8 @@ def parallelize(
             False: never. True: compare also what stages, or a context axis, return with what a copy does.
         experts: for the expert axis, pattern of paths -> "stacked" (a module called with rows, indices of
             experts and weights), "list" (an nn.ModuleList of experts), or "whole" (they stay on every rank),
-            beside what is recognised.
+            beside what is recognised. Without that axis: layers that tensor, pipeline and context take as one
+            operator, because they pick rows by values.
         weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "tokens": all
             that are not ignored. "rows": it is a mean over rows. None: likewise, and ignored labels that are
             unevenly spread are an error. "counted": the loss returns (sum, count).
