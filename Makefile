@@ -110,7 +110,7 @@ test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans
 	$(call install_torch,--required)
 	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
 
-test-zoo: $(VENV)/.installed  ## 60 models of other authors under 20 plans of 2 and 4 ranks (22 where there are experts), with a table (hours; cells are kept in .cache/zoo; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
+test-zoo: $(VENV)/.installed  ## 60 models of other authors under 20 plans of 2 and 4 ranks (22 where there are experts), with a table (an hour and a half on two cores; cells are kept in .cache/zoo; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
 	$(call install_torch,--required)
 	$(BIN)/python tests/torch/zoo/zoo_table.py $(ARGS)
 

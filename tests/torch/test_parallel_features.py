@@ -95,7 +95,7 @@ def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, chec
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@each(("module", "check"), checks_of("fused_saves", "program_stages", "program_axes"))
+@each(("module", "check"), checks_of("fused_saves", "program_stages", "program_axes", "two_passes"))
 def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "program_axes" else 2)
 

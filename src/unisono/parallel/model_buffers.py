@@ -25,6 +25,8 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals.training import persistent
 
+from .sync_batch_norm import statistics_stand_apart
+
 if TYPE_CHECKING:
     from .mesh import PlanMesh
 
@@ -146,9 +148,12 @@ class ModelBuffers:
         """The name of a persistent buffer that changed; `twice`: in a module whose forward runs twice."""
         for place, moved in zip(self._places, changed, strict=True):
             kept = moved and place.value is not None and persistent(place.module, place.leaf)
-            if kept and (not twice or place.module in self._again):
+            if kept and (not twice or self._moves_twice(place.module)):
                 return place.name
         return None
+
+    def _moves_twice(self, module: nn.Module) -> bool:
+        return module in self._again and not statistics_stand_apart(module)
 
     @torch.no_grad()
     def synchronize(self, changed: list[bool]) -> None:

@@ -3,10 +3,15 @@
 `recompute=True` keeps a unit's inputs. `recompute="selective"` also keeps the results of matrix products,
 convolutions and attention: they take most of the time and a part of the memory. Source: Korthikanti et al.,
 Reducing Activation Recomputation in Large Transformer Models, MLSys 2023.
+
+A BatchNorm moves its statistics in the first forward only.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +20,9 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode, arguments_of
+
+from .precision import BATCH_NORM
+from .sync_batch_norm import statistics_stand_apart
 
 __all__ = ["recompute"]
 
@@ -32,14 +40,30 @@ def recompute(unit: nn.Module, *, selective: bool, draws: bool = True) -> None:
     Args:
         draws: the unit may draw random numbers, which are drawn again.
     """
-    options = {"context_fn": _contexts} if selective else {}
+    norms = [module for module in unit.modules() if isinstance(module, BATCH_NORM)]
+    options = {"context_fn": partial(_contexts, norms, selective)} if norms or selective else {}
     training.recompute(unit, preserve_rng_state=draws, **options)
 
 
-def _contexts() -> tuple[_Dear, _Dear]:
+def _contexts(norms: list[nn.Module], selective: bool) -> tuple[Any, Any]:
     """Of the forward, and of what backward computes again."""
+    if not selective:
+        return contextlib.nullcontext(), _statistics_stay(norms)
     forward, again = create_selective_checkpoint_contexts(_kept)
-    return _Dear(forward), _Dear(again)
+    return _Dear(forward), _statistics_stay(norms, _Dear(again)) if norms else _Dear(again)
+
+
+@contextlib.contextmanager
+def _statistics_stay(norms: list[nn.Module], inner: Any = None) -> Iterator[None]:
+    """The statistics of a BatchNorm are afterwards as they were before."""
+    moving = [norm for norm in norms if statistics_stand_apart(norm)]
+    before = [(buffer, buffer.clone()) for norm in moving for buffer in norm.buffers(recurse=False)]
+    try:
+        with inner or contextlib.nullcontext():
+            yield
+    finally:
+        for buffer, value in before:
+            buffer.data.copy_(value)  # no new version: autograd may have saved the buffer
 
 
 def _kept(*_: Any, **__: Any) -> CheckpointPolicy:

@@ -30,7 +30,7 @@ from .compression.reducer import Compression
 from .gradients import gradient, local
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
@@ -153,14 +153,9 @@ class ReplicatedParameters:
         self._group, self._plan, self._mesh = mesh.group("replica"), mesh.plan, mesh
         for bucket in self._buckets:
             bucket.group = self._group
-        if self._buckets or mesh.plan.copies == 1:
+        if self._buckets:
             return
-        experts = set() if self._experts is None else self._experts.parameters()
-        self._buckets = list(_buckets(self.root, self._group, leave=experts))
-        if self._experts is not None and self._experts.mesh.plan.data > 1:
-            held = self._experts.mesh.group("replica")
-            others = set(self.root.parameters()) - experts
-            self._buckets += _buckets(self.root, held, leave=others, first=len(self._buckets), of="experts, ")
+        self._buckets = buckets_of(self.root, mesh, self._experts)
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
@@ -231,6 +226,31 @@ def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
     alive = method()
     if alive is not None:
         alive(*args)
+
+
+def buckets_of(
+    root: nn.Module,
+    mesh: PlanMesh,
+    experts: ExpertAxis | None,
+    leave: Iterable[nn.Parameter] = (),
+    axis: str = "replica",
+) -> list[GradientBucket]:
+    """The buckets of what `root` trains; those of experts are averaged over the ranks that hold them.
+
+    Args:
+        experts: whose parameters fewer ranks hold; None: there are none.
+        leave: parameters that are in no bucket.
+        axis: over whose ranks they are averaged.
+    """
+    if mesh.plan.copies == 1:
+        return []
+    held = set() if experts is None else experts.parameters()
+    found = list(_buckets(root, mesh.group(axis), leave=held.union(leave)))
+    if experts is not None and experts.mesh.plan.data > 1:
+        others = set(root.parameters()).difference(held).union(leave)
+        group = experts.mesh.group(axis)
+        found += _buckets(root, group, leave=others, first=len(found), of="experts, ")
+    return found
 
 
 def _buckets(

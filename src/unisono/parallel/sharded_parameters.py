@@ -11,6 +11,9 @@ in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
 | 3 | before each use | after each micro-batch | its part of both |
 
 Where there is one stage, backward of a root begins right after its forward: it is gathered once for both.
+
+A parameter without a dimension cannot be cut. Each rank keeps it whole in f32, and its gradient is averaged
+at the end of a step.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import mapped, tensors_in
 from .recomputation import recompute
-from .replicated_parameters import ReplicatedParameters
+from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
 
 if TYPE_CHECKING:
@@ -79,7 +82,6 @@ def shard_units(
     if replicas:
         initial.fill(root)
         return ReplicatedParameters(root, mesh, experts)
-    _check_dimensions(root, plan)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     wrapped = gathered_units(root, own, plan)
     alone = apart(root, exact)
@@ -142,14 +144,9 @@ def _nbytes(module: nn.Module) -> int:
     return sum(local(parameter).nbytes for parameter in module.parameters())
 
 
-def _check_dimensions(root: nn.Module, plan: Plan) -> None:
-    """Refuse what `fully_shard` cannot cut."""
-    for name, parameter in root.named_parameters():
-        if parameter.dim() == 0:
-            raise ValueError(
-                f'"{name}" is a parameter that has no dimension, which zero={plan.zero} with precision='
-                f"{plan.precision!r} cannot take. Write nn.Parameter(torch.ones(1)), or use zero=0 with f32"
-            )
+def scalars_of(root: nn.Module) -> set[nn.Parameter] | None:
+    """The parameters without a dimension, which `fully_shard` leaves whole; None: there are none."""
+    return {parameter for parameter in root.parameters() if parameter.dim() == 0} or None
 
 
 def _check_types(unit: nn.Module, plan: Plan) -> None:
@@ -209,13 +206,15 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
-    plan = mesh.plan
+    plan, whole = mesh.plan, scalars_of(module)
     if plan.zero == 0:
-        fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
+        fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy, ignored_params=whole)
         return
     # None: also free it, but for a root, whose backward follows at once where there is one stage
     free = None if plan.zero == 3 and plan.pipeline == 1 else plan.zero == 3
-    fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=free, **more)
+    fully_shard(
+        module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
+    )
 
 
 def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
@@ -297,10 +296,22 @@ class ShardedParameters:
         self._wrap_experts(self.root, left)
         _check_types(self.root, plan)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
+        self._mesh = mesh
+        self._scalars = self._scalar_buckets()
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
         if self._units and mesh.axes.size(2) > 1:
             _gather_ahead(self.root, self._units)
+
+    def _scalar_buckets(self) -> list[GradientBucket]:
+        """Those of scalars, for one axis after the other."""
+        leave = [parameter for parameter in self.root.parameters() if parameter.dim()]
+        axes = [axis for axis in ("replica", "shard") if self._mesh.group(axis).size() > 1]
+        return [
+            bucket
+            for axis in axes
+            for bucket in buckets_of(self.root, self._mesh, self._experts, leave, axis)
+        ]
 
     def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:
         """Shard those in `unit` over the ranks that hold them; return the others."""
@@ -326,10 +337,13 @@ class ShardedParameters:
         """Train those parameters that require gradients now."""
         reshard(self.root)
         fsdp.follow_frozen(self.root)
+        self._scalars = self._scalar_buckets()
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""
         fsdp.reset(self.root)
+        for bucket in self._scalars:
+            bucket.forget()
 
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
@@ -359,7 +373,11 @@ class ShardedParameters:
         self.root.set_reshard_after_backward(free)
 
     def finish(self) -> None:
-        """The end of the last backward has waited for all."""
+        """Average the gradients of scalars. The end of the last backward has waited for all others."""
+        for bucket in self._scalars:
+            bucket.reduce()
+            bucket.wait()
+            bucket.finish_step(uneven_use=self._plan.uneven_use)
 
 
 def reshard(root: nn.Module) -> None:

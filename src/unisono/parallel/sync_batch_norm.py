@@ -24,7 +24,7 @@ from .precision import BATCH_NORM
 if TYPE_CHECKING:
     from .mesh import PlanMesh
 
-__all__ = ["NormSums", "sync_batch_norms"]
+__all__ = ["NormSums", "statistics_stand_apart", "sync_batch_norms"]
 
 FORWARDS = (BATCH_NORM.forward, nn.SyncBatchNorm.forward)
 
@@ -52,6 +52,12 @@ def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
         module.__class__ = _synced(type(module))  # type: ignore[arg-type]
         vars(module)["_sums"] = sums
     return sums
+
+
+def statistics_stand_apart(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm in training: it moves statistics, and its output does not follow them."""
+    known = (*FORWARDS, _SyncedForward.forward)
+    return isinstance(module, BATCH_NORM) and module.training and type(module).forward in known
 
 
 class NormSums:

@@ -1,11 +1,13 @@
 """Programs that look harmless or odd, with cut sequences: as one process, or refused. On two ranks."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,6 +25,8 @@ class Program(nn.Module):
         self.words, self.block = nn.Embedding(WORDS, WIDTH), Block(3, 1)
         self.gain, self.slope = nn.Parameter(torch.rand(WIDTH)), nn.PReLU(WIDTH)
         self.gate, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.kernel = nn.Parameter(torch.rand(WIDTH, 1, 3) / 3)
+        self.memory = nn.LSTM(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True)
         self.blocks = nn.ModuleList([self.block])  # a unit that runs twice
         self.what = [what]
 
@@ -88,6 +92,34 @@ def summed(model: Program, x: Tensor) -> Tensor:
     return (x @ state + x @ mixed) / 9
 
 
+def slides(model: Program, x: Tensor) -> Tensor:
+    """Kernels over positions: causal ones, around each position, in frames and back; and over all of them."""
+    turned, kernel, width = x.mT, model.kernel, x.shape[2]
+    causal = functional.conv1d(turned, kernel, padding=2, groups=width)[..., : x.shape[1]]
+    padded = functional.conv1d(functional.pad(turned, (2, 0)), kernel, groups=width)
+    around = functional.conv1d(turned, kernel, padding=4, dilation=2, groups=width)[..., 2:-2]
+    frames = functional.conv1d(turned, kernel, stride=2, padding=1, groups=width)
+    back = functional.conv_transpose1d(functional.gelu(frames), kernel, stride=2, padding=1, groups=width)
+    mixed = functional.conv1d(x, torch.ones(2, x.shape[1], 3) * model.gain[:3])  # positions as channels
+    return x + (causal * padded + around + back).mT + mixed.mean(1, keepdim=True).mean(-1, keepdim=True)
+
+
+def remembers(model: Program, x: Tensor) -> Tensor:
+    """States from one position to the next."""
+    found, (last, _) = model.memory(x)
+    state, states, written = torch.zeros_like(x[:, 0]), [], torch.zeros_like(x)
+    for at, each in enumerate(x.unbind(1)):
+        state = state * model.gain + each
+        states.append(state)
+        written[:, at] = state * x[:, at]
+    return (
+        found * written
+        + torch.stack(states, 1)
+        + last[0].repeat(1, 2).unsqueeze(1)
+        + functional.group_norm(x.mT, 4).mT
+    )
+
+
 def filled(_model: Program, x: Tensor) -> Tensor:
     """New memory that gets its values by parts of the features."""
     y, z = x.new_empty(*x.shape[:-1], x.shape[-1] + 4), torch.zeros(x.shape[:2])
@@ -125,7 +157,7 @@ def prefixed(model: Program, x: Tensor) -> Tensor:
 
 def check_programs(folder: Path) -> None:
     known = (written, gated, detached, looks_around, shapes, written_out, summed)
-    for what in (*known, filled, scattered, turned, repeated, prefixed):
+    for what in (*known, filled, scattered, turned, repeated, prefixed, slides, remembers):
         for more in ({}, {"zero": 3, "recompute": True}):
             print(what.__name__)
             same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
@@ -193,21 +225,34 @@ def one_position_changes_later(model: Program, x: Tensor) -> Tensor:
     return y + last.unsqueeze(1)
 
 
+def check_what_needs_all_positions(folder: Path) -> None:
+    """It runs on all of them, on each rank, and a warning names the operator."""
+    for what in (
+        lambda model, x: x / x.var() + x / x.max(),
+        lambda model, x: functional.softmax(x, 1) + torch.cumsum(x, -2) * model.gain,
+        lambda model, x: x[:, torch.arange(17).flip(0)] + x.flip(1).sort(1)[0],
+        lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1) * model.gain,
+        lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT + model.gate(x),
+        lambda model, x: x + (x @ x.mT).softmax(1) @ x + (x @ x.mT + (x @ x.mT * 0.1).mT).softmax(-1) @ x,
+        lambda model, x: torch.cat([x[:, 1:], x[:, :1]], 1) * x[:, ::2].mean(dim=(1, 2), keepdim=True),
+        lambda model, x: x + x[:, 1:].view(4, 8, 2, -1).amax(2).repeat_interleave(2, 1).mean(1, True),
+    ):
+        for more in ({}, {"zero": 3, "recompute": True}):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
+            said = [str(one.message) for one in seen if "on the whole sequence" in str(one.message)]
+            assert bool(said) == (dist.get_rank() == 0), said
+            assert not said or "context_programs.py:" in said[0], said
+
+
 def check_what_is_refused(folder: Path) -> None:
     first = batches(16)[0]
     for what in (
         lambda model, x: model.norm(x.transpose(1, 2)).transpose(1, 2),  # a mean over positions, and a buffer
-        lambda model, x: x / x.var(),
-        lambda model, x: x / x.max(),
-        lambda model, x: functional.softmax(x, 1),
-        lambda model, x: torch.cumsum(x, -2),
-        lambda model, x: x[:, torch.arange(16).flip(0)],
-        lambda model, x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1),
-        lambda model, x: functional.scaled_dot_product_attention(x.mT, x.mT, x.mT).mT,
-        lambda model, x: (x @ x.mT).softmax(1) @ x,
         one_position_is_written,
         one_position_changes_later,
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match="context=2 cannot cut"):
             run = up.parallelize(
                 seeded(partial(Program, what)), up.Plan(context=2), optimizer=adamw, loss=mean

@@ -208,21 +208,7 @@ class Changed(Decoder):
 
 def check_refusals(folder: Path) -> None:
     first = batches(16)[0]
-    for says, what in (
-        ("aten.cumsum .*needs all positions", lambda x: x.cumsum(1).mean(-1, keepdim=True)),
-        ("aten.mean|aten.flip .*no rule", lambda x: x.flip(1).mean(-1, keepdim=True)),
-        ("aten._softmax .*needs all positions", lambda x: x.softmax(1).mean(-1, keepdim=True)),
-        (
-            "aten.cat .*joins other positions",
-            lambda x: torch.cat([x[:, 1:], x[:, :1]], 1).mean(-1, keepdim=True),
-        ),
-        ("splits the sequence", lambda x: x.view(4, 8, 2, -1).amax(2).repeat_interleave(2, 1).mean(-1, True)),
-        ("every other position", lambda x: x[:, ::2].mean(dim=(1, 2), keepdim=True)),
-        ("aten.amax .*needs all", lambda x: x.amax(dim=(1, 2), keepdim=True)),
-    ):
-        refused(says, Changed(what), first)
-    places = torch.arange(16.0).view(1, 16, 1)
-    refused("every rank has", Changed(lambda x: places.repeat(4, 1, 1).add_(x.mean(-1, keepdim=True))), first)
+    refused("compares each position", Changed(lambda x: x.mul_(x[:, :1] * 2).mean(-1, True)), first)
     for register in ("register_forward_hook", "register_full_backward_hook"):
         refused('"blocks.0" has a hook', hooked(register), first)
     refused("hook on a tensor", Changed(lambda x: twice(x).mean(-1, keepdim=True)), first)

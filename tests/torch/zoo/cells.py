@@ -43,15 +43,16 @@ class CellFile:
 
     Args:
         older: take cells that trained by other sources, too.
+        every: take the newest of each, by whatever sources.
     """
 
-    def __init__(self, path: Path, *, older: bool = False) -> None:
+    def __init__(self, path: Path, *, older: bool = False, every: bool = False) -> None:
         self._path, self._digest = path, sources()
         self._cells: dict[tuple[str, str, str], Cell] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             digest, *rest = json.loads(line)
             cell = Cell(*rest)
-            if digest == self._digest or (older and cell.word in TRAINED):
+            if every or digest == self._digest or (older and cell.word in TRAINED):
                 self._add(cell)
 
     def _add(self, cell: Cell) -> None:

@@ -26,7 +26,8 @@ from zoo.census_plans import GPU_PLANS, PLANS, not_applicable  # noqa: E402
 SHARE = 0.9
 GPUS = 4
 LIMIT_S = 1800
-SIGNS = {"same": "=", "lossy": "~", "refused": "-", "WRONG": "W", "RAW": "R", "": "."}
+NOT_RUN = "not run"
+SIGNS = {"same": "=", "lossy": "~", "refused": "-", "WRONG": "W", "RAW": "R", NOT_RUN: "?", "": "."}
 
 
 def on_cpus(forks: Forks, animal: str, titles: list[str]) -> Iterator[str]:
@@ -51,13 +52,13 @@ def on_gpus(animal: str, titles: list[str]) -> Iterator[str]:
 
 
 def row(
-    animal: str, plans: dict[str, up.Plan], gpu: bool, forks: Forks, file: CellFile
+    animal: str, plans: dict[str, up.Plan], gpu: bool, forks: Forks | None, file: CellFile
 ) -> dict[str, Cell | None]:
-    """The cells of a model; None where a plan does not apply."""
+    """The cells of a model; None where a plan does not apply. forks: None: run nothing."""
     where = "gpu" if gpu else "cpu"
     applying = [title for title, plan in plans.items() if not not_applicable(animal, plan)]
     missing = [title for title in applying if file.get(animal, title, where) is None]
-    if missing:
+    if missing and forks is not None:
         lines = on_gpus(animal, missing) if gpu else on_cpus(forks, animal, missing)
         made = [cell for line in lines if (cell := Cell.of(line)) is not None]
         file.add(made)
@@ -65,7 +66,8 @@ def row(
         file.add(
             Cell(animal, title, "RAW", "the job ended", 0.0, where) for title in missing if title in lost
         )
-    return {title: file.get(animal, title, where) if title in applying else None for title in plans}
+    left = {title: Cell(animal, title, NOT_RUN, "", 0.0, where) for title in applying}
+    return {title: file.get(animal, title, where) or left.get(title) for title in plans}
 
 
 def heads(plans: dict[str, up.Plan]) -> str:
@@ -87,19 +89,22 @@ def main() -> int:
     parser.add_argument("--plans", help="names of plans, with commas between")
     parser.add_argument("--virtual-gpus", action="store_true", help="on 4 virtual GPUs, by plans of 4 ranks")
     parser.add_argument("--older", action="store_true", help="take cells that trained by other sources, too")
+    parser.add_argument("--kept", action="store_true", help="run nothing: the newest cells of any sources")
     given = parser.parse_args()
     every = GPU_PLANS if given.virtual_gpus else PLANS
     plans = {title: every[title] for title in given.plans.split(",")} if given.plans else every
-    forks, words, failed = Forks(), Counter[str](), list[Cell]()
-    file = CellFile(ROOT / ".cache" / "zoo" / "cells.jsonl", older=given.older)
+    words, failed, forks = Counter[str](), list[Cell](), None if given.kept else Forks()
+    file = CellFile(ROOT / ".cache" / "zoo" / "cells.jsonl", older=given.older, every=given.kept)
     print(heads(plans), flush=True)
     for animal in given.animals or ANIMALS:
         cells = row(animal, plans, given.virtual_gpus, forks, file)
         words.update(cell.word if cell else "" for cell in cells.values())
-        failed += [cell for cell in cells.values() if cell and cell.word not in TRAINED]
+        failed += [cell for cell in cells.values() if cell and cell.word not in (*TRAINED, NOT_RUN)]
         print(text_of(animal, cells), flush=True)
-    forks.close()
-    print("= same, ~ within the precision, - refused, . does not apply, W wrong, R another library's error")
+    if forks is not None:
+        forks.close()
+    print("= same, ~ within the precision, - refused, . does not apply, ? not run")
+    print("W wrong, R another library's error")
     for cell in failed:
         print(f"{cell.word}: {cell.animal}, {cell.plan}: {cell.text}".replace("\n", " "))
     for reason, count in Counter(
@@ -107,10 +112,10 @@ def main() -> int:
         if (reason := not_applicable(animal, plan))
     ).items():  # fmt: skip
         print(f"{count} cells do not apply: the model {reason}")
-    applying, trained = words.total() - words[""], sum(words[word] for word in TRAINED)
+    applying, trained = words.total() - words[""] - words[NOT_RUN], sum(words[word] for word in TRAINED)
     counts = ", ".join(f"{words[word]} {word}" for word in SIGNS if word and words[word])
     share = f"{trained} trained, {trained / max(applying, 1):.0%}"
-    print(f"{words.total()} cells, {applying} apply: {counts}; {share}")
+    print(f"{words.total()} cells, {applying + words[NOT_RUN]} apply: {counts}; {share}")
     return int(words["WRONG"] + words["RAW"] > 0 or trained < SHARE * applying)
 
 

@@ -25,9 +25,11 @@ class RuleCall:
         places: of the values that are cut.
         written: memory that some operator writes in place.
         link: the prices of the context group's network.
+        whole: the values at these places are whole: the cut begins here.
     Attributes:
         wants: values -> the place that this operator needs; a whole value is taken in part.
         run: what runs in place of the operator, on the arguments that are there.
+        on_all: it runs on all positions.
     """
 
     graph: Graph
@@ -36,8 +38,10 @@ class RuleCall:
     ranks: ContextGroup
     link: Link
     written: set[int]
+    whole: bool = False
     wants: dict[int, SequenceDim] = field(default_factory=dict)
     run: Run | None = None
+    on_all: bool = False
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -93,12 +97,7 @@ class RuleCall:
         size, unit = self.shape(ref)[place.dim], place.outer * place.span.size
         if size % unit:
             raise LayoutError(f"a dimension of {size} meets a sequence of {place.span.size} positions")
-        known = self.place(ref)
-        if known is not None and (known.dim, known.outer, known.span.size) != (
-            place.dim, place.outer, place.span.size,
-        ):  # fmt: skip
-            raise LayoutError("it takes two values that are cut in different dimensions")
-        if known != place:
+        if self.place(ref) != place:
             self.wants[ref.value] = place
 
     def size_run(self, place: SequenceDim, at: int = 1) -> None:

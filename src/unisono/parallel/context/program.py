@@ -31,6 +31,8 @@ from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
 from .call import RuleCall
+from .errors import ContextError, refusal, warn_of
+from .gathers import on_all
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
 from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
 from .rules import ATTENTION, WholeMemory, run_rule
@@ -50,16 +52,6 @@ NEW = {  # operators that make memory -> the place of its sizes among their argu
     **dict.fromkeys(("aten.new_empty", "aten.new_zeros", "aten.new_ones", "aten.new_full"), 1),
     **dict.fromkeys(("aten.empty", "aten.zeros", "aten.ones", "aten.full"), 0),
 }
-OF_ATTENTION = ("aten.mm", "aten.bmm", "aten.baddbmm", "aten._softmax", "aten._safe_softmax")
-WRITTEN_OUT = (
-    "Write attention by torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
-    'attn_implementation="sdpa"), or leave out context='
-)
-ELSE = "What is no attention has to work position by position: change that line, or leave out context="
-
-
-class ContextError(ValueError):
-    """A program that cannot be cut along the sequence; the text names the operator and the line."""
 
 
 class ContextStage(NamedTuple):
@@ -107,6 +99,8 @@ class ContextProgram:
             )
         self._inputs = [value.number for value in graph.values if value.kind == "input"]
         self._leave_out(steps)
+        if self._ranks.rank == 0:
+            warn_of(self.graph, [n for n in self._on_all if not steps[n.number].idle], self._ranks.ranks)
         self._parts: list[tuple[int, int, SequenceDim]] = []
         if pipeline is None:
             self._parts = self._take_once(steps)
@@ -123,12 +117,7 @@ class ContextProgram:
     # ---- proof ----
 
     def _refuse(self, node: Node, why: str) -> ContextError:
-        module = self.graph.module_of(node)
-        where = f' in "{module}"' if module else ""
-        return ContextError(
-            f"context={self._ranks.ranks} cannot cut {node.name}{where} along the sequence: {why}, at "
-            f"{node.line}. {WRITTEN_OUT if node.name in OF_ATTENTION else ELSE}"
-        )
+        return refusal(self.graph, node, why, self._ranks.ranks)
 
     def _check(self) -> None:
         """Refuse what a replay of the operators would lose."""
@@ -170,6 +159,7 @@ class ContextProgram:
     def _begin(self, sequences: int) -> None:
         ranks = self._ranks.ranks
         self.places: dict[int, SequenceDim] = {}
+        self._on_all: list[Node] = []  # what runs on all positions
         # values that every rank has, and that have an input's sequence
         self._whole: dict[int, SequenceDim] = {}
         inputs = [value for value in self.graph.values if value.kind == "input"][:sequences]
@@ -221,15 +211,12 @@ class ContextProgram:
             return ProgramStep(node, draws=draws, apart=self._apart(node))
         if begins:
             self._check_length(node, marked)
-        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written)
-        try:
-            found = run_rule(call)
-        except WholeMemory as error:
-            new = self._new_memory(error.value, error.place)
-            raise self._refuse(node, str(error)) if new is None else WholeMemory(new, error.place) from None
-        except LayoutError as error:
-            raise self._refuse(node, str(error)) from None
-        wants = (marked if begins else {}) | call.wants
+        whole = not cut
+        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written, whole)
+        found = self._places(call)
+        if call.on_all:
+            self._on_all.append(node)
+        wants = (marked if begins and not call.on_all else {}) | call.wants
         for number, place in zip(node.outputs, found, strict=True):
             if number is not None and place is not None:
                 self.places[number] = place
@@ -242,13 +229,32 @@ class ContextProgram:
         draws = whole or (_draws(node) and not any(number in self.places for number in made))
         return ProgramStep(node, wants, call.run, draws=draws, apart=self._apart(node))
 
+    def _places(self, call: RuleCall) -> list[SequenceDim | None]:
+        """Where the outputs have the sequence. What cannot run on a rank's positions runs on all."""
+        node = call.node
+        try:
+            return run_rule(call)
+        except WholeMemory as error:
+            if (new := self._new_memory(error.value, error.place)) is not None:
+                raise WholeMemory(new, error.place) from None
+            refused = self._refuse(node, str(error))
+        except LayoutError as error:
+            refused = self._refuse(node, str(error))
+        if call.whole or (node.name.startswith("unisono.") and node.name != ATTENTION):
+            raise refused
+        call.wants, call.run = {}, None
+        try:
+            return on_all(call, [None for _ in node.outputs])
+        except LayoutError:
+            raise refused from None
+
     def _apart(self, node: Node) -> bool:
         """Whether it draws numbers that are others on each rank of the tensor axis."""
         return _draws(node) and any(first <= node.number < last for first, last in self.graph.apart)
 
     def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
-        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written)
+        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written, whole=True)
         with contextlib.suppress(LayoutError, StopIteration):
             found = run_rule(call)
             for number, place in zip(node.outputs, found, strict=True):

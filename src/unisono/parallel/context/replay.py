@@ -17,7 +17,7 @@ from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS, ModuleOp
 from unisono.parallel.graph.program import Ref, refs, replayed
 
 from .call import label_of
-from .exchange import move, take
+from .exchange import gathered, move, take
 from .layout import SequenceDim
 
 if TYPE_CHECKING:
@@ -238,4 +238,6 @@ class ReplayValues(dict[int, Tensor]):
             return take(value, place, replay.ranks.rank)
         shape = replay.graph.values[number].shape
         label = label_of("positions", replay.graph, node)
+        if (known.dim, known.outer, known.span.size) != (place.dim, place.outer, place.span.size):
+            return take(gathered(value, shape, known, replay.ranks, label), place, replay.ranks.rank)
         return move(value, shape, known, place.span, replay.ranks, label)

@@ -24,6 +24,7 @@ from unisono.parallel.graph.rules import LIKE, slice_of
 from .attention import attend, heads_are_cheaper
 from .call import RuleCall
 from .exchange import gathered, take, total
+from .gathers import all_positions, convolution, on_all
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 from .products import product
 from .ring import Attention
@@ -58,7 +59,7 @@ def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     if rule is None:
         raise LayoutError("no rule says what it does with each position")
     found = rule(call)
-    for before, after in writes_of(node):
+    for before, after in () if call.on_all else writes_of(node):
         place = call.places.get(before)
         target = found[node.outputs.index(after)] if after in node.outputs else place
         if place is None and target is not None:
@@ -98,6 +99,25 @@ def _broadcast(call: RuleCall, given: Sequence[Ref], shape: Sequence[int]) -> Se
 
 
 def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
+    return [None]
+
+
+def _created(call: RuleCall) -> list[SequenceDim | None]:
+    """Memory whose positions are written one by one is whole on every rank."""
+    place, number, sizes = call.cut(call.args[0]), call.node.outputs[0], call.out()
+    assert number is not None
+    values, dims = call.graph.values, len(sizes)
+    memory = values[number].storage
+    if memory not in call.written or not any(
+        node.name == "aten.select"
+        and (taken := values[node.args[0].value]).storage == memory
+        and taken.shape == sizes
+        and node.args[1] % dims == place.dim
+        for node in call.graph.nodes[call.node.number + 1 :]
+    ):
+        return _pointwise(call)
+    op = call.node.op
+    call.run = lambda like, *args, **named: op(like.new_empty(sizes), *args, **named)
     return [None]
 
 
@@ -221,7 +241,7 @@ def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
 def _unbind(call: RuleCall) -> list[SequenceDim | None]:
     place, dim = call.cut(call.args[0]), _dim(call, 1)
     if dim == place.dim:
-        raise LayoutError("it takes the positions one by one")
+        return on_all(call, [None for _ in call.node.outputs])
     return [_without(place, dim) for _ in call.node.outputs]
 
 
@@ -340,7 +360,7 @@ def _along(at: int, default: int | None = None) -> Rule:
         if over is None:
             return _pointwise(call)
         if place.dim in over:
-            raise LayoutError("it needs all positions of the sequence")
+            return all_positions(call)
         return [_left(place, over, len(shape), len(call.shape(came))) for shape in _outs(call)]
 
     return rule
@@ -510,6 +530,11 @@ def _attention(call: RuleCall) -> list[SequenceDim | None]:
     call.stays_whole(mask)
     if place is None:
         raise LayoutError("its keys are cut along the sequence, and its queries are not")
+    if keys is None or values is None:  # a whole one comes to the other
+        keys = values = keys or values
+        if keys is not None:
+            call.want(k, keys)
+            call.want(v, keys)
     if keys != values:
         raise LayoutError("its keys and values are cut differently")
     if mask is not None and len(call.shape(mask)) > dims:
@@ -550,6 +575,7 @@ RULES: dict[str, Rule] = {
         ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_empty_strided"),
         _like_new,
     ),
+    **dict.fromkeys(("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like"), _created),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
     **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
     **dict.fromkeys(("aten.view_as_complex", "aten.view_as_real"), _complex_view),
@@ -563,6 +589,8 @@ RULES: dict[str, Rule] = {
     "aten.repeat": _repeat,
     "aten.constant_pad_nd": _padded,
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), product),
+    "aten.convolution": convolution,
+    **dict.fromkeys(("aten.mkldnn_rnn_layer", "aten.native_group_norm"), all_positions),
     "aten.embedding": _embedding,
     "aten.index": _index,
     "aten.gather": _gather,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.program import Ref, refs, replayed
+from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.program_state import ModuleSettings, kinds_of
@@ -149,18 +147,6 @@ class ProgramStage(nn.Module):
             if owner is not None and id(owner._parameters[leaf]) not in inside
         }
         self.take_bare()
-
-    @functools.cached_property
-    def repeats(self) -> bool:
-        """Whether a parameter is used more than once: its gradient cannot be computed use by use, later."""
-        graph = self._programs.first.graph
-        uses: Counter[int] = Counter()
-        for item in self._programs.first.stages[self._stage].items:
-            nodes = [item.node] if item.frame is None else graph.nodes[item.frame.first : item.frame.last]
-            for node in nodes:
-                if node is not None:
-                    uses.update(ref.value for ref in refs((node.args, node.named)))
-        return any(count > 1 and graph.values[number].kind == "parameter" for number, count in uses.items())
 
     def program_of(self, inputs: Any) -> str:
         """A text that is equal on all ranks, and differs for inputs that run other programs."""

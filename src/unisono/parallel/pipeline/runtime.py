@@ -20,6 +20,7 @@ from unisono.torch_internals import training
 from .p2p_communication import PipelineCommunicator, TensorSpec
 from .schedule import Action, Schedule, StageMessage
 from .timeline import Span
+from .weight_paths import weights_join_once
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,6 +117,7 @@ class PipelineRuntime:
         self.interrupted = self._stale = self.runs_twice = False
         self.loss_parameters: LossParameters | None = None
         self.context: ContextModel | None = None
+        self._join_once: dict[Hashable, bool] = {}  # whether the weights of a stage do, by what it runs
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
@@ -268,7 +270,7 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in record.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in record.inputs if t.requires_grad]
-        if self.runs_twice or self._stage(action.stage).repeats:
+        if self.runs_twice or not self._in_two_passes(step, action, outputs, wanted):
             found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad
@@ -281,6 +283,14 @@ class PipelineRuntime:
         for tensor, grad in zip(wanted, found, strict=True):
             tensor.grad = grad
         record.outputs = ()
+
+    def _in_two_passes(
+        self, step: _StepState, action: Action, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> bool:
+        key = action.stage, self._key(step, action.micro), len(outputs), len(inputs)
+        if key not in self._join_once:
+            self._join_once[key] = weights_join_once(outputs, inputs)
+        return self._join_once[key]
 
     def _weights(self, step: _StepState, action: Action) -> None:
         record = step.forward_records.pop((action.stage, action.micro))

@@ -36,13 +36,7 @@ class PipelineStages(nn.Module):
 
 
 class PieceStage(nn.ModuleList):
-    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes.
-
-    Attributes:
-        repeats: a parameter is used more than once, so that no gradient can be computed in two halves.
-    """
-
-    repeats = False
+    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes."""
 
     def program_of(self, _inputs: Any) -> str:
         """Pieces run one program."""

@@ -30,11 +30,11 @@ REDUCING = 1  # the stream on which fully_shard reduces
 
 
 def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The part of a tensor that the first of `parts` ranks keeps; no rank keeps more.
+    """The part of a tensor that the first of `parts` ranks keeps; no rank keeps more. A scalar is whole.
 
     Example: (10, 3), 4 -> (3, 3).
     """
-    return (-(-shape[0] // parts), *shape[1:])
+    return (-(-shape[0] // parts), *shape[1:]) if shape else ()
 
 
 class DryReplicas:
@@ -150,7 +150,7 @@ class DryShards:
     # ---- hooks ----
 
     def _wrap(self, module: nn.Module, low: torch.dtype | None, out: torch.dtype | None = None) -> _DryUnit:
-        values = [value for value in module.parameters() if value not in self._seen]
+        values = [value for value in module.parameters() if value.dim() and value not in self._seen]
         self._seen.update(values)
         group = _DryUnit(values, self._parts, low if module is not self.root or low else None)
         self._groups.append(group)
