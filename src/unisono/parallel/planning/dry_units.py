@@ -1,4 +1,4 @@
-"""The data axis of a dry run: what ReplicatedParameters and fully_shard keep in memory, without messages.
+"""The data axis of a dry run under ZeRO 1 to 3, or in low precision: what fully_shard keeps in memory.
 
 The parameters of the model are whole here, and not counted. What a rank keeps of them, what it gathers of
 them and what it reduces are charges; gradients that autograd makes count themselves.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.replicated_parameters import BUCKET_BYTES
 from unisono.parallel.sharded_parameters import TYPES
+from unisono.torch_internals import find, fsdp
 
 from .memory_account import Charge
 from .storage_watch import StorageWatch
@@ -24,7 +24,7 @@ from .storage_watch import StorageWatch
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = ["DryReplicas", "DryShards", "shard_of"]
+__all__ = ["DryShards", "shard_of"]
 
 REDUCING = 1  # the stream on which fully_shard reduces
 
@@ -35,53 +35,6 @@ def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
     Example: (10, 3), 4 -> (3, 3).
     """
     return (-(-shape[0] // parts), *shape[1:])
-
-
-class DryReplicas:
-    """Every rank holds all parameters in f32; gradients are averaged in buckets."""
-
-    def __init__(self, root: nn.Module, plan: Plan, watch: StorageWatch) -> None:
-        self.root, self.compression = root, None
-        self._buckets: list[tuple[list[nn.Parameter], list[Tensor]]] = []
-        trained = [value for value in root.parameters() if value.requires_grad]
-        if plan.copies > 1:
-            with watch.labelled("buffers"):
-                for dtype in dict.fromkeys(value.dtype for value in trained):
-                    self._fill([value for value in reversed(trained) if value.dtype == dtype])
-
-    def _fill(self, values: Iterable[nn.Parameter]) -> None:
-        held: list[nn.Parameter] = []
-        for value in values:
-            held.append(value)
-            if sum(each.nbytes for each in held) >= BUCKET_BYTES:
-                self._bucket(held)
-                held = []
-        if held:
-            self._bucket(held)
-
-    def _bucket(self, held: list[nn.Parameter]) -> None:
-        sizes = [value.numel() for value in held]
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=held[0].dtype, device=held[0].device)
-        parts = flat.split([*sizes, len(sizes)])[:-1]
-        self._buckets.append(
-            (held, [part.view(value.shape) for part, value in zip(parts, held, strict=True)])
-        )
-
-    def before_backward(self, *, last: bool) -> None:
-        """Nothing changes."""
-
-    def after_backward(self) -> None:
-        """Nothing changes."""
-
-    def reset(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> None:
-        """The averages take the place of the gradients."""
-        for held, parts in self._buckets:
-            for value, part in zip(held, parts, strict=True):
-                if value.grad is not None:
-                    value.grad = part
 
 
 class _DryUnit:
@@ -130,10 +83,13 @@ class DryShards:
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
         self._parts = plan.shards * plan.context if plan.zero else 1
-        self._hybrid = plan.copies > self._parts
+        self._replicas = plan.copies > self._parts  # which add up what they have reduced
+        self._adds_in_leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
         self._reduces = self._resharding = self._last = True
         self._forward: list[_DryUnit] = []
         self._sent: Charge | None = None  # the input of the last reduction
+        self._summed: list[Charge] = []  # what replicas have added up
+        self._copied: Charge | None = None  # the last gathered buffer, which is kept in forward
         self._seen: set[nn.Parameter] = set()
         self._groups: list[_DryUnit] = []
         low = None if plan.precision == "f32" else TYPES[plan.precision]
@@ -144,6 +100,7 @@ class DryShards:
             made[unit] = self._wrap(unit, low)
         self._root = self._wrap(root, low, out=torch.float32 if last and low else None)
         self._ahead: dict[_DryUnit, _DryUnit] = {}
+        self._keeps_copied = not units  # otherwise parameters are gathered ahead
         if self._parts > 1:
             self._ahead = dict(itertools.pairwise(made[unit] for unit in units))
 
@@ -190,8 +147,11 @@ class DryShards:
     def _post(self, group: _DryUnit, out: torch.dtype | None) -> Callable[..., Any]:
         def post(_module: nn.Module, _args: Any, output: Any) -> Any:
             if self._watch.phase != "backward":
-                if self._plan.zero == 3:
+                root = group is self._root
+                if self._plan.zero == 3 and not (root and self._plan.pipeline == 1):  # backward follows
                     self._reshard(group)
+                if root:
+                    self._free_copied()
                 group.forwards.append(len(self._forward))
                 self._forward.append(group)
                 for tensor in tensors_in(output):
@@ -220,7 +180,7 @@ class DryShards:
             if self._resharding:
                 self._reshard(group)
             return
-        grads = [grad for value in group.values if (grad := self._taken(group, value)) is not None]
+        grads = self._taken(group)
         if self._resharding:
             self._reshard(group)
         self._free_sent()
@@ -250,8 +210,17 @@ class DryShards:
             group.whole.append(account.charge(numel * size, "gathered"))
             if cast is not None:
                 account.release(cast)
-        account.release(group.gathering)
-        group.gathering = None
+        gathered, group.gathering = group.gathering, None
+        if self._keeps_copied and self._watch.phase == "forward":
+            self._free_copied()
+            self._copied = gathered
+        else:
+            account.release(gathered)
+
+    def _free_copied(self) -> None:
+        if self._copied is not None:
+            self._watch.account.release(self._copied)
+            self._copied = None
 
     def _reshard(self, group: _DryUnit) -> None:
         for charge in group.whole:
@@ -263,15 +232,27 @@ class DryShards:
             return
         with torch.no_grad(), self._watch.labelled("gradients"):
             for value in group.values:
-                if value.grad is not None:
-                    before = group.sums.get(value)
-                    grad, value.grad = value.grad, None
-                    group.sums[value] = grad.to(torch.float32) if before is None else before.add_(grad)
+                if value.grad is None or value.grad.dtype == torch.float32:
+                    continue
+                before = group.sums.get(value)
+                grad, value.grad = value.grad, None
+                made = grad.to(torch.float32) if before is None else before.add_(grad)
+                if self._adds_in_leaves:
+                    value.grad_dtype = None  # backward adds to it in place
+                    value.grad = made
+                else:
+                    group.sums[value] = made
 
-    def _taken(self, group: _DryUnit, value: nn.Parameter) -> Tensor | None:
-        grad, value.grad = value.grad, None
-        before = group.sums.pop(value, None)
-        return grad if before is None else before
+    def _taken(self, group: _DryUnit) -> list[Tensor]:
+        """The gradients of all micro-batches so far, which no parameter holds any more."""
+        found = []
+        for value in group.values:
+            grad, value.grad = value.grad, None
+            before = group.sums.pop(value, None)
+            taken = grad if before is None else before
+            if taken is not None:
+                found.append(taken)
+        return found
 
     def _reduce(self, group: _DryUnit, grads: list[Tensor]) -> None:
         account = self._watch.account
@@ -283,7 +264,10 @@ class DryShards:
         made = account.charge(numel * size, "gradients", REDUCING)
         if size != 4:
             low, made = made, account.charge(numel * 4, "gradients", REDUCING)
-            account.release(low)
+            if self._replicas and self._last:
+                self._summed.append(low)  # kept until backward ends
+            else:
+                account.release(low)
         if group.reduced is None:
             group.reduced = made
         else:
@@ -312,12 +296,25 @@ class DryShards:
         if not self._last:
             return
         self._free_sent()
+        for charge in self._summed:
+            self._watch.account.release(charge)
+        self._summed.clear()
         self._forward.clear()
         for group in self._groups:
             group.forwards.clear()
             if group.gathering is not None:
                 self._watch.account.release(group.gathering)
                 group.gathering = None
+
+    def after_weights(self) -> None:
+        """The end of a pass for gradients of weights."""
+        for group in self._groups:
+            self._accumulate(group)
+
+    def reduce_now(self) -> None:
+        """Reduce what has added up, where no backward does."""
+        self.before_backward(last=True)
+        self.after_backward()
 
     def reset(self) -> None:
         """Nothing is under way."""

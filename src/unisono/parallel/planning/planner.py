@@ -22,11 +22,7 @@ from .task import TrainingTask
 
 __all__ = ["plan", "resolved"]
 
-UNSEEN = {
-    "swap": None, "compression": None, "local_steps": None, "expert": 1, "elastic": False, "context": 1,
-    "uneven_use": False, "sync_batch_norm": False, "keep_f32": (),
-}  # fmt: skip
-SPLIT = ("zb-h1", "zbv")
+UNSEEN = {"compression": None, "expert": 1, "elastic": False, "sync_batch_norm": False}
 
 
 def plan(
@@ -137,10 +133,6 @@ def _check_fixed(fixed: dict[str, Any]) -> None:
             raise TypeError(f"plan: {name} is neither an argument nor a field of Plan")
         if name in UNSEEN and value != UNSEEN[name]:
             raise ValueError(f"plan: {name}={value!r}: its memory is not predicted. Write a Plan by hand")
-        if name == "schedule" and value in SPLIT:
-            raise ValueError(
-                f"plan: schedule={value!r}: its memory is not predicted. Use 1f1b or interleaved"
-            )
 
 
 def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Plan, Any]:

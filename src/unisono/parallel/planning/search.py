@@ -178,7 +178,7 @@ class PlanSearch:
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
-        held = self._task.parameters * 4 / plan.tensor / plan.pipeline
+        held = 0.0 if plan.swap else self._task.parameters * 4 / plan.tensor / plan.pipeline
         low = 1 if plan.precision == "f32" else 0.5
         state = 3 * held / plan.shards if plan.zero else 3 * held
         gathered = 0.0 if plan.zero in (0, 3) else held * low

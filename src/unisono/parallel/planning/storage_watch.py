@@ -83,6 +83,20 @@ class StorageWatch(OperatorMode):
         if charge is not None:
             self.account.relabel(charge, cause)
 
+    def leave(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor no more: a run frees its memory, and keeps the tensor."""
+        key = memory_of(tensor)[1]
+        charge = self._charges.get(key)
+        if charge is not None:
+            self._charges[key] = None
+            self.account.release(charge)
+
+    def come(self, tensor: Tensor, cause: str) -> None:
+        """Count the storage of a tensor that has left: it has memory again."""
+        storage, key = memory_of(tensor)
+        if self._charges[key] is None and tensor.device.type == self._device_type:
+            self._charges[key] = self.account.charge(storage.nbytes(), cause)
+
     def _end(self, key: int) -> None:
         charge = self._charges.pop(key, None)
         self._ends.pop(key, None)
