@@ -1,6 +1,6 @@
 """The peak of a step as a dry run says it, beside that of virtual GPUs, for many models and plans.
 
-    unisono run -n 2 --virtual-gpus 2 --no-poison tests/torch/memory_census.py zoo [MODEL ...]
+    unisono run -n 2 --virtual-gpus 2 --no-poison tests/torch/memory_census.py zoo [MODEL[,PLAN] ...]
     unisono run -n 4 --virtual-gpus 4 --no-poison tests/torch/memory_census.py sweep
 
 `zoo`: the models of tests/torch/zoo, which need `pip install transformers`, under those of its plans that
@@ -53,17 +53,15 @@ def of_zoo(names: list[str], ranks: int) -> Iterator[Row]:
     from zoo.animals import ANIMALS
     from zoo.census_plans import PLANS, fitted, not_applicable
 
-    for name in names or ANIMALS:
+    plans = {title: plan for title, plan in PLANS.items() if plan.ranks == ranks}
+    if "swap" in plans:
+        plans["swap"] = up.Plan(data=ranks, swap="memory")  # GPUs swap to the host
+    for name, _, wanted in (each.partition(",") for each in names or ANIMALS):
         animal = ANIMALS[name]
         batch = animal.batch(torch.Generator("cpu").manual_seed(1))
-        for title, plan in PLANS.items():
-            if plan.ranks == ranks and not not_applicable(name, plan) and title != "swap":
+        for title, plan in plans.items():
+            if wanted in ("", title) and not not_applicable(name, plan):
                 yield Row(f"{name}, {title}", fitted(name, plan), animal.make, batch, animal.loss, adamw)
-    for name in names or ANIMALS:
-        plan = up.Plan(data=ranks, swap="memory")  # GPUs swap to the host
-        animal = ANIMALS[name]
-        batch = animal.batch(torch.Generator("cpu").manual_seed(1))
-        yield Row(f"{name}, swap", fitted(name, plan), animal.make, batch, animal.loss, adamw)
 
 
 def of_sweep(ranks: int) -> Iterator[Row]:
@@ -94,6 +92,7 @@ def compare(row: Row) -> tuple[float, str]:
             said = DryRun(task, plan).peak_of(rank // places)
         except ValueError as error:
             refused = str(error).splitlines()[0][:200]
+    del task  # it keeps the parameters that a run replaces
     told: list[Any] = [None] * size
     dist.all_gather_object(told, refused)
     if any(told):

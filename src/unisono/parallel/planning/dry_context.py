@@ -22,7 +22,7 @@ __all__ = ["DryContext"]
 
 
 class DryContext(ContextModel):
-    """A model without values whose sequence is cut, on the first rank: no other one has more positions.
+    """A model without values whose sequence is cut, on the last rank: no other one has more in memory.
 
     Args:
         model: before it is wrapped.    output: what the loss gets of what it returns.
@@ -42,7 +42,7 @@ class DryContext(ContextModel):
         super().__init__(model, dtype, output, mesh, None, None)
 
     def _group(self, mesh: PlanMesh) -> ContextGroup:
-        return _Alone(None, 0, mesh.plan.context)
+        return _Alone(None, mesh.plan.context - 1, mesh.plan.context)
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
         return self._program(inputs, targets, loss)

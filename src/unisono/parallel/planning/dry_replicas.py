@@ -19,16 +19,23 @@ __all__ = ["DryReplicas"]
 
 
 class DryReplicas:
-    """Every rank holds all parameters in f32; gradients are averaged in buckets."""
+    """Every rank holds all parameters in f32; gradients are averaged in buckets.
 
-    def __init__(self, root: nn.Module, plan: Plan, watch: StorageWatch) -> None:
+    Args:
+        experts: parameters that one in `expert` ranks holds.
+    """
+
+    def __init__(self, root: nn.Module, plan: Plan, watch: StorageWatch, experts: set[nn.Parameter]) -> None:
         self.root, self.compression = root, None
         self._buckets: list[tuple[list[nn.Parameter], list[Tensor]]] = []
         trained = [value for value in root.parameters() if value.requires_grad]
-        if plan.copies > 1:
+        for copies, held in (
+            (plan.copies, [value for value in trained if value not in experts]),
+            (plan.copies // plan.expert, [value for value in trained if value in experts]),
+        ):
             with watch.labelled("buffers"):
-                for dtype in dict.fromkeys(value.dtype for value in trained):
-                    self._fill([value for value in reversed(trained) if value.dtype == dtype])
+                for dtype in dict.fromkeys(value.dtype for value in held) if copies > 1 else ():
+                    self._fill([value for value in reversed(held) if value.dtype == dtype])
 
     def _fill(self, values: Iterable[nn.Parameter]) -> None:
         held: list[nn.Parameter] = []

@@ -26,6 +26,7 @@ from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 
 from .dry_context import DryContext
+from .dry_experts import spread_evenly
 from .dry_step import DryStep, RankModel, Specs, StepSize
 from .dry_tensor import run_parts
 from .memory_account import MemoryPeak
@@ -78,6 +79,8 @@ class DryRun:
         shapes = task.shapes(caches=not plan.recompute and plan.context == 1)
         model, family = shapes.model, task.family(shapes.model, shapes.also)
         names = {module: path for path, module in model.named_modules()}
+        with shapes.mode:
+            experts = spread_evenly(model, plan)
         in_pieces = task.in_pieces(family)
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
@@ -107,7 +110,7 @@ class DryRun:
         root = model if plan.pipeline == 1 else PipelineStages({stage: stages[stage] for stage in here})
         size = StepSize(self._rows, self._parts, self._sizes, self._limit)
         last = plan.stages - 1 in here
-        here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, last, context)
+        here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, last, experts, context)
         return DryStep(task, self._everyone, plan, size, here_is).peak()
 
     def _here(self, rank: int) -> list[int]:

@@ -31,7 +31,7 @@ from .allocator import CachingAllocator, allowed
 from .dry_meetings import DryMeetings
 from .dry_replicas import DryReplicas
 from .dry_swap import DrySwap
-from .dry_units import DryShards, shard_of
+from .dry_units import DryShards, parts_of, shard_of
 from .memory_account import MemoryPeak, MemoryTracker
 from .storage_watch import StorageWatch
 
@@ -136,6 +136,7 @@ class RankModel(NamedTuple):
         cut: parameters that the tensor axis cuts.
         sums: whole ones whose gradients its ranks add up.
         last: it has the last stage.
+        experts: layers whose parameters fewer ranks hold.
         context: runs the model on a part of each sequence; None: sequences are whole.
     """
 
@@ -148,6 +149,7 @@ class RankModel(NamedTuple):
     cut: set[nn.Parameter]
     sums: set[nn.Parameter]
     last: bool
+    experts: list[nn.Module]
     context: DryContext | None
 
 
@@ -260,8 +262,10 @@ class DryStep:
         own = own_units(root, given)
         exact = [module for module in kept_in_f32(self._shapes.model, plan) if module in inside]
         replicas = plan.zero == 0 and plan.precision == "f32"
+        experts = [layer for layer in self._here.experts if layer in inside]
+        spread = {value for layer in experts for value in layer.parameters()}
         watch.follow(root, self._here.names)
-        for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
+        for module in [*own, *exact, *experts, root] if plan.tensor > 1 or not replicas else ():
             module.register_forward_hook(own_memory)
         for unit in own if plan.recompute else ():
             recompute(unit, selective=plan.recompute == "selective", draws=False)
@@ -276,19 +280,20 @@ class DryStep:
                     lambda value: watch.relabel(value.grad, "gradients") if value.grad is not None else None
                 )
             if not replicas:
-                held = {name: self._shard(value) for name, value in named.items()}
+                held = {name: self._shard(value, spread) for name, value in named.items()}
         if plan.swap is not None:
             return DrySwap(root, given, plan, watch, self._task.device_type), held
         if replicas:
-            return DryReplicas(root, plan, watch), held
+            return DryReplicas(root, plan, watch, spread), held
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
         outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
-        return DryShards(root, outer, alone, plan, watch, last=self._here.last), held
+        return DryShards(root, outer, alone, plan, watch, last=self._here.last, experts=experts), held
 
-    def _shard(self, value: nn.Parameter) -> nn.Parameter:
-        plan = self._plan
-        shape = shard_of(value.shape, plan.shards * plan.context) if plan.zero else value.shape
+    def _shard(self, value: nn.Parameter, spread: set[nn.Parameter]) -> nn.Parameter:
+        """What this rank keeps. `spread`: parameters that fewer ranks hold."""
+        parts = parts_of(self._plan.of_experts() if value in spread else self._plan)
+        shape = shard_of(value.shape, parts) if self._plan.zero else value.shape
         dtype = torch.float32 if value.is_floating_point() else value.dtype
         made = torch.empty(shape, dtype=dtype, device=value.device)
         return nn.Parameter(made, requires_grad=value.requires_grad)

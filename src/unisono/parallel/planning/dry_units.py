@@ -24,9 +24,14 @@ from .storage_watch import StorageWatch
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = ["DryShards", "shard_of"]
+__all__ = ["DryShards", "parts_of", "shard_of"]
 
 REDUCING = 1  # the stream on which fully_shard reduces
+
+
+def parts_of(plan: Plan) -> int:
+    """Ranks that share a parameter."""
+    return plan.shards * plan.context if plan.zero else 1
 
 
 def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -67,8 +72,7 @@ class DryShards:
     Args:
         units: modules with messages of their own.    exact: those that compute in f32.
         last: the root returns what the loss takes, in f32.
-    Attributes:
-        shards: of each parameter, what this rank keeps, in f32.
+        experts: layers whose parameters fewer ranks hold.
     """
 
     def __init__(
@@ -80,9 +84,10 @@ class DryShards:
         watch: StorageWatch,
         *,
         last: bool,
+        experts: Sequence[nn.Module],
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
-        self._parts = plan.shards * plan.context if plan.zero else 1
+        self._parts = parts_of(plan)
         self._replicas = plan.copies > self._parts  # which add up what they have reduced
         self._adds_in_leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
         self._reduces = self._resharding = self._last = True
@@ -96,9 +101,14 @@ class DryShards:
         made = {}
         for module in exact:
             made[module] = self._wrap(module, None, out=None if module is root else low)
-        for unit in units:
-            made[unit] = self._wrap(unit, low)
-        self._root = self._wrap(root, low, out=torch.float32 if last and low else None)
+        for unit in (*units, root):
+            inside = set(unit.modules())
+            for layer in experts:
+                if layer in inside and layer not in made:
+                    made[layer] = self._wrap(layer, low, parts=parts_of(plan.of_experts()))
+            out = torch.float32 if unit is root and last and low else None
+            made[unit] = self._wrap(unit, low, out=out)
+        self._root = made[root]
         self._ahead: dict[_DryUnit, _DryUnit] = {}
         self._keeps_copied = not units  # otherwise parameters are gathered ahead
         if self._parts > 1:
@@ -106,12 +116,19 @@ class DryShards:
 
     # ---- hooks ----
 
-    def _wrap(self, module: nn.Module, low: torch.dtype | None, out: torch.dtype | None = None) -> _DryUnit:
+    def _wrap(
+        self,
+        module: nn.Module,
+        low: torch.dtype | None,
+        out: torch.dtype | None = None,
+        parts: int | None = None,
+    ) -> _DryUnit:
+        """Make the unit of a module. `parts`: ranks that share a layer of experts, whose inputs stay."""
         values = [value for value in module.parameters() if value not in self._seen]
         self._seen.update(values)
-        group = _DryUnit(values, self._parts, low if module is not self.root or low else None)
+        group = _DryUnit(values, parts or self._parts, low if module is not self.root or low else None)
         self._groups.append(group)
-        into = low if self._plan.context == 1 else None
+        into = low if self._plan.context == 1 and parts is None else None
         if low is None and self._plan.precision != "f32" and self._plan.context == 1:
             into = torch.float32
         module.register_forward_pre_hook(self._pre(group, into), prepend=True, with_kwargs=True)
@@ -193,20 +210,20 @@ class DryShards:
         if group.gathered or group.gathering is not None or not group.values:
             return
         account, numel = self._watch.account, sum(group.kept)
-        if self._parts == 1:
+        if group.parts == 1:
             group.gathering = Charge(0, "gathered", None)
             return
         cast = account.charge(numel * group.dtype.itemsize, "gathered") if group.cast else None
-        group.gathering = account.charge(numel * self._parts * group.dtype.itemsize, "gathered")
+        group.gathering = account.charge(numel * group.parts * group.dtype.itemsize, "gathered")
         if cast is not None:
             account.release(cast)
 
     def _unshard(self, group: _DryUnit) -> None:
         if group.gathered or group.gathering is None:
             return
-        account, size = self._watch.account, group.dtype.itemsize * self._parts
+        account, size = self._watch.account, group.dtype.itemsize * group.parts
         for numel in group.kept:
-            cast = account.charge(numel * size, "gathered") if self._parts == 1 and group.cast else None
+            cast = account.charge(numel * size, "gathered") if group.parts == 1 and group.cast else None
             group.whole.append(account.charge(numel * size, "gathered"))
             if cast is not None:
                 account.release(cast)
@@ -257,7 +274,7 @@ class DryShards:
     def _reduce(self, group: _DryUnit, grads: list[Tensor]) -> None:
         account = self._watch.account
         size = 4 if self._plan.reduce == "f32" or not group.cast else group.dtype.itemsize
-        parts = self._parts
+        parts = group.parts
         numel = sum(math.prod(shard_of(grad.shape, parts)) for grad in grads)
         self._sent = account.charge(numel * parts * size, "buffers")
         grads.clear()

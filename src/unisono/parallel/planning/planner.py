@@ -22,7 +22,7 @@ from .task import TrainingTask
 
 __all__ = ["plan", "resolved"]
 
-UNSEEN = {"compression": None, "expert": 1, "elastic": False, "sync_batch_norm": False}
+UNSEEN = {"compression": None, "elastic": False, "sync_batch_norm": False}
 
 
 def plan(

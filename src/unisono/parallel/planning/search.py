@@ -217,6 +217,8 @@ class PlanSearch:
         return next(iter(texts), "no axis divides the ranks and the batch")
 
     def _nothing(self, candidates: int) -> str:
+        if self._least is None and self._problems:
+            return f"no plan of {self._ranks} ranks can run: {self._why()}"
         if self._least is None:
             return (
                 f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes: "
