@@ -98,15 +98,12 @@ def test_many_micro_batches_need_what_some_need() -> None:
 
 
 def test_all_micro_batches_of_gpipe_are_in_memory() -> None:
-    def activations(schedule: str, parts: int) -> int:
+    def peak(schedule: str, parts: int) -> int:
         plan = up.Plan(pipeline=2, micro_batches=parts, cuts=(3,), schedule=schedule)
-        return (
-            DryRun(TrainingTask(gpt(), ids(2 * parts), 2 * parts, adamw, tokens_loss), plan).peaks()[0].nbytes
-        )
+        return DryRun(TrainingTask(gpt(), ids(parts), parts, adamw, tokens_loss), plan).peak_of(0).nbytes
 
-    assert activations("1f1b", 12) < 1.1 * activations("1f1b", 8)
-    assert activations("gpipe", 12) > 1.2 * activations("gpipe", 8)
-    assert activations("zb-h1", 12) < 1.1 * activations("zb-h1", 8)
+    assert peak("1f1b", 12) < 1.05 * peak("1f1b", 8)
+    assert peak("gpipe", 12) > 1.1 * peak("gpipe", 8)
 
 
 def test_micro_batches_of_other_sizes_have_their_own_messages() -> None:

@@ -6,6 +6,7 @@ a router drew the experts of each row by chance. A run whose router prefers some
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ def _stacked(module: nn.Module) -> int:
         return 0
     count = own[0].shape[0]
     alike = count > 1 and all(value.shape[0] == count for value in own)
-    return count if alike and numbers_of_experts(module, count) else 0
+    routed = len(inspect.signature(module.forward).parameters) == 3  # rows, experts, weights
+    return count if alike and routed and numbers_of_experts(module, count) else 0
 
 
 class EvenExperts(Forward):
