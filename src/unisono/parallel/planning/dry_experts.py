@@ -106,7 +106,7 @@ class EvenExperts(Forward):
             return next(floating) if value.is_floating_point() else chosen
 
         called = [paired(value) for value in args], {name: paired(value) for name, value in named.items()}
-        made = self._run(*called[0], **called[1])
+        made: Tensor = self._run(*called[0], **called[1])
         return made.new_zeros(rows.shape).index_add(0, row, made)
 
 
