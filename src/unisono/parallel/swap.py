@@ -361,7 +361,8 @@ class ParameterSwap:
         self._put((self._number[parameter], "grad"), grad)
 
     def _norm(self, grad: Tensor) -> float:
-        return torch.linalg.vector_norm(grad, dtype=torch.float64).item()
+        norm: float = torch.linalg.vector_norm(grad, dtype=torch.float64).item()
+        return norm
 
     def _fetch_gradient(self, parameter: nn.Parameter) -> Tensor:
         parameter.grad = torch.empty_like(parameter)

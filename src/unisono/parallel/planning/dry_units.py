@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DryShards", "parts_of", "shard_of"]
 
 REDUCING = 1  # the stream on which fully_shard reduces
+GATHERING = 2  # the one on which it gathers, where nothing is gathered ahead
 
 
 def parts_of(plan: Plan) -> int:
@@ -213,8 +214,9 @@ class DryShards:
         if group.parts == 1:
             group.gathering = Charge(0, "gathered", None)
             return
-        cast = account.charge(numel * group.dtype.itemsize, "gathered") if group.cast else None
-        group.gathering = account.charge(numel * group.parts * group.dtype.itemsize, "gathered")
+        stream = GATHERING if self._keeps_copied else 0
+        cast = account.charge(numel * group.dtype.itemsize, "gathered", stream) if group.cast else None
+        group.gathering = account.charge(numel * group.parts * group.dtype.itemsize, "gathered", stream)
         if cast is not None:
             account.release(cast)
 
