@@ -1,16 +1,17 @@
-"""Steps of models under plans on this machine: said before they run, then measured in turns.
+"""Steps of models under plans on this machine: said before they run, then measured.
 
-    python benchmarks/planner.py machine --rounds 5
-    unisono run -n 2 benchmarks/planner_machine.py MODEL ROUNDS FILE     one model; rank 0 writes FILE
+    python benchmarks/planner.py machine --models gpt,cnn --layouts 2,4 --minutes 12 --record FILE
 
-A round runs a few steps of each plan, one plan after the other. A figure is the median over rounds of the
-round's median; with --cores, which a busy machine disturbs less, the least of a core's. First
-`unisono calibrate` and `unisono calibrate --compute` measure the machine. Costs are fitted on no model here.
+A layout is a number of ranks on this machine, or 2x2: two hosts of two ranks, network namespaces with links
+of 1 Gbit/s and a core each, which need root. Each model runs on each layout: the plan that `up.plan` chooses,
+and those of PLANS (planner_job.py). Memory is compared on virtual GPUs. Every job adds a line to the record,
+and jobs that are in it are not run again: so the benchmark goes on where it stopped. Where the machine was
+not calibrated, `unisono calibrate` and `calibrate --compute` run first. Costs are fitted on no model here.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import math
 import os
@@ -19,14 +20,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from published import verdict
 
-STEPS = 4
-"""Of a plan in a round; the first is left out."""
+from unisono.engine.costs.machine import NO_FILE
+from unisono.engine.environment import env
+
+HERE = Path(__file__).resolve().parent
+RECORD = HERE.parent / ".cache" / "planner" / "machine.jsonl"
+RATE = "1gbit"
+LIMIT_S = 600
+"""Of a job."""
 
 PLANS: dict[int, list[dict[str, Any]]] = {
     2: [
@@ -41,166 +48,249 @@ PLANS: dict[int, list[dict[str, Any]]] = {
     4: [
         {"data": 4},
         {"data": 4, "zero": 3},
+        {"data": 4, "zero": 3, "shard": 2},
         {"data": 2, "tensor": 2},
         {"data": 2, "pipeline": 2, "micro_batches": 4},
         {"tensor": 2, "pipeline": 2, "micro_batches": 4},
         {"data": 2, "tensor": 2, "zero": 1},
     ],
 }
-MODELS = ("gpt", "llama", "encoder", "cnn", "mlp", "tables")
+LAYOUTS = {"2": 2, "4": 4, "2x2": 4}
+"""Layout -> its ranks."""
+
+MODELS = ("gpt", "llama", "cnn", "mlp", "encoder", "tables")
+FOREIGN = (
+    "gpt2", "qwen2", "mixtral", "bert", "t5", "vit", "resnet", "resnet-bn", "unet", "mixer", "lstm", "dlrm",
+    "soft-experts", "transformer",
+)  # fmt: skip
 
 
-class Row(NamedTuple):
-    """One plan of one model. Seconds; `cores_s`: of a rank on its core, without waits."""
+class MachineRow(NamedTuple):
+    """A plan of a model: seconds of a step, or bytes of the fullest rank. `parts`: predicted, by cause."""
 
     model: str
-    ranks: int
+    layout: str
     plan: str
-    predicted_s: float
-    busy_s: float  # predicted, without waits, of a rank alone on its core
-    measured_s: float
-    cores_s: float
+    predicted: float = math.nan
+    measured: float = math.nan
+    chosen: bool = False
+    parts: dict[str, float] | None = None
     problem: str = ""
 
-    def error(self, *, cores: bool) -> float:
+    @property
+    def error(self) -> float:
         """Predicted over measured, less one."""
-        return (self.busy_s / self.cores_s if cores else self.predicted_s / self.measured_s) - 1
+        return self.predicted / self.measured - 1
 
 
-# ---- one model, in a job ----
+class MachineJob(NamedTuple):
+    """One model on one layout; `what`: seconds or memory."""
+
+    model: str
+    layout: str
+    what: str
 
 
-def measured(name: str, rounds: int) -> list[Row]:
-    """Predict each plan of a model on the ranks of this job, run all of them in turns; rows on rank 0."""
-    import torch
-    import torch.distributed as dist
-    from planner_models import MAKERS
-
-    import unisono.parallel as up
-
-    make = MAKERS[name]
-
-    def adamw(parameters: Any) -> Any:
-        return torch.optim.AdamW(parameters, lr=1e-3)
-
-    torch.manual_seed(0)
-    model, batch, loss = make()
-    predictor = up.StepPredictor(model, batch, loss=loss, optimizer=adamw)
-    ranks = dist.get_world_size()
-    crowd = max(1.0, ranks / len(os.sched_getaffinity(0)))
-    runs: dict[str, Any] = {}
-    said: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    for fields in PLANS[ranks]:
-        plan = up.Plan(**fields)
-        torch.manual_seed(0)
-        try:
-            said[str(plan)] = predictor.forecast(plan)  # before anything runs
-            sample = batch[0] if plan.tensor > 1 else None
-            run = up.parallelize(make()[0], plan, optimizer=adamw, loss=loss, sample=sample)
-            own = next(iter(run.shard([batch])))
-            run.step(own)
-            runs[str(plan)] = run, own
-        except ValueError as error:
-            problems[str(plan)] = str(error).splitlines()[0][:90]
-    taken: dict[str, list[tuple[float, float]]] = {plan: [] for plan in runs}
-    for _ in range(rounds):
-        for plan, (run, own) in runs.items():
-            taken[plan].append(_round(run, own))
-    rows = []
-    for plan, forecast in said.items():
-        if plan in runs:
-            clock, cores = zip(*taken[plan], strict=True)
-            busy = (forecast.total - forecast.kinds["waiting"]) / crowd
-            found = statistics.median(clock), min(cores)
-            rows.append(Row(name, ranks, plan, forecast.total, busy, *found))
-    return rows + [
-        Row(name, ranks, plan, math.nan, math.nan, math.nan, math.nan, why) for plan, why in problems.items()
-    ]
+# ---- jobs ----
 
 
-def _round(run: Any, batch: Any) -> tuple[float, float]:
-    """Medians of a round's steps: seconds on the clock, and on the core of the busiest rank."""
-    import torch
-    import torch.distributed as dist
-
-    found = []
-    for _ in range(STEPS):
-        dist.barrier()
-        began, busy = time.perf_counter(), time.process_time()
-        run.step(batch)
-        found.append((time.perf_counter() - began, time.process_time() - busy))
-    both = torch.tensor([statistics.median(column) for column in zip(*found[1:], strict=True)])
-    dist.all_reduce(both, op=dist.ReduceOp.MAX)
-    return float(both[0]), float(both[1])
+def jobs(models: Sequence[str], layouts: Sequence[str]) -> list[MachineJob]:
+    """Each model's seconds on every layout, then its memory."""
+    times = [MachineJob(model, layout, "seconds") for layout in layouts for model in models]
+    here = [layout for layout in layouts if "x" not in layout]
+    return times + [MachineJob(model, layout, "memory") for layout in here for model in models]
 
 
-# ---- all models ----
-
-
-def machine(rounds: int, *, cores: bool = False) -> bool:
-    """All models on two and four ranks; print each row, the errors, the misses, and the choices."""
-    rows: list[Row] = []
-    for name in MODELS:
-        for ranks in PLANS:
-            rows += _job(name, ranks, rounds)
-            print("\n".join(_lines(rows[-len(PLANS[ranks]) :], cores=cores)), flush=True)
-    return _verdicts(rows, cores=cores)
-
-
-def _job(name: str, ranks: int, rounds: int) -> list[Row]:
+def ran(job: MachineJob, rounds: int) -> list[MachineRow]:
+    """Run a job; its rows, or one that says why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
-        command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), __file__, name, str(rounds)]
-        subprocess.run([*command, str(file)], check=True, stdout=subprocess.DEVNULL)
-        return [Row(*each) for each in json.loads(file.read_text())]
+        words = [str(HERE / "planner_job.py"), job.what, job.model, str(file), str(rounds)]
+        ranks = LAYOUTS[job.layout]
+        try:
+            if "x" in job.layout:
+                _on_hosts(words)
+            elif job.what == "memory":
+                _run(["-n", str(ranks), "--virtual-gpus", str(ranks), "--no-poison", *words])
+            else:
+                _run(["-n", str(ranks), *words])
+            rows = [MachineRow(**each) for each in json.loads(file.read_text())]
+        except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+            rows = [MachineRow(job.model, "", "", problem=str(error).strip().splitlines()[-1][:160])]
+    return [row._replace(layout=job.layout) for row in rows]
 
 
-def _lines(rows: list[Row], *, cores: bool) -> Iterator[str]:
+def _unisono(*words: str) -> list[str]:
+    return [sys.executable, "-m", "unisono", *words]
+
+
+def _run(words: list[str]) -> None:
+    _finished([subprocess.Popen(_unisono("run", *words), **_PIPES)])
+
+
+_PIPES: dict[str, Any] = {
+    "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True
+}  # fmt: skip
+
+
+def _finished(launchers: list[subprocess.Popen[str]]) -> None:
+    """Wait for the launchers of a job.
+
+    Raises:
+        RuntimeError: one failed.  TimeoutExpired: it took too long.
+    """
+    try:
+        for each in launchers:
+            _, errors = each.communicate(timeout=LIMIT_S)
+            if each.returncode:
+                raise RuntimeError(errors or f"exit code {each.returncode}")
+    finally:
+        for each in launchers:
+            each.kill()
+
+
+def _on_hosts(words: list[str]) -> None:
+    """A job on two hosts of two ranks, each host with a core and a link of its own."""
+    from turns import network
+
+    cores = sorted(os.sched_getaffinity(0))
+    with network(2, RATE) as (net, token):
+        launchers = []
+        for number, host in enumerate(net):
+            where = ["--nnodes", "2", "--node-rank", str(number), "--master-addr", net[0].address]
+            command = _unisono("run", *where, "--token-file", token, "-n", "2", *words)
+            pinned = ["taskset", "-c", str(cores[number % len(cores)]), *command]
+            launchers.append(host.start(pinned, **_PIPES))
+        _finished(launchers)
+
+
+# ---- calibration ----
+
+
+def calibrate(layouts: Sequence[str]) -> None:
+    """Measure the machine where it was not measured: as a whole, and as hosts of one core.
+
+    UNISONO_CALIBRATION=none in the environment asks for the defaults and the roofline.
+    """
+    if env.read().calibration == NO_FILE:
+        return
+    if any("x" not in layout for layout in layouts):
+        _calibrated([])
+    if any("x" in layout for layout in layouts):
+        core = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+        if _calibrated(core)["wire"] == 0.0:
+            print("  calibrating the links between hosts", flush=True)
+            _on_hosts(["-m", "unisono", "calibrate", "--hosts"])
+
+
+TELLS = """
+import json, torch
+from unisono.engine.costs.machine import recall
+from unisono.engine.environment import env
+from unisono.planner.compute_calibration import recall_compute
+settings = env.read()
+machine, compute = recall(settings).calibration, recall_compute(settings, str(torch.__version__)).calibration
+print(json.dumps({"engine": machine.measured_here, "compute": compute.measured_here, "wire": machine.wire}))
+"""
+
+
+def _calibrated(prefix: list[str]) -> dict[str, Any]:
+    """Calibrate what is missing under a prefix of the command; what there is."""
+    told = subprocess.run([*prefix, sys.executable, "-c", TELLS], check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(told.stdout)
+    for name, flags in (("engine", []), ("compute", ["--compute"])):
+        if not found[name]:
+            print(f"  {' '.join([*prefix, 'unisono calibrate', *flags])}", flush=True)
+            subprocess.run([*prefix, *_unisono("calibrate", *flags)], check=True, stdout=subprocess.DEVNULL)
+    return found
+
+
+# ---- the benchmark ----
+
+
+def machine(
+    models: Sequence[str], layouts: Sequence[str], *, rounds: int, minutes: float, record: Path
+) -> bool:
+    """Run what the record lacks, as long as there is time; print every row of it, and the verdicts."""
+    until = time.monotonic() + 60 * minutes
+    wanted = jobs(models, layouts)
+    kept = recorded(record)
+    calibrate(layouts)
+    for job in wanted:
+        if job not in kept and time.monotonic() < until:
+            kept[job] = ran(job, rounds)
+            record.parent.mkdir(parents=True, exist_ok=True)
+            with record.open("a") as file:
+                file.write(json.dumps([job, kept[job]]) + "\n")
+            print("\n".join(lines(kept[job], job.what)), flush=True)
+    left = [job for job in wanted if job not in kept]
+    if left:
+        print(f"  no time for {len(left)} of {len(wanted)} jobs: the same command goes on with them")
+    return _verdicts({job: kept[job] for job in wanted if job in kept})
+
+
+def recorded(record: Path) -> dict[MachineJob, list[MachineRow]]:
+    """The jobs of a record. A line that was cut off does not count."""
+    found = {}
+    for line in record.read_text().splitlines() if record.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            job, rows = json.loads(line)
+            found[MachineJob(*job)] = [MachineRow(*row) for row in rows]
+    return found
+
+
+def lines(rows: Sequence[MachineRow], what: str) -> Iterator[str]:
+    """A line for each plan."""
+    scale, unit = (1e3, "ms") if what == "seconds" else (1 / (1 << 20), "MiB")
     for row in rows:
-        head = f"    {row.model:8} {row.ranks}  {row.plan:44}"
+        head = f"  {'*' if row.chosen else ' '} {row.model:9} {row.layout:4} {row.plan:58}"
         if row.problem:
             yield f"{head} not run: {row.problem}"
-            continue
-        said, took = (row.busy_s, row.cores_s) if cores else (row.predicted_s, row.measured_s)
-        yield f"{head} {said * 1e3:8.2f} ms ({took * 1e3:8.2f})  {row.error(cores=cores):+.1%}"
+        else:
+            said, took = row.predicted * scale, row.measured * scale
+            yield f"{head} {said:8.2f} {unit} ({took:8.2f})  {row.error:+.1%}"
 
 
-def _verdicts(rows: list[Row], *, cores: bool) -> bool:
-    run = [row for row in rows if not row.problem]
-    errors = sorted(abs(row.error(cores=cores)) for row in run)
+def _verdicts(found: dict[MachineJob, list[MachineRow]]) -> bool:
+    times = [row for job, rows in found.items() for row in rows if job.what == "seconds" and not row.problem]
+    peaks = [row for job, rows in found.items() for row in rows if job.what == "memory" and not row.problem]
+    failed = [row for rows in found.values() for row in rows if not row.plan]
+    held = verdict("every job ran", not failed, f"{len(failed)} of {len(found)} did not")
+    if times:
+        held &= _of_times(times)
+    if peaks:
+        held &= _of_peaks(peaks)
+    return held
+
+
+def _of_times(rows: list[MachineRow]) -> bool:
+    errors = sorted(abs(row.error) for row in rows)
     median, most = statistics.median(errors), errors[math.ceil(0.95 * len(errors)) - 1]
-    missed = [row for row in run if abs(row.error(cores=cores)) > 0.10]
-    print(f"  {len(missed)} of {len(run)} are off by more than 10 %:")
-    print("\n".join(_lines(sorted(missed, key=lambda row: -abs(row.error(cores=cores))), cores=cores)))
-    held = verdict("median error 10 %", median <= 0.10, f"{median:.1%}, p95 {most:.1%}")
-    lost = {}
-    for name, ranks in dict.fromkeys((row.model, row.ranks) for row in run):
-        here = [row for row in run if (row.model, row.ranks) == (name, ranks)]
-        best, chosen = min(here, key=lambda r: r.measured_s), min(here, key=lambda r: r.predicted_s)
-        lost[name, ranks] = chosen.measured_s / best.measured_s - 1
-        print(f"    {name} on {ranks}: {chosen.plan} is chosen, {lost[name, ranks]:+.1%}; best {best.plan}")
-    worst = max(lost.values())
-    return verdict("each chosen plan within 5 % of the best", worst <= 0.05, f"worst {worst:.1%}") and held
+    missed = sorted((row for row in rows if abs(row.error) > 0.10), key=lambda row: -abs(row.error))
+    print(f"  {len(missed)} of {len(rows)} steps are off by more than 10 %:")
+    print("\n".join(lines(missed, "seconds")))
+    held = verdict("step, median error 10 %", median <= 0.10, f"{median:.1%}, p95 {most:.1%}")
+    lost = []
+    for model, layout in dict.fromkeys((row.model, row.layout) for row in rows):
+        here = [row for row in rows if (row.model, row.layout) == (model, layout)]
+        best, chosen = min(here, key=lambda row: row.measured), next((r for r in here if r.chosen), None)
+        if chosen is None:
+            print(f"    {model} on {layout}: up.plan chose nothing that ran")
+            held = False
+            continue
+        lost.append(chosen.measured / best.measured - 1)
+        print(f"    {model} on {layout}: {chosen.plan} is chosen, {lost[-1]:+.1%}; best {best.plan}")
+    worst = max(lost, default=math.inf)
+    within = sum(each <= 0.05 for each in lost)
+    return (
+        verdict("chosen within 5 % of the best", worst <= 0.05, f"{within} of {len(lost)}, worst {worst:.1%}")
+        and held
+    )
 
 
-def main() -> None:
-    """One model, as a rank of a job."""
-    import torch.distributed as dist
-
-    import unisono.torch  # noqa: F401  (registers the backend)
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("rounds", type=int)
-    parser.add_argument("file", type=Path)
-    args = parser.parse_args()
-    dist.init_process_group("unisono")
-    rows = measured(args.model, args.rounds)
-    if dist.get_rank() == 0:
-        args.file.write_text(json.dumps(rows))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+def _of_peaks(rows: list[MachineRow]) -> bool:
+    missed = [row for row in rows if not -0.02 <= row.error <= 0.05]
+    print(f"  {len(missed)} of {len(rows)} peaks are more than 2 % too low or 5 % too high:")
+    print("\n".join(lines(sorted(missed, key=lambda row: -abs(row.error)), "memory")))
+    low, high = min(row.error for row in rows), max(row.error for row in rows)
+    return verdict("memory, -2 % to 5 %", not missed, f"{low:+.1%} to {high:+.1%}")

@@ -1,16 +1,21 @@
-"""Models of six kinds, each with a batch and its loss: what planner_machine.py measures."""
+"""What planner_machine.py measures: six models of some size, and small ones of the zoo of the tests."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["MAKERS"]
+__all__ = ["MAKERS", "load"]
+
+TESTS = Path(__file__).resolve().parent.parent / "tests" / "torch"
+ZOO_ROWS = 16
 
 
 def tokens(vocab: int, rows: int, length: int) -> tuple[Any, Any]:
@@ -128,3 +133,23 @@ MAKERS: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "tables": tables,
 }
 """Name -> what makes (model, batch, loss)."""
+
+
+def load(name: str) -> tuple[Callable[[], Any], Any, Any]:
+    """What makes the model, a batch of a step, and the loss.
+
+    Args:
+        name: one of MAKERS, or of the zoo, such as "resnet-bn"; some of those need transformers.
+    Raises:
+        KeyError: there is none.
+    """
+    if name in MAKERS:
+        _, batch, loss = MAKERS[name]()
+        return lambda: MAKERS[name]()[0], batch, loss
+    sys.path.insert(0, str(TESTS))
+    from unisono.parallel.graph.containers import mapped
+    from zoo.animals import ANIMALS
+
+    animal = ANIMALS[name]
+    batch = animal.batch(torch.Generator().manual_seed(0))
+    return animal.make, mapped(batch, lambda t: torch.cat([t] * (ZOO_ROWS // len(t)))), animal.loss

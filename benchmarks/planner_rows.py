@@ -52,7 +52,12 @@ LLAMA3: dict[str, Any] = {
     "rows": {8192: 430, 16384: 400},
 }
 FSDP: dict[str, Any] = {
-    "source": "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, H100 80GB BF16: tokens/s of a GPU",
+    "source": "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, H100 and A100 of 80 GB, BF16: "
+    "tokens/s of a GPU",
+    # Its kernel is the first FlashAttention, in Triton (attn_impl of scripts/train/yamls/pretrain). That gets
+    # 25 % to 40 % of an A100, half of FlashAttention-2 (arXiv:2307.08691); which gets 35 % of an H100
+    # (arXiv:2407.08608).
+    "attention": {"a100-80g": 0.325, "h100-80g": 0.175},
     "columns": (
         "layers", "hidden", "heads", "sequence", "gpus", "micro_batch", "micro_batches", "recompute",
         "tokens_per_s", "parameters",
@@ -66,11 +71,46 @@ FSDP: dict[str, Any] = {
         "7b of 8192": (32, 4096, 32, 8192, 8, 8, 2, "full", 6935, 6_684_024_832),
         "1b": (24, 2048, 16, 2048, 64, 20, 1, "none", 44402, 1_315_950_592),
     },
+    "a100_rows": {
+        "70b": (80, 8192, 64, 2048, 64, 8, 4, "full", 410, 64_862_437_376),
+        "30b": (48, 7168, 56, 2048, 8, 3, 21, "full", 916, 29_975_214_080),
+        "30b of 8192": (48, 7168, 56, 8192, 8, 1, 21, "full", 574, 30_019_254_272),
+        "13b": (40, 5120, 40, 2048, 8, 2, 3, "none", 2262, 12_853_954_560),
+        "13b of 16384": (40, 5120, 40, 16384, 8, 3, 3, "full", 1431, 12_927_354_880),
+        "7b": (32, 4096, 32, 2048, 8, 6, 2, "none", 4641, 6_658_859_008),
+        "7b of 8192": (32, 4096, 32, 8192, 8, 8, 2, "full", 3206, 6_684_024_832),
+        "7b of 65536": (32, 4096, 32, 65536, 8, 1, 2, "full", 1013, 6_918_905_856),
+        "3b": (32, 2560, 20, 2048, 8, 10, 2, "none", 10811, 2_651_837_440),
+        "1b": (24, 2048, 16, 2048, 8, 14, 4, "none", 20513, 1_315_950_592),
+        "760m": (24, 1536, 12, 2048, 8, 24, 2, "none", 32434, 760_470_528),
+    },
+}  # fmt: skip
+LLAMA3["fp8"] = {
+    "source": "H100, FP8 with a scale for each tensor: tokens/s of a GPU. NVIDIA-NeMo/Megatron-Bridge, "
+    "docs/performance-summary-archive.md, containers 25.11 and 26.02",
+    "columns": ("model", "gpus", "batch", "plan", "tokens_per_s"),
+    "rows": {
+        "Llama 3 8B": ("llama3-8b", 8, 128, "zero=3", 14451),
+        "Llama 3 70B": ("llama3-70b", 64, 128, "tensor=4,sequence=yes,pipeline=8,interleave=5,zero=1", 1602),
+        "70B, batch 256": (
+            "llama3-70b", 64, 256, "tensor=4,sequence=yes,pipeline=8,interleave=5,zero=1", 1621,
+        ),
+        "Llama 3 405B": (
+            "llama3-405b", 1024, 512, "tensor=8,sequence=yes,pipeline=8,context=2,interleave=8,zero=1", 292,
+        ),
+        "405B, batch 1536": (
+            "llama3-405b", 1024, 1536, "tensor=8,sequence=yes,pipeline=8,context=2,interleave=8,zero=1", 311,
+        ),
+    },
 }  # fmt: skip
 MOE: dict[str, Any] = {
     "source": "H100, bf16, tokens spread evenly by force; seconds of a step. NVIDIA-NeMo/Automodel, "
     "docs/performance-summary.md and examples/benchmark/configs; Mixtral: NVIDIA/Megatron-LM, "
     "megatron/core/transformer/moe/README.md, 468 TFLOP/s of a GPU",
+    # Automodel's FakeBalancedGate (nemo_automodel/components/moe/layers.py) gives token i the experts
+    # i k ... i k + k - 1: all on one host, to which DeepEP sends a row once.
+    "deepep": {"dispatch": "hosts", "routed_hosts": 1},
+    "with_deepep": ("DeepSeek-V3 on 1024", "DeepSeek-V3 on 256", "Qwen3 30B-A3B on 8"),
     "columns": ("model", "sequence", "gpus", "batch", "plan", "seconds or TFLOP/s"),
     "rows": {
         "DeepSeek-V3 on 1024": (

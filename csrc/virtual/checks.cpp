@@ -92,6 +92,9 @@ void check_convolution(const ArgumentChecks& op, const torch::jit::Stack& stack,
                 ") and ", names[i - 1], " type (", x.toString(), ") should be the same");
   }
   check_each(op, stack, base, count);
+  TORCH_CHECK(input.scalar_type() != at::kLong, "getCudnnDataTypeFromScalarType() not supported for Long");
+  TORCH_CHECK(!at::isIntegralType(input.scalar_type(), true),
+              "GET was unable to find an engine to execute this computation");
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "device.hpp"
 #include "generator.hpp"
 #include "host_arguments.hpp"
+#include "types.hpp"
 
 namespace unisono::virtual_gpu {
 
@@ -30,7 +31,10 @@ namespace {
 const std::set<std::string> kWhole{
     "aten::convolution",     "aten::convolution_backward",     "aten::_convolution",
     "aten::convolution.out", "aten::convolution_backward.out", "aten::_convolution.out"};
-// Operations with a kernel in kernels.cpp.
+// Operations that PyTorch has for the CPU only: attention.cpp calls them.
+const std::set<std::string> kCpuOnly{"aten::_scaled_dot_product_flash_attention_for_cpu",
+                                     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"};
+// Operations with a kernel in kernels.cpp or attention.cpp.
 const std::set<std::string> kOwn{"aten::copy_",
                                  "aten::empty.memory_format",
                                  "aten::empty_strided",
@@ -41,6 +45,7 @@ const std::set<std::string> kOwn{"aten::copy_",
                                  "aten::set_",
                                  "aten::set_.source_Storage_storage_offset",
                                  "aten::native_dropout",
+                                 "aten::scaled_dot_product_attention",
                                  "aten::set_.source_Tensor",
                                  "aten::set_.source_Storage",
                                  "aten::record_stream",
@@ -69,11 +74,32 @@ c10::List<std::optional<Tensor>> to_host(HostArguments& arguments,
   return made;
 }
 
+ArgumentChecks checks_of(const std::string& name, const CudaKernelEntry& entry) {
+  ArgumentChecks checks;
+  checks.method = entry.method;
+  if (name == "aten::index.Tensor" || name == "aten::_index_put_impl_" || name == "aten::index.Tensor_out") {
+    checks.kind = ArgumentChecks::kIndex;
+  } else if (kWhole.count(name)) {
+    checks.kind = ArgumentChecks::kConvolution;
+    checks.method = name.find("backward") == std::string::npos ? "wrapper_CUDA__cudnn_convolution"
+                                                               : "wrapper_CUDA__cudnn_convolution_backward";
+  } else {
+    checks.kind = entry.iterator ? ArgumentChecks::kIterator : ArgumentChecks::kEach;
+  }
+  return checks;
+}
+
+// Operations whose weight and bias have the type of the input, on a GPU.
+const std::string kNormalization = "aten::native_layer_norm";
+
 class CpuKernel final : public c10::OperatorKernel {
  public:
-  CpuKernel(const c10::FunctionSchema& schema, DispatchKey key, ArgumentChecks checks,
-            const NondeterministicKernel* nondeterministic)
-      : key_(key), checks_(std::move(checks)), nondeterministic_(nondeterministic) {
+  CpuKernel(const c10::FunctionSchema& schema, const std::string& name, DispatchKey key)
+      : key_(key),
+        checks_(checks_of(name, entry_of(name))),
+        nondeterministic_(nondeterministic(name)),
+        refused_(key == DispatchKey::CPU ? refused_types(name) : nullptr),
+        normalizes_(name == kNormalization) {
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       const c10::Argument& argument = schema.arguments()[i];
       const bool written = argument.alias_info() && argument.alias_info()->isWrite();
@@ -93,6 +119,8 @@ class CpuKernel final : public c10::OperatorKernel {
     const size_t base = stack->size() - arguments_;
     checks_(*stack, base, arguments_);
     if (nondeterministic_) check_deterministic(*nondeterministic_, &(*stack)[base]);
+    if (refused_) check_type(*refused_, &(*stack)[base]);
+    if (normalizes_) check_normalization(&(*stack)[base]);
     std::optional<Device> device;
     HostArguments arguments;
     for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], arguments, device);
@@ -153,25 +181,12 @@ class CpuKernel final : public c10::OperatorKernel {
   DispatchKey key_;
   ArgumentChecks checks_;
   const NondeterministicKernel* nondeterministic_;  // nearly always nullptr
+  const RefusedTypes* refused_;                     // likewise
+  bool normalizes_;
   size_t arguments_, results_;
   int generator_ = -1;
   bool writes_ = false;
 };
-
-ArgumentChecks checks_of(const std::string& name, const CudaKernelEntry& entry) {
-  ArgumentChecks checks;
-  checks.method = entry.method;
-  if (name == "aten::index.Tensor" || name == "aten::_index_put_impl_" || name == "aten::index.Tensor_out") {
-    checks.kind = ArgumentChecks::kIndex;
-  } else if (kWhole.count(name)) {
-    checks.kind = ArgumentChecks::kConvolution;
-    checks.method = name.find("backward") == std::string::npos ? "wrapper_CUDA__cudnn_convolution"
-                                                               : "wrapper_CUDA__cudnn_convolution_backward";
-  } else {
-    checks.kind = entry.iterator ? ArgumentChecks::kIterator : ArgumentChecks::kEach;
-  }
-  return checks;
-}
 
 torch::Library& library(const OperatorHandle& op, DispatchKey key) {
   const std::string space(op.schema().getNamespace().value_or("aten"));
@@ -182,8 +197,7 @@ torch::Library& library(const OperatorHandle& op, DispatchKey key) {
 }
 
 void register_on_cpu(const OperatorHandle& op, const std::string& name, DispatchKey from, DispatchKey to) {
-  auto kernel =
-      std::make_unique<CpuKernel>(op.schema(), to, checks_of(name, entry_of(name)), nondeterministic(name));
+  auto kernel = std::make_unique<CpuKernel>(op.schema(), name, to);
   library(op, from).impl(name.c_str(),
                          torch::CppFunction::makeFromBoxedFunctor<CpuKernel>(std::move(kernel)));
 }
@@ -204,7 +218,7 @@ void compose(const OperatorHandle& op, Stack* stack) {
 void register_operation(const OperatorHandle& op, const std::string& name) {
   const bool cpu = op.hasKernelForDispatchKey(DispatchKey::CPU);
   const bool cuda = op.hasKernelForDispatchKey(DispatchKey::CUDA);  // in PyTorch's CUDA build
-  if (kWhole.count(name) || (cpu && (cuda || entry_of(name).known)))
+  if (kWhole.count(name) || kCpuOnly.count(name) || (cpu && (cuda || entry_of(name).known)))
     register_on_cpu(op, name, DispatchKey::CUDA, DispatchKey::CPU);
   else if (cuda && op.hasComputedKernelForDispatchKey(DispatchKey::CPU))
     library(op, DispatchKey::CUDA).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());

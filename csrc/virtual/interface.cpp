@@ -12,6 +12,7 @@
 
 namespace unisono::virtual_gpu {
 
+void register_attention();
 void register_kernels();
 
 namespace {
@@ -114,6 +115,7 @@ void unisono_virtual_register() {
   static const c10::impl::DeviceGuardImplRegistrar registered(c10::kCUDA, guard());
   c10::SetAllocator(c10::kCUDA, device_allocator(), 200);
   register_kernels();
+  register_attention();
   register_operations();
 }
 

@@ -104,12 +104,15 @@ Tensor& set_empty(Tensor& self) {
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double p, std::optional<bool> train) {
   if (!train.value_or(true) || p == 0)
     return {at::_ops::mul_Scalar::call(x, 1), at::_ops::ones_like::call(x, at::kBool, {}, {}, {}, {})};
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(x.scalar_type()), "\"fused_dropout\" not implemented for '",
+                              toString(x.scalar_type()), "'");
   const Tensor mask = at::_ops::bernoulli__float::call(
       const_cast<Tensor&>(
           static_cast<const Tensor&>(at::_ops::empty_like::call(x, at::kBool, {}, {}, {}, {}))),
       1 - p, std::nullopt);
-  const Tensor scaled = at::_ops::mul_Scalar::call(x, p == 1 ? 0.0 : 1 / (1 - p));
-  return {at::_ops::mul_Tensor::call(scaled, mask), mask};
+  Tensor scaled = at::_ops::mul_Scalar::call(x, p == 1 ? 0.0 : 1 / (1 - p));
+  at::_ops::mul__Tensor::call(scaled, mask);  // in place: a GPU has no further memory here
+  return {scaled, mask};
 }
 
 void record_stream(Tensor&, c10::Stream) {}  // no work is under way when a tensor is freed

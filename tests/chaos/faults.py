@@ -258,7 +258,8 @@ class Run:
         """Whether a rank has ended as it should: a newcomer that nobody took in, or one without a store."""
         if n >= self.case["size"]:
             return "RendezvousError" in mine["ended_by"]
-        return 0 in hit and not mine["groups"] and "the store at" in mine["ended_by"]
+        lost = "the store at" in mine["ended_by"] or "the store's server" in mine["ended_by"]
+        return 0 in hit and not mine["groups"] and lost
 
     def sides(self, hit: set[int], facts: dict[int, dict[str, Any]]) -> set[int]:
         """The ranks that may be evicted: of a cut link those of either side.
@@ -282,6 +283,8 @@ class Run:
         pids |= {self.pids[n] for n, mine in facts.items() if mine.get("faults") and not self.case["elastic"]}
         if self.case["elastic"]:  # a rank that has made all its calls has left
             pids |= {self.pids[n] for n, mine in facts.items() if mine.get("done")}
+        if 0 in hit:  # whoever still waits for its store has not begun
+            pids |= {self.pids[n] for n in range(self.case["size"]) if not facts[n].get("groups")}
         if not hit:
             pids = set()
         for n, mine in facts.items():

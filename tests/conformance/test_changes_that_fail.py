@@ -309,9 +309,46 @@ def test_the_smallest_maximum_of_all_ranks_counts() -> None:
             listening.set()
         while not group.all_reduce(float(came.done()), un.MAX):
             assert group.waiting(maximum=2 + group.rank) == 0
+            with pytest.raises(ValueError, match="maximum is"):  # before a byte moves
+                group.waiting(maximum=10**30)
         group.close()
 
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(come)
         on(2, 2, work)
         came.result(30)
+
+
+def test_a_newcomer_that_waits_at_a_rank_that_is_lost_is_taken_in_all_the_same() -> None:
+    """It knows one address. The rank that listens next on that host takes the same port."""
+    listening = threading.Event()
+    addresses: list[str] = []
+
+    def come() -> int:
+        listening.wait(30)
+        group = un.join(f"127.0.0.1:1,{addresses[0]}", timeout=60)
+        check(group)
+        group.close()
+        return group.size
+
+    def work(group: Any) -> None:
+        found = group.listen("127.0.0.1")
+        if group.rank == 0:
+            addresses.extend(found)
+            listening.set()
+            while not group.newcomers_here():
+                time.sleep(0.01)
+            group.close()
+            return
+        with pytest.raises(un.PeerLost):
+            group.barrier()
+        group = group.shrink()
+        while group.size == 1:
+            group = group.admit()
+        check(group)
+        group.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(come)
+        on(2, 2, work)
+        assert came.result(60) == 2

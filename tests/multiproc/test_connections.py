@@ -86,6 +86,24 @@ def test_strangers_at_the_door_are_turned_away() -> None:
             socket.create_connection(stranger.getpeername(), 1).close()
 
 
+class EndingStore(HashStore):
+    """A store that ends while ranks wait for a key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(20.0)
+        self._key = key
+
+    def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        value = super().get(key, timeout_s)
+        if key == self._key:
+            raise un.StoreError("the store's server closed the connection")
+        return value
+
+
+def test_a_store_that_ends_when_all_are_connected_ends_no_group() -> None:
+    reduce_and_close(open_two(EndingStore("all connected")))
+
+
 def test_a_crowd_of_silent_strangers_delays_nobody_for_long() -> None:
     strangers: list[socket.socket] = []
 

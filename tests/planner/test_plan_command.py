@@ -51,7 +51,7 @@ def test_one_plan_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["plan"] == {
         "data": 4, "tensor": 8, "sequence": False, "pipeline": 12, "interleave": 1, "zero": 0,
         "micro_batch": 1, "recompute": "full", "context": 1, "expert": 1, "shard": 0, "schedule": "1f1b",
-        "tail": 0, "swap": "none", "codec": "none",
+        "tail": 0, "swap": "none", "codec": "none", "order": [], "layers": [], "rows": [], "compute": "",
     }  # fmt: skip
     assert record["tflops_per_gpu"] == pytest.approx(4 / 3 * record["model_tflops_per_gpu"], rel=0.01)
 
@@ -80,8 +80,15 @@ def test_less_memory_is_another_plan(capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads(capsys.readouterr().out)
     assert record["limit_bytes"] == 40_000_000_000
     assert record["memory_bytes"] <= 40_000_000_000
-    assert cli.main(f"{GPT3} --batch 8 --gpus 8 --hardware a100-80g --memory 4G".split()) == 1
-    assert "the smallest needs" in capsys.readouterr().err
+    assert cli.main(f"{GPT3} --batch 8 --gpus 8 --hardware a100-80g --memory 4G --json".split()) == 1
+    printed = capsys.readouterr()
+    assert "the smallest needs" in printed.err
+    smallest = json.loads(printed.out)
+    assert smallest["fits"] is False
+    assert smallest["memory_bytes"] > smallest["limit_bytes"] == 4_000_000_000
+    assert smallest["seconds"] > 0
+    assert smallest["tflops_per_gpu"] > 0
+    assert smallest["plan"]["data"] >= 1
 
 
 @each(
@@ -99,6 +106,7 @@ def test_less_memory_is_another_plan(capsys: pytest.CaptureFixture[str]) -> None
         (f"{ON_64} --family bert", "no family"),
         (f"{ON_64} --hardware z80", "no hardware"),
         (f"{ON_64} --compute fp8", "fp8"),
+        (f"{ON_64} --compute bf16,fp8", "no rate for 'fp8'"),
         (f"{ON_64} --experts 8", "needs --top-k"),
         (f"{ON_64} --top-k 2", "--top-k needs --experts"),
         (f"{ON_64} --experts 8 --top-k 9", "top_k=9 is more than"),
@@ -126,6 +134,71 @@ def test_experts_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0] == found[1]
     assert found[0]["parameters"] == 46_702_792_704
     assert found[0]["time"]["experts"] > 0
+
+
+HUGE = "9" * 40
+WRONG = {
+    "--batch": ("0", "-1", "1.5", "nan", HUGE),
+    "--gpus": ("0", "-8", "x", HUGE),
+    "--layers": ("0", "-1", "nan", HUGE),
+    "--hidden": ("0", "7", HUGE),
+    "--heads": ("0", "5", HUGE),
+    "--kv-heads": ("-1", "7", HUGE),
+    "--ffn": ("-1", HUGE),
+    "--vocab": ("0", HUGE),
+    "--sequence": ("0", "-1", HUGE),
+    "--hardware": ("", "/nowhere.toml", "/tmp", "a100", "./"),
+    "--hosts": ("1xa100-80g", "/nowhere.toml", "x", f"{HUGE}xa100-80g"),
+    "--network": ("nowhere", "/nowhere.toml", "/tmp"),
+    "--memory": ("0", "-1", "nan", "inf", "80Q", "1e30", f"{HUGE}G", "500G"),
+    "--compute": ("", "fp8", "int8", "bf16,bf16", ",", "nan"),
+    "--reduce": ("", "bf16", "nan"),
+    "--overlap": ("", "maybe", "1"),
+    "--codecs": (",", "int4", "none", "rank0", "rank9999"),
+    "--imbalance": ("0", "-1", "nan", "inf", "1e300", "x"),
+    "--dispatch": ("", "all"),
+    "--routed-hosts": ("1", "-1", "nan", HUGE),
+    "--family": ("", "bert"),
+    "--attention": ("", "flash"),
+    "--experts": ("0", "-1", "8", HUGE),
+    "--plan": (",", "data", "data=", "data=0", "data=-1", f"data={HUGE}", "zero=4", "compute=fp8", "order=1"),
+    "--fix": (",", "tail=99", "layers=1", "rows=1", "compute=f32", "tensor=7", "sequence=1"),
+    "-o": ("trade.png", "/nowhere/trade.svg"),
+}
+
+
+@each("option, value", [(option, value) for option, values in WRONG.items() for value in values])
+def test_a_wrong_value_is_one_clear_line(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    numbers = "--layers 4 --hidden 64 --heads 4 --vocab 99 --sequence 8"
+    words = f"plan {numbers} --batch 8 --gpus 8 --hardware a100-80g"
+    try:
+        code = cli.main([*words.split(), f"{option}={value}" if option != "-o" else option + value])
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if not line.startswith("usage: ")]
+    assert code in (1, 2)
+    assert len(lines) == 1
+    assert lines[0].startswith("unisono plan: ")
+    assert not printed.out
+
+
+def test_several_types_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """The fastest of each type alone is the fastest of all; 8 bits take other memory."""
+    rest = "--model llama3-8b --sequence 8192 --batch 64 --gpus 8 --hardware h100-80g --json"
+    fixed = "--fix context=1,tensor=1,shard=0,pipeline=1"
+    found = {}
+    for types in ("bf16", "fp8", "f32", "bf16,fp8,f32"):
+        assert cli.main(f"plan {rest} {fixed} --compute {types}".split()) == 0
+        found[types] = json.loads(capsys.readouterr().out)
+    alone = [record for types, record in found.items() if "," not in types]
+    best = min(alone, key=lambda record: record["seconds"])
+    together = found["bf16,fp8,f32"]
+    assert together["seconds"] == best["seconds"]
+    assert together["memory_bytes"] == best["memory_bytes"]
+    assert together["compute"] == together["plan"]["compute"] == "fp8"
+    assert together["candidates"] == sum(record["candidates"] for record in alone)
+    assert {"compute=bf16", "compute=f32"} < {each_["change"] for each_ in together["refused"]}
 
 
 @each("option", ["--context 2", "--gpu 8", "--layers ten", "--seq 8"])
@@ -229,8 +302,8 @@ def test_shipped_hardware_is_complete(name: str) -> None:
     assert hardware.efficiency.source
 
 
-def test_three_are_shipped() -> None:
-    assert shipped() == ["a100-80g", "h100-80g", "v100-32g"]
+def test_four_are_shipped() -> None:
+    assert shipped() == ["a100-40g", "a100-80g", "h100-80g", "v100-32g"]
 
 
 @each(
@@ -244,6 +317,8 @@ def test_three_are_shipped() -> None:
         ("overlap = false", 'overlap = "no"', "expected true or false"),
         ("bf16 = 312e12", "bf16 = 0", "above 0"),
         ("bf16 = 312e12", "fp4 = 1e15", "fp4: is unknown"),
+        ("bf16 = 312e12", "fp8 = 1e15", "needs bf16 before it"),
+        ("attention = 0.60", "attention = 1.2", "expected a share"),
         ('rate = "300 GB/s"', "", "lacks a rate"),
         ("matrix = 0.756", "matrix = 1.2", "expected a share"),
         ("matrix = 0.756", "", "lacks matrix"),

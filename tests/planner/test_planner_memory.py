@@ -8,7 +8,8 @@ import pytest
 import unisono as un
 from loops import each
 from unisono.planner import TrainingPlan, shape_of
-from unisono.planner.memory import layer_activations, memory_of, model_states
+from unisono.planner.activations import layer_activations
+from unisono.planner.memory import memory_of, model_states
 from unisono.planner.stages import in_flight, stage_layers
 from unisono.planner.training_plan import TrainingJob
 

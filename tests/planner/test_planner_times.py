@@ -14,7 +14,7 @@ from unisono.networks import Cable, Costs, Network
 from unisono.planner import find_hardware, shape_of
 from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
 from unisono.planner.planner import PlanChoice
-from unisono.planner.search import plan_space, price
+from unisono.planner.search import PlanTree, plan_space, price
 from unisono.planner.step_time import TimeModel
 from unisono.plans import ALGORITHMS
 
@@ -189,7 +189,7 @@ SMALL = shape_of("gpt", layers=8, hidden=1024, heads=16, vocab=32000, sequence=5
 def test_causes_collectives_and_bounds_agree(hardware: str) -> None:
     job = un.plan(SMALL, batch=32, gpus=16, hardware=hardware, plan="").job
     model = TimeModel(job)
-    plans = list(plan_space(job, {}))[::40]
+    plans = list(plan_space(PlanTree(job, {})))[::40]
     assert len(plans) > 500
     for plan in plans:
         time = price(model, plan).time

@@ -10,6 +10,9 @@ pytestmark = [
     pytest.mark.skipif(bool(cuda.why_not()), reason=f"NOT RUN, CUDA tensors over NCCL: {cuda.why_not()}"),
 ]
 
+if not cuda.why_not():
+    torch.zeros(1, device="cuda")  # the driver's files stay open from here on, before a test is watched
+
 
 def test_cuda_tensors_and_cpu_tensors_in_one_group(forks, tmp_path):
     size = min(2, torch.cuda.device_count())

@@ -11,8 +11,9 @@ from loops import each
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
+from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.step_time import ParameterSizes, StepParts, step_forecast
-from unisono.parallel.costs.trace import TracedOperator, TracedStep
+from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action
 from unisono.parallel.pipeline.timeline import predict
 from unisono.parallel.prediction import proved_schedule
@@ -36,15 +37,19 @@ PLANS = [
 
 def parts(plan: up.Plan, crowd: float = 1.0) -> StepParts:
     """A second forward and two backward on each stage."""
-    operators = [
+    operators = [  # a module call for each stage
         TracedOperator(HEAVY, phase, stage, "", followed=True)
         for stage in range(plan.stages)
         for phase in ("forward", "backward", "backward")
     ]
-    traced = TracedStep(nn.Identity(), operators, sent=[8] * (plan.stages - 1))
+    traced = TracedStep(nn.Identity(), operators)
+    stages, sent = range(plan.stages), [8] * (plan.stages - 1)
     none: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
     prices = CollectiveCosts(MACHINE, (0,) * plan.ranks)
-    return StepParts(plan, traced, None, none, ParameterSizes(0, 0), COSTS, NOTHING, prices, 1.0, crowd)
+    return StepParts(
+        plan, traced, stages, sent, None, none, ParameterSizes(0, 0), OperatorPrices(COSTS), NOTHING, prices,
+        crowd,
+    )  # fmt: skip
 
 
 @each("plan", PLANS)

@@ -16,6 +16,7 @@ import versions  # noqa: E402
 from loops import each  # noqa: E402
 from unisono import _native  # noqa: E402
 from unisono.torch_internals import MissingPrivateName, PrivateName, catalog, find, need, optional  # noqa: E402
+from unisono.torch_internals.version_names import EARLIER_METHODS, method_of  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src" / "unisono"
@@ -44,6 +45,13 @@ def test_names_are_described_once() -> None:
     assert len({name.path for name in NAMES}) == len(NAMES)
     assert all(name.purpose and name.without for name in NAMES)
     assert not catalog.missing()
+
+
+@each("name", EARLIER_METHODS)
+def test_pytorchs_process_groups_have_a_method_under_its_newest_name_or_the_one_before(name: str) -> None:
+    assert callable(method_of(torch.distributed.ProcessGroup, name))
+    with pytest.raises(AttributeError):
+        method_of(torch.distributed.ProcessGroup, "not_a_method")
 
 
 def test_private_names_are_in_one_package() -> None:

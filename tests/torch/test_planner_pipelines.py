@@ -11,7 +11,7 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.timeline import predict
 from unisono.planner import TrainingPlan, shape_of
 from unisono.planner.runtime import runtime_problem
-from unisono.planner.search import plan_space, price
+from unisono.planner.search import PlanTree, plan_space, price
 from unisono.planner.stages import in_flight
 from unisono.planner.step_time import TimeModel
 from unisono.planner.sublayers import ExpertShape
@@ -128,8 +128,8 @@ def test_a_search_for_the_runtime_finds_the_best_of_what_it_runs(experts: Expert
     given = {"batch": 8, "gpus": 4, "hardware": "a100-80g", "compute": "f32"}
     choice = un.plan(shape, **given, runtime=up.Plan)
     job = choice.job
-    plans = [plan for plan in plan_space(job, {}) if not runtime_problem(up.Plan, plan, job)]
-    assert choice.candidates == len(plans) < len(list(plan_space(job, {})))
+    plans = [plan for plan in plan_space(PlanTree(job, {})) if not runtime_problem(up.Plan, plan, job)]
+    assert choice.candidates == len(plans) < len(list(plan_space(PlanTree(job, {}))))
     fitting = sorted((price(TimeModel(job), plan) for plan in plans), key=lambda each_: each_.order)
     assert [choice.chosen, *choice.next_best] == fitting[:6]
     for refused in choice.refused:

@@ -1,7 +1,10 @@
 """Groups that cannot be made: one rank fails, and all hear of it at once. Ranks as threads."""
 
+import contextlib
 import errno
 import os
+import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +17,7 @@ from unisono import _native
 from unisono.engine.bootstrap import engine, host_connections, peer_info, shared_memory
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.liveness import LivenessMonitor
-from unisono.engine.bootstrap.peer_info import Membership, PeerInfo
+from unisono.engine.bootstrap.peer_info import Membership, PeerInfo, process_start_time
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
@@ -168,3 +171,26 @@ def test_a_process_that_cannot_be_watched_is_not_said_to_have_ended(monkeypatch:
     with pytest.raises(OSError, match=rf"cannot watch .* rank 0 \(pid {os.getppid()}\): Too many") as caught:
         LivenessMonitor(membership, [0, 1], 1)
     assert caught.value.errno == errno.EMFILE
+
+
+def test_a_rank_that_waits_for_the_first_one_does_not_end_with_another() -> None:
+    """The other may have the memory already, and be in the group."""
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        processes = [os.getppid(), os.getpid(), child.pid]
+        peers = [
+            PeerInfo(1, rank, "a", pid, process_start_time(pid), "k", "n", "h", 0, "1")
+            for rank, pid in enumerate(processes)
+        ]
+        liveness = LivenessMonitor(Membership(peers, b"", 0, DEFAULTS), [0, 1, 2], 1)
+    finally:
+        child.kill()
+        child.wait()
+    mine, other = socket.socketpair()
+    with mine, other, contextlib.closing(liveness):
+        with pytest.raises(un.RendezvousError, match="rank 2 .* ended while"):
+            liveness.wait_for(mine, time.monotonic() + 1.0)
+        with pytest.raises(TimeoutError):
+            liveness.wait_for(mine, time.monotonic() + 0.1, only=0)
+        other.send(b"\1")
+        liveness.wait_for(mine, time.monotonic() + 1.0, only=0)

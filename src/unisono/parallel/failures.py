@@ -78,11 +78,15 @@ class RunFailures:
             f"this run cannot be used any more: {verdict}. Make a new one with up.parallelize on all ranks, "
             "and load its last checkpoint"
         )
+        self._abort(error)
+        if not verdict.startswith(mine):
+            raise RuntimeError(self._ended) from error
+
+    def _abort(self, error: Exception) -> None:  # noqa: ARG002
+        """End the groups of the run, because of this error."""
         for group in self._groups:
             with contextlib.suppress(RuntimeError):  # Gloo has no abort: there, ranks run into their timeout
                 group.abort()
-        if not verdict.startswith(mine):
-            raise RuntimeError(self._ended) from error
 
     def _verdict(self, mine: str, *, together: bool) -> str:
         """The verdict, the same on all ranks: TOGETHER, or which rank has ended the run, and why."""

@@ -73,13 +73,14 @@ def parallelize(
             unevenly spread are an error. "counted": the loss returns (sum, count).
         on_change: under Plan(elastic=True): called on all ranks after each change of their number.
         prediction: of a step; rank 0 tells once if the first steps differ by 20 %, as a ForecastWarning.
+            None: that of what `up.plan` chose.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
     given = {"optimizer": optimizer, "loss": loss, "sample": sample, "pieces": pieces, "weigh": weigh}
-    plan, sample = resolved(plan, model, given)
+    plan, sample, prediction = resolved(plan, model, given, prediction)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan.expert)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from unisono.engine.base.validation import whole
 from unisono.planner.choice_page import (
     RECOMPUTE_GROUPS,
     ChoicePage,
@@ -13,8 +14,9 @@ from unisono.planner.choice_page import (
     PageCollective,
     point_of,
 )
+from unisono.planner.cluster_model import ClusterModel, HostUse, one_type_model
 from unisono.planner.collectives import PlannedCollective
-from unisono.planner.memory import MemoryModel
+from unisono.planner.compute_types import model_of
 from unisono.planner.neighbours import RefusedNeighbour
 from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
@@ -76,6 +78,11 @@ class PlanChoice(NamedTuple):
         return self.chosen.plan
 
     @property
+    def compute(self) -> str:
+        """Its type of compute."""
+        return self.plan.compute or self.job.compute
+
+    @property
     def seconds(self) -> float:
         """A step."""
         return self.chosen.time.total
@@ -88,7 +95,12 @@ class PlanChoice(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether a rank has this memory."""
-        return not MemoryModel(self.job).excess_bytes(self.plan, self.chosen.memory)
+        return not model_of(self.job).memory.excess_bytes(self.plan, self.chosen.memory)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the fullest rank may use; where hosts differ, the one that has least to spare."""
+        return model_of(self.job).memory.limit_bytes(self.plan)
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -105,13 +117,21 @@ class PlanChoice(NamedTuple):
         """The cause that takes the largest share of the step."""
         return max(zip(self.chosen.time, self.chosen.time._fields, strict=True))[1]
 
-    def runtime_arguments(self) -> dict[str, Any]:
+    @property
+    def hosts(self) -> list[HostUse]:
+        """What the hosts of each kind have, in the order of ranks; empty where all are equal."""
+        model = one_type_model(self.job.typed(self.plan.compute))
+        return model.placement(self.plan) if isinstance(model, ClusterModel) else []
+
+    def runtime_arguments(self, before: int = 1) -> dict[str, Any]:
         """The arguments of `unisono.parallel.Plan` for this plan.
 
+        Args:
+            before: pieces of your model before its first layer; stages that differ are cut by pieces.
         Raises:
             ValueError: that runtime has nothing that was priced so; the text says what it has.
         """
-        return runtime_arguments(self.plan, self.job)
+        return runtime_arguments(self.plan, self.job, whole(before, "before", 0))
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
@@ -122,7 +142,7 @@ class PlanChoice(NamedTuple):
             "tflops_per_gpu": self.tflops_per_gpu,
             "model_tflops_per_gpu": self.model_tflops_per_gpu,
             "memory_bytes": self.memory_bytes,
-            "limit_bytes": job.limit_bytes,
+            "limit_bytes": self.limit_bytes,
             "fits": self.fits,
             "limit": self.limit,
             "bubble_seconds": chosen.time.bubble,
@@ -135,6 +155,8 @@ class PlanChoice(NamedTuple):
             ],
             "refused": [each._asdict() for each in self.refused],
             "candidates": self.candidates,
+            "compute": self.compute,
+            "hosts": [each._asdict() for each in self.hosts],
             "parameters": job.shape.parameters,
             "gpus": job.ranks,
             "batch": job.batch,
@@ -156,7 +178,7 @@ class PlanChoice(NamedTuple):
             summary=[line.strip() for line in head[2:4]],
             time={CAUSES[name]: value for name, value in chosen.time._asdict().items()},
             memory={MEMORY_CAUSES[name]: value for name, value in chosen.memory._asdict().items()},
-            limit_bytes=self.job.limit_bytes,
+            limit_bytes=self.limit_bytes,
             collectives=[
                 PageCollective(
                     f"{one.collective} ({one.axis})",
@@ -184,10 +206,10 @@ class PlanChoice(NamedTuple):
 
     def _head(self) -> Iterator[str]:
         job, tokens = self.job, self.job.batch * self.job.shape.sequence
-        network = f", {job.links.name}" if job.links.name != job.hardware.name else ""
+        network = f", {job.links.name}" if job.cluster is None and job.links.name != job.hardware.name else ""
         yield (
             f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
-            f"{job.shape.sequence} a step, {job.ranks} x {job.hardware.name}{network}, {job.compute}"
+            f"{job.shape.sequence} a step, {self._accelerators()}{network}, {self.compute}"
         )
         yield f"  {self.plan}"
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
@@ -198,7 +220,13 @@ class PlanChoice(NamedTuple):
         yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
         state = "fits" if self.fits else "DOES NOT FIT"
         best = f"; the best of {self.candidates:,} plans" if self.candidates > 1 else ""
-        yield f"  {_gib(self.memory_bytes)} of {_gib(job.limit_bytes)} GiB on the fullest rank: {state}{best}"
+        used = f"{_gib(self.memory_bytes)} of {_gib(self.limit_bytes)} GiB"
+        yield f"  {used} on the fullest rank: {state}{best}"
+        yield from map(_host_line, self.hosts)
+
+    def _accelerators(self) -> str:
+        name, count = self.job.hardware.name, self.job.ranks
+        return f"{count} x {name}" if self.job.cluster is None else f"{count} on hosts {name}"
 
     def _parts(self) -> Iterator[str]:
         time, memory = self.chosen.time, self.chosen.memory
@@ -233,6 +261,13 @@ class PlanChoice(NamedTuple):
             yield "  one step away"
         for each in self.refused[:MOST_REFUSED]:
             yield f"    {each.change:<26}  {refusal_text(each)}"
+
+
+def _host_line(each: HostUse) -> str:
+    first, last = each.ranks
+    layers = ",".join(f"{count}" for count in each.layers)
+    used = f"{_gib(each.memory_bytes)} of {_gib(each.limit_bytes)} GiB"
+    return f"    ranks {first} to {last}: {each.hosts}; layers {layers}; micro-batches of {each.rows}; {used}"
 
 
 def refusal_text(each: RefusedNeighbour) -> str:

@@ -18,7 +18,7 @@ from unisono.networks.toml import tables_of, text_of
 __all__ = ["Efficiency", "Hardware", "HostMemory", "LinkRate", "find_hardware", "shipped"]
 
 FOLDER = Path(__file__).parent / "shipped"
-COMPUTE = ("bf16", "fp16", "f32")
+COMPUTE = ("bf16", "fp16", "f32", "fp8")
 
 
 class LinkRate(NamedTuple):
@@ -40,6 +40,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         matrix: of the rate of matrix products.  memory: of the memory's rate.  links: of the links' rates.
+        attention: of the rate of matrix products, in fused attention; 0: as `matrix`. It is not fitted.
         kernel_s: seconds that each kernel takes beside its work.
         source: where the four come from.
     """
@@ -49,6 +50,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     links: float
     kernel_s: float
     source: str
+    attention: float = 0.0
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +58,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: for people.
-        flops: of matrix products, by type of compute: bf16, fp16, f32; the first one is the default.
+        flops: of matrix products, by type of compute: bf16, fp16, f32, fp8; the first one is the default.
         memory_bytes: of one accelerator.
         reserved_bytes: what driver, libraries and fragmentation take of it.
         memory_bytes_per_s: the rate of its memory.
@@ -100,7 +102,7 @@ def find_hardware(name: str | Path) -> Hardware:
         OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
     """
     if isinstance(name, str) and "," in name:
-        raise ValueError(f"hardware is {name!r}: hosts that differ are not planned; plan for the slower ones")
+        raise ValueError(f"hardware is {name!r}: hosts that differ are given as hosts: 4xa100-80g,2xh100-80g")
     if isinstance(name, Path) or "/" in name or name.endswith(".toml"):
         return _read(Path(name))
     if name not in shipped():
@@ -159,6 +161,8 @@ def _flops(table: dict[str, Any], at: At) -> dict[str, float]:
     known(table, at, set(COMPUTE))
     if not table:
         raise DescriptionError(at, f"is empty, expected one of {', '.join(COMPUTE)}")
+    if "fp8" in table and next(iter(table)) != "bf16":
+        raise DescriptionError(at / "fp8", "needs bf16 before it, in which the rest is computed")
     return {key: _number(value, at / key) for key, value in table.items()}
 
 
@@ -181,10 +185,11 @@ def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
 
 def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
     shares = ("matrix", "memory", "links")
-    known(table, at, {*shares, "kernel", "source"})
+    known(table, at, {*shares, "attention", "kernel", "source"})
     if missing := [key for key in (*shares, "kernel", "source") if key not in table]:
         raise DescriptionError(at, f"lacks {missing[0]}")
-    found = {key: _number(table[key], at / key) for key in shares}
+    given = [key for key in (*shares, "attention") if key in table]
+    found = {key: _number(table[key], at / key) for key in given}
     for key, share in found.items():
         if share > 1:
             raise DescriptionError(at / key, f"is {share}, expected a share above 0, at most 1")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from unisono.planner.collectives import GroupPrices, PlannedCollective
 from unisono.planner.context_exchange import context_exchange, sequence_part
+from unisono.planner.expert_exchange import expert_exchange
 from unisono.planner.operators import expert_rows, layer_compute
 from unisono.planner.stages import RankLayers
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
@@ -44,14 +45,14 @@ class LayerTime(NamedTuple):
 class _LayerExchange(NamedTuple):
     """Calls of a layer: `forward` of them, and `again` so many where forward is computed again.
 
-    `waited` are those backward that nothing hides, of `backward`.
+    `waited` are those backward that nothing hides, of `backward`; each takes `seconds`.
     """
 
     collective: str
     axis: str
     size: int
-    stride: int
     nbytes: float
+    seconds: float
     forward: int
     backward: int
     waited: int
@@ -87,7 +88,7 @@ class LayerPrices:
         """One layer, with experts or without."""
         key = (
             plan.tensor, plan.micro_batch, plan.sequence, plan.context, plan.expert, plan.recompute,
-            plan.schedule, experts,
+            plan.schedule, experts, self._hidden(plan, experts=experts),
         )  # fmt: skip
         if key not in self._kept:
             self._kept[key] = self._priced(plan, experts=experts)
@@ -100,13 +101,14 @@ class LayerPrices:
         for number, experts in ((layers.dense, False), (layers.mixed, True)):
             count = steps * number
             for each in self._exchanges(plan, experts=experts) if count else ():
-                once = self.prices.collective_s(each.collective, each.size, each.stride, each.nbytes)
                 calls = each.forward * (1 + full) + each.backward
-                waited = each.forward * (1 + full) + each.waited
+                waited = (each.forward * (1 + full) + each.waited) * each.seconds
+                if each.axis == "expert":
+                    waited *= self._exposed(plan)
                 found.append(
                     PlannedCollective(
                         each.collective, each.axis, each.size, each.nbytes, calls * count,
-                        calls * count * once, waited * count * once,
+                        calls * count * each.seconds, waited * count,
                     )
                 )  # fmt: skip
             if count and plan.context > 1:
@@ -120,12 +122,14 @@ class LayerPrices:
         compute = layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
         passes = {"tensor": [0.0, 0.0], "expert": [0.0, 0.0]}
         for each in self._exchanges(plan, experts=experts):
-            once = self.prices.collective_s(each.collective, each.size, each.stride, each.nbytes)
-            passes[each.axis][0] += each.forward * once
-            passes[each.axis][1] += each.waited * once
+            passes[each.axis][0] += each.forward * each.seconds
+            passes[each.axis][1] += each.waited * each.seconds
         there = exchange.forward_s(compute.core.total_s)
         back = exchange.backward_s(compute.core_backward.total_s)
         (tensor, tensor_back), (rows, rows_back) = passes["tensor"], passes["expert"]
+        if rows and self._hidden(plan, experts=experts):
+            share = _waited_share(rows + rows_back, compute.forward.total_s + compute.backward.total_s)
+            rows, rows_back = share * rows, share * rows_back
         forward = compute.forward.total_s + tensor + there + rows
         again = {"none": 0.0, "selective": compute.core.total_s + there, "full": forward}[plan.recompute]
         return LayerTime(
@@ -155,17 +159,37 @@ class LayerPrices:
         if spread:
             rows = job.width * expert_rows(plan, job) * job.shape.hidden
             sums = [(values, 2 if job.shape.mixed.shared_ffn else 1), (rows, 1)]
-            stride = plan.tensor * plan.context
-            yield _LayerExchange("all_to_all", "expert", plan.expert, stride, rows / plan.tensor, 2, 2, 2)
+            once = expert_exchange(plan, job, self.prices)
+            yield _LayerExchange("all_to_all", "expert", plan.expert, *once, 2, 2, 2)
         if plan.tensor == 1:
             return
         for nbytes, count in sums:
             if plan.sequence:
-                yield _LayerExchange("reduce_scatter", "tensor", plan.tensor, 1, nbytes, count, count, count)
-                yield _LayerExchange("all_gather", "tensor", plan.tensor, 1, nbytes, count, 2 * count, count)
+                yield self._of_tensor("reduce_scatter", plan, nbytes, count, count, count)
+                yield self._of_tensor("all_gather", plan, nbytes, count, 2 * count, count)
             else:
                 waited = count if plan.schedule == "zb-h1" else 0
-                yield _LayerExchange("all_reduce", "tensor", plan.tensor, 1, nbytes, count, count, waited)
+                yield self._of_tensor("all_reduce", plan, nbytes, count, count, waited)
+
+    def _of_tensor(self, name: str, plan: TrainingPlan, nbytes: float, *calls: int) -> _LayerExchange:
+        seconds = self.prices.collective_s(name, plan.tensor, 1, nbytes)
+        return _LayerExchange(name, "tensor", plan.tensor, nbytes, seconds, *calls)
+
+    def _hidden(self, plan: TrainingPlan, *, experts: bool) -> bool:
+        """Whether rows of experts travel during compute: that of another micro-batch."""
+        job = self.job
+        return job.expert_overlap and experts and plan.expert > 1 and plan.micro_batches(job.batch) > 1
+
+    def _exposed(self, plan: TrainingPlan) -> float:
+        """The share of the time of rows of experts that is waited for."""
+        if not self._hidden(plan, experts=True):
+            return 1.0
+        once, exchange = (
+            expert_exchange(plan, self.job, self.prices),
+            context_exchange(plan, self.job, self.prices),
+        )
+        compute = layer_compute(self.job, plan, experts=True, hops=exchange.hops)
+        return _waited_share(4 * once.seconds, compute.forward.total_s + compute.backward.total_s)
 
     def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
         """Of a ring or an exchange of heads."""
@@ -183,6 +207,11 @@ class LayerPrices:
         yield PlannedCollective(
             name, "context", plan.context, nbytes, calls * count, seconds * count, waited * count
         )
+
+
+def _waited_share(rows_s: float, compute_s: float) -> float:
+    """Of rows of experts beside the compute of a layer, forward and backward."""
+    return max(0.0, 1 - compute_s / rows_s) if rows_s else 0.0
 
 
 def _times(each: LayerTime, count: int) -> LayerTime:

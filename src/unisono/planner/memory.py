@@ -9,17 +9,17 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
+from unisono.planner.activations import layer_activations
 from unisono.planner.collectives import GroupPrices
 from unisono.planner.context_exchange import context_exchange, sequence_part
 from unisono.planner.shape import TransformerShape
-from unisono.planner.stages import RankLayers, in_flight, rank_layers
+from unisono.planner.stages import RankLayers, in_flight, layers_of_rank
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = [
     "MemoryModel",
     "MemoryUse",
     "RankElements",
-    "layer_activations",
     "memory_of",
     "model_states",
 ]
@@ -106,52 +106,6 @@ def _states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -> tup
     return parameters, gradients, moments
 
 
-def layer_activations(
-    shape: TransformerShape,
-    plan: TrainingPlan,
-    width: int,
-    *,
-    experts: bool = False,
-    imbalance: float = 1.0,
-) -> float:
-    """Bytes that a layer keeps of one micro-batch on one rank.
-
-    Example: s b h (10 + 24/t + 5 a s / (h t)) for GPT in 16 bits; with sequence and selective recomputation
-    34 s b h / t.
-    """
-    tokens = plan.micro_batch * shape.sequence // plan.context
-    values, cut = tokens * shape.hidden, plan.tensor if plan.sequence else 1
-    if plan.recompute == "full":
-        return width * values / cut
-    whole = 4 * width * values + (
-        2 * values if shape.dropout else 0
-    )  # inputs of norms and matrices; two masks
-    tensor, latent = plan.tensor, shape.latent
-    heads = (shape.heads // tensor) * (shape.head + shape.value_head)
-    heads += shape.keys(tensor) + shape.values(tensor)
-    if latent is not None:  # inputs of their norms and of the next matrices
-        heads += 2 * (latent.query_rank + latent.key_rank)
-    inner = 3 if shape.gated else 2
-    if not experts:
-        mlp = inner * shape.mlp / tensor
-    else:
-        rows = shape.mixed.top_k * (imbalance if plan.expert > 1 else 1.0)
-        # Inputs and outputs of the experts' rows, and what the router makes of a token, in f32.
-        mlp = rows * (2 * shape.hidden + inner * shape.mixed.ffn / tensor)
-        mlp += inner * shape.mixed.shared_ffn / tensor + 2 * shape.mixed.count
-    return whole / cut + width * tokens * (heads + mlp) + _scores(shape, plan, width)
-
-
-def _scores(shape: TransformerShape, plan: TrainingPlan, width: int) -> float:
-    """Softmax, its mask, and what dropout leaves of it; of fused attention one f32 per token and head."""
-    rows = plan.micro_batch * (shape.sequence / plan.context) * shape.heads / plan.tensor
-    if shape.attention == "fused":
-        return 4 * rows
-    if plan.recompute == "selective":
-        return 0.0
-    return rows * shape.sequence * (2 * width + 1 if shape.dropout else width)
-
-
 def memory_of(plan: TrainingPlan, job: TrainingJob) -> MemoryUse:
     """The memory of the fullest rank of the pipeline: its first, second or last one."""
     return MemoryModel(job).of(plan)
@@ -164,6 +118,7 @@ class RankParts(NamedTuple):
         kept, again, ends: activations of its layers, of a layer that is computed again, and of the ends.
         messages: buffers of what it sends and receives.
         layer, largest: elements of its largest layer, and of its largest unit: a table is one, too.
+        of_layers: elements of all its layers.
     """
 
     elements: RankElements
@@ -173,6 +128,7 @@ class RankParts(NamedTuple):
     messages: float
     layer: float
     largest: float
+    of_layers: float
 
 
 class MemoryModel:
@@ -190,11 +146,11 @@ class MemoryModel:
 
     def parts(self, plan: TrainingPlan) -> list[RankParts]:
         """Those of the first rank of a pipeline, the second, and the last one."""
-        return [self._parts(plan, rank) for rank in _ranks(plan)]
+        return [self.part(plan, rank) for rank in _ranks(plan)]
 
     def fullest(self, plan: TrainingPlan, parts: list[RankParts]) -> MemoryUse:
         """Memory of the fullest rank of a plan that has these parts."""
-        return max((self._use(plan, each) for each in parts), key=lambda use: use.total)
+        return max((self.use(plan, each) for each in parts), key=lambda use: use.total)
 
     def host_bytes(self, plan: TrainingPlan) -> float:
         """What the fullest rank has in host memory."""
@@ -211,11 +167,26 @@ class MemoryModel:
             found = max(found, ceil(self.host_bytes(plan)) - host.nbytes)
         return max(0, found)
 
+    def limit_bytes(self, plan: TrainingPlan) -> int:  # noqa: ARG002
+        """What a plan may use of its fullest rank."""
+        return self.job.limit_bytes
+
     def least_bytes(self, parts: list[RankParts], plan: TrainingPlan) -> float:
         """A bound: no sharing, swapping or codec of these stages takes less."""
-        return max(
-            each.kept + each.again + each.ends + self._least_states(plan, each.elements) for each in parts
-        )
+        return max(self.least_of_part_bytes(each, plan) for each in parts)
+
+    def least_of_part_bytes(self, each: RankParts, plan: TrainingPlan) -> float:
+        """The same of one rank."""
+        return each.kept + each.again + each.ends + self._least_states(plan, each.elements)
+
+    def least_of_layer_bytes(self, plan: TrainingPlan, rank: int) -> float:
+        """A bound: what each layer of a rank takes at least, whatever stages, sharing and codec are."""
+        shape, each = self.job.shape, self._layer_elements(plan)
+        mixed = shape.dense_layers < shape.layers
+        kept, _ = self._layer(plan, experts=mixed)
+        elements = RankElements(each.mixed, each.experts) if mixed else RankElements(each.dense, 0.0)
+        states = self._least_states(plan, elements)
+        return states + kept * min(plan.pipeline - rank, plan.micro_batches(self.job.batch))
 
     def least_of_axes_bytes(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes and this recomputation takes less, whatever its stages are.
@@ -261,8 +232,7 @@ class MemoryModel:
     # ---- parts -------------------------------------------------------------------------------------------
 
     def _layers(self, plan: TrainingPlan, rank: int) -> RankLayers:
-        first, middle, last = rank_layers(self.job.shape, plan)
-        return first if rank == 0 else last if rank == plan.pipeline - 1 else middle
+        return layers_of_rank(self.job.shape, plan, rank)
 
     def _layer_elements(self, plan: TrainingPlan) -> LayerElements:
         key = plan.tensor, plan.expert
@@ -280,7 +250,9 @@ class MemoryModel:
             shape, width, imbalance = self.job.shape, self.job.width, self.job.imbalance
 
             def kept(of: TrainingPlan) -> float:
-                return layer_activations(shape, of, width, experts=experts, imbalance=imbalance)
+                return layer_activations(
+                    shape, of, width, experts=experts, imbalance=imbalance, inputs=self.job.product_width
+                )
 
             again = 0.0
             if plan.recompute != "none":
@@ -291,7 +263,10 @@ class MemoryModel:
     def _kept(self, plan: TrainingPlan, rank: int) -> tuple[float, float, float]:
         """Activations of a rank's layers, of a layer that is computed again, and of the ends."""
         job, layers = self.job, self._layers(plan, rank)
-        flying = in_flight(plan, rank, plan.micro_batches(job.batch))
+        micro_batches = plan.micro_batches(job.batch)
+        flying = in_flight(plan, rank, micro_batches)
+        if job.expert_overlap and plan.expert > 1:  # that which is computed meanwhile
+            flying = min(flying + 1, micro_batches)
         kept = again = 0.0
         for count, experts in ((layers.dense, False), (layers.mixed, True)):
             if count:
@@ -304,18 +279,23 @@ class MemoryModel:
             ends += 2 * job.width * values + 4 * tokens * job.shape.vocab / plan.tensor
         return kept, again, ends
 
-    def _parts(self, plan: TrainingPlan, rank: int) -> RankParts:
+    def part(self, plan: TrainingPlan, rank: int) -> RankParts:
+        """That of one rank of a pipeline."""
         layers, each = self._layers(plan, rank), self._layer_elements(plan)
         layer = each.largest if layers.mixed else each.dense
         at_end = rank in (0, plan.pipeline - 1)
         largest = max(layer, self.job.shape.table(plan.tensor)) if at_end else layer
         kept, again, ends = self._kept(plan, rank)
         messages = self._message_bytes(plan, experts=layers.mixed > 0)
-        return RankParts(self.elements(plan, rank), kept, again, ends, messages, layer, largest)
+        of_layers = layers.dense * each.dense + layers.mixed * (each.mixed + each.experts)
+        return RankParts(self.elements(plan, rank), kept, again, ends, messages, layer, largest, of_layers)
 
-    def _use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
+    def use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
+        """Memory of a rank that has these parts."""
         job, buffers = self.job, parts.messages
         states = _states(parts.elements, plan, job)
+        if job.copy_bytes:
+            buffers += job.copy_bytes * (parts.layer if plan.zero == 3 else parts.of_layers)
         if plan.zero >= 2:
             buffers += parts.largest * job.gradient_bytes
         if plan.zero == 3:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from unisono.planner.compute_types import PlanModel
 from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, divisors, price
-from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingPlan
 
 __all__ = ["RefusedNeighbour", "refused_neighbours"]
@@ -34,7 +34,7 @@ class RefusedNeighbour(NamedTuple):
 
 
 def refused_neighbours(
-    model: TimeModel, chosen: PricedPlan, runtime: Runtime | None = None
+    model: PlanModel, chosen: PricedPlan, runtime: Runtime | None = None
 ) -> list[RefusedNeighbour]:
     """All plans one step away, those that memory refuses first, then the nearest."""
     found = [_refused(model, chosen, plan, runtime) for plan in _neighbours(model, chosen.plan)]
@@ -42,7 +42,7 @@ def refused_neighbours(
 
 
 def _refused(
-    model: TimeModel, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
+    model: PlanModel, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
 ) -> RefusedNeighbour:
     change = plan.changes(chosen.plan)
     if problem := plan.problem(model.job) or runtime_problem(runtime, plan, model.job):
@@ -57,7 +57,7 @@ def _refused(
     return RefusedNeighbour(change, "", excess, priced.time.total - chosen.time.total, (name, seconds))
 
 
-def _neighbours(model: TimeModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
+def _neighbours(model: PlanModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
     job = model.job
 
     def changed(**fields: Any) -> TrainingPlan:
@@ -86,15 +86,21 @@ def _neighbours(model: TimeModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
     if plan.tensor > 1:
         yield changed(sequence=not plan.sequence)
     rest = divisors(job.batch // plan.data)
-    yield from (changed(micro_batch=each) for each in _beside(rest, plan.micro_batch))
+    yield from (changed(micro_batch=each, rows=()) for each in _beside(rest, plan.micro_batch))
     if plan.pipeline > 1:
         chunks = divisors(-(-job.shape.layers // plan.pipeline))
-        yield from (changed(interleave=each) for each in _beside(chunks, plan.interleave))
-        yield from (changed(tail=each) for each in _beside(list(range(MOST_TAIL + 1)), plan.tail))
-        yield from (changed(schedule=each) for each in SCHEDULES if each != plan.schedule)
+        yield from (changed(interleave=each, layers=()) for each in _beside(chunks, plan.interleave))
+        if job.cluster is None:
+            yield from (changed(tail=each) for each in _beside(list(range(MOST_TAIL + 1)), plan.tail))
+            yield from (changed(schedule=each) for each in SCHEDULES if each != plan.schedule)
     if job.hardware.host is not None:
         yield from (changed(swap=each) for each in SWAPS if each != plan.swap)
     yield from (changed(codec=each) for each in ("none", *job.codecs) if each != plan.codec)
+    yield from (changed(compute=each) for each in job.computes if each != plan.compute)
+    if job.cluster is not None:
+        yield from (changed(**{name: ()}) for name in ("layers", "rows") if getattr(plan, name))
+        orders = job.cluster.orders if plan.pipeline > 1 else []
+        yield from (changed(order=each, layers=()) for each in orders if each != (plan.order or orders[0]))
 
 
 def _valid(plan: TrainingPlan) -> TrainingPlan:
@@ -107,6 +113,8 @@ def _valid(plan: TrainingPlan) -> TrainingPlan:
         interleave=plan.interleave if plan.pipeline > 1 else 1,
         tail=plan.tail if plan.pipeline > 1 else 0,
         schedule=plan.schedule if plan.pipeline > 1 else "1f1b",
+        layers=(),
+        rows=(),
     )
 
 

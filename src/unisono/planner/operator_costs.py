@@ -25,7 +25,7 @@ import msgspec
 
 from unisono.engine.costs.machine import MachineCalibration
 
-__all__ = ["POINTS", "CostTable", "OperatorCosts", "roofline"]
+__all__ = ["POINTS", "CostTable", "OperatorCosts", "roofline", "roofline_of"]
 
 ELEMENTS = (1e3, 1.6e4, 2.5e5, 2e6, 1.2e7)
 BYTES = (1e4, 2e5, 3e6, 2.5e7, 1.2e8)
@@ -173,9 +173,21 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
         machine: its cores, and the bandwidth of memory.  ranks: that share the cores.
     """
     threads = max(1, machine.cores // ranks)
-    flops, rate = CORE_FLOPS * threads, machine.copy.memory * math.sqrt(threads)
+    rate = machine.copy.memory * math.sqrt(threads)
     if ranks > 1:
         rate = machine.copy.all_memory * threads
+    return roofline_of(CORE_FLOPS * threads, rate, KERNEL_SECONDS, ranks=ranks, threads=threads)
+
+
+def roofline_of(
+    flops: float, rate: float, kernel_s: float, *, low: float = 0.5, ranks: int = 1, threads: int = 1
+) -> OperatorCosts:
+    """The roofline of a rank with so many FLOP/s and bytes per second.
+
+    Args:
+        rate: bytes that are copied in a second.  kernel_s: an operator that does nothing.
+        low: FLOP/s in 16 bits, beside those in f32.
+    """
 
     def product(rows: float, inner: float, columns: float) -> float:
         nbytes = 4 * (rows * inner + inner * columns + rows * columns)
@@ -183,7 +195,7 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
 
     formulas: dict[str, Callable[..., float]] = {
         "product": product,
-        "product_low": lambda *sizes: product(*sizes) * 2,
+        "product_low": lambda *sizes: product(*sizes) / low,
         "batched": lambda _, work: 2 * work / flops,
         "convolution": lambda _, work: 2 * work / flops,
         "convolution_backward": lambda _, work: 4 * work / flops,
@@ -194,7 +206,7 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
         "strided": lambda nbytes: nbytes / rate,
     }
     return OperatorCosts(
-        ranks, threads, tables(lambda kind, *point: KERNEL_SECONDS + _formula(formulas, kind, rate)(*point))
+        ranks, threads, tables(lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point))
     )
 
 

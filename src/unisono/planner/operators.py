@@ -62,23 +62,41 @@ class LayerCompute(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """What an accelerator gets done."""
+    """What an accelerator gets done; `width` is of a value, `inputs` of one that a matrix product reads."""
 
     flops: float
     bytes_per_s: float
     kernel_s: float
     width: int
+    inputs: int
+    attention_flops: float
 
     @classmethod
     def of(cls, job: TrainingJob) -> Roofline:
-        """That of a job's hardware, with its efficiencies."""
+        """That of matrix products with weights of layers, with the hardware's efficiencies."""
         hardware, efficiency = job.hardware, job.hardware.efficiency
-        flops = hardware.flops[job.compute] * efficiency.matrix
-        return cls(flops, memory_rate(hardware), efficiency.kernel_s, job.width)
+        peak = hardware.flops[job.compute]
+        return cls(
+            peak * efficiency.matrix,
+            memory_rate(hardware),
+            efficiency.kernel_s,
+            job.width,
+            job.product_width,
+            peak * (efficiency.attention or efficiency.matrix),
+        )
+
+    @classmethod
+    def wide(cls, job: TrainingJob) -> Roofline:
+        """That of attention and of the output matrix, which fp8 leaves in bf16.
+
+        Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022 (arXiv:2209.05433), section 4;
+        DeepSeek-V3, 2024 (arXiv:2412.19437), section 3.3.
+        """
+        return cls.of(job.typed("bf16") if job.compute == "fp8" else job)
 
     def product_s(self, m: float, n: float, k: float, count: float = 1, extra_bytes: float = 0) -> float:
         """`count` products of [m, k] by [k, n] in one kernel."""
-        moved = self.width * count * (m * k + k * n + m * n) + extra_bytes
+        moved = count * (self.inputs * (m * k + k * n) + self.width * m * n) + extra_bytes
         return max(2 * m * n * k * count / self.flops, moved / self.bytes_per_s) + self.kernel_s
 
     def moved_s(self, nbytes: float, kernels: float = 1) -> float:
@@ -102,13 +120,15 @@ def layer_compute(
     if experts:
         local = shape.mixed.count / plan.expert
         products += [(rows / local, n, k, local) for n, k in shape.mlp_matrices(shape.mixed.ffn, tensor)]
-    forward = inputs = weights = 0.0
+    forward = inputs = weights = cast = cast_back = 0.0
     for m, n, k, count in products:
+        if job.copy_bytes:  # read in 16 bits, written as it is and transposed
+            cast, cast_back = cast + 4 * m * k * count, cast_back + 4 * m * n * count
         forward += roof.product_s(m, n, k, count)
         inputs += roof.product_s(m, k, n, count)
         added = 2 * job.gradient_bytes * k * n * count  # the gradient of a weight adds up
         weights += roof.product_s(k, n, m, count, extra_bytes=added)
-    core, core_backward = _core(shape, roof, plan, hops)
+    core, core_backward = _core(shape, Roofline.wide(job), plan, hops)
     width = roof.width
     cut = tokens * shape.hidden / (tensor if plan.sequence else 1)
     mlp = _mlp_values(shape, tokens, rows, experts=experts) * (1.5 if shape.gated else 1) / tensor
@@ -118,9 +138,9 @@ def layer_compute(
     # Rows of experts are sorted before the exchange and after it, and back.
     sorted_bytes = (8 if plan.expert > 1 else 4) * width * rows * shape.hidden
     kernels = OTHER_KERNELS + (EXPERT_KERNELS if experts else 0)
-    other = roof.moved_s((10 * width + masks) * cut + 2 * width * mlp + heads + sorted_bytes, kernels)
+    other = roof.moved_s((10 * width + masks) * cut + 2 * width * mlp + heads + sorted_bytes + cast, kernels)
     other_backward = roof.moved_s(
-        (16 * width + masks) * cut + 4 * width * mlp + 2 * heads + sorted_bytes, kernels
+        (16 * width + masks) * cut + 4 * width * mlp + 2 * heads + sorted_bytes + cast_back, kernels
     )
     return LayerCompute(
         ComputeTime(forward, other).plus(core),
@@ -154,7 +174,7 @@ def _core(
     length, count = shape.sequence, plan.micro_batch * shape.heads / plan.tensor
     queries, widths = length / plan.context, shape.head + shape.value_head
     if shape.attention == "fused":
-        flops_s = 2 * count * queries * length * widths * CAUSAL / roof.flops
+        flops_s = 2 * count * queries * length * widths * CAUSAL / roof.attention_flops
         moved = roof.width * count * (queries + length) * widths / roof.bytes_per_s
         busy, kernels = max(flops_s, moved), (1 + hops) * roof.kernel_s
         return ComputeTime(busy + kernels), ComputeTime(FUSED_BACKWARD * busy + 2 * kernels)
@@ -168,7 +188,7 @@ def _core(
 
 def output_compute(job: TrainingJob, plan: TrainingPlan) -> tuple[ComputeTime, ComputeTime]:
     """The output matrix and the loss of a micro-batch on one rank: forward and backward."""
-    shape, roof = job.shape, Roofline.of(job)
+    shape, roof = job.shape, Roofline.wide(job)
     tokens, rows = sequence_part(plan, job), shape.table(plan.tensor) / shape.hidden
     product = roof.product_s(tokens, rows, shape.hidden)
     loss = roof.moved_s(LOSS_BYTES / 2 * tokens * rows)

@@ -11,61 +11,76 @@ import msgspec
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice import PlanChoice
+from unisono.planner.cluster import Cluster, HostKind, Hosts, find_cluster
+from unisono.planner.cluster_tree import tree_of
+from unisono.planner.compute_types import PlanModel, model_of
 from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.neighbours import refused_neighbours
 from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
-from unisono.planner.step_time import TimeModel
-from unisono.planner.training_plan import TrainingJob, TrainingPlan, fields_text, parse_plan
+from unisono.planner.training_job import MOST
+from unisono.planner.training_plan import LISTS, TrainingJob, TrainingPlan, fields_text, parse_plan
 
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
 SHOWN = 6
 DETAILS = ("tail", "shard", "swap", "codec")
 DEFAULT = msgspec.structs.asdict(TrainingPlan())
-COUNTS = set(TrainingPlan.__struct_fields__) - {"sequence", "recompute", "schedule", "swap", "codec"}
+TEXTS = {"sequence", "recompute", "schedule", "swap", "codec", "order", "layers", "rows", "compute"}
+COUNTS = set(TrainingPlan.__struct_fields__) - TEXTS
 
 
 class NoPlanFitsError(ValueError):
-    """No plan fits into the memory, or no plan can be cut so. It names the one that needs least."""
+    """No plan fits into the memory, or no plan can be cut so. It names the one that needs least.
+
+    `choice` is that one with all that a choice says, or None where no plan can be cut so.
+    """
+
+    choice: PlanChoice | None = None
 
 
 def plan(
     shape: TransformerShape,
     *,
     batch: int,
-    gpus: int,
-    hardware: Hardware | str | Path,
+    gpus: int | None = None,
+    hardware: Hardware | str | Path | None = None,
+    hosts: Hosts | None = None,
     network: Network | str | Path | None = None,
     memory: int | None = None,
     plan: str | Mapping[str, Any] | None = None,
     fix: str | Mapping[str, Any] | None = None,
-    compute: str | None = None,
+    compute: str | Sequence[str] | None = None,
     reduce: str = "f32",
     overlap: bool | None = None,
     codecs: Sequence[str] = (),
     imbalance: float = 1.0,
+    dispatch: str = "experts",
+    routed_hosts: int = 0,
+    expert_overlap: bool = False,
     runtime: Runtime | None = None,
 ) -> PlanChoice:
     """Choose how to train a transformer: the fastest plan that fits, with its reasons. Nothing runs.
 
     Args:
         shape: the model.  batch: sequences of a step, of all ranks.  gpus: ranks.
-        hardware: a file, or the name of one that is shipped: a100-80g, h100-80g, v100-32g.
+        hardware: a file, or the name of one that is shipped: a100-80g, h100-80g, v100-32g ...
+        hosts: in place of `gpus`, `hardware` and `network`: "4xa100-40g,2xh100-80g", a file, or pairs.
         network: as `un.simulate` takes it; None: the links of the hardware.
         memory: bytes of a rank that a plan may use; None: the hardware's, less what it reserves.
         plan: price this plan; nothing is searched. A text such as "tensor=8,pipeline=12,recompute=full", or
             the fields of `TrainingPlan`. Without `data` that follows from `gpus`; without `micro_batch` the
             fastest that fits is taken; other fields have their defaults.
         fix: search only plans with these fields, such as "sequence=no,zero=1".
-        compute: bf16, fp16 or f32; None: the hardware's first.
+        compute: bf16, fp16, f32 or fp8, or several to compare; None: the hardware's first.
         reduce: gradients are kept and reduced in "f32", or "low" for the type of compute.
         overlap: collectives of the data axis travel during compute; None: as the hardware's file says.
         codecs: ways to compress gradients that a search may take: "bf16", "int8", "rank4". They change what
             is trained, so none is taken unasked.
         imbalance: rows that the fullest rank's experts get, over the mean of all ranks.
+        dispatch, routed_hosts, expert_overlap: how rows of experts travel, as in `TrainingJob`.
         runtime: `unisono.parallel.Plan`: search only plans that it runs.
     Raises:
         NoPlanFitsError: a ValueError that names the plan which needs least.
@@ -75,10 +90,11 @@ def plan(
     if plan is not None and fix is not None:
         raise ValueError("plan prices one plan and fix searches: give one or the other")
     job = _job(
-        shape, batch, gpus, hardware, network, memory,
+        shape, batch, gpus, hardware, hosts, network, memory,
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
+        dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
     )  # fmt: skip
-    model = TimeModel(job)
+    model = model_of(job)
     result = _compared(model, plan, fix, runtime)
     chosen = result.best[0]
     refused = refused_neighbours(model, chosen, runtime)
@@ -90,20 +106,30 @@ def plan(
 def _job(
     shape: TransformerShape,
     batch: int,
-    gpus: int,
-    hardware: Hardware | str | Path,
+    gpus: int | None,
+    hardware: Hardware | str | Path | None,
+    hosts: Hosts | None,
     network: Network | str | Path | None,
     memory: int | None,
     **given: Any,
 ) -> TrainingJob:
     """What `plan` is asked for, checked; the hardware says what is not given."""
     instance(shape, TransformerShape, "shape")
-    instance(hardware, (Hardware, str, Path), "hardware")
     instance(network, (Network, str, Path, type(None)), "network")
-    gpus = int(whole(gpus, "gpus", 1))
-    found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    cluster = None if hosts is None else _cluster(hosts, hardware, network, memory)
+    if cluster is not None:
+        if gpus is not None and whole(gpus, "gpus") != cluster.ranks:
+            raise ValueError(f"gpus is {gpus}, and the hosts have {cluster.ranks}")
+        gpus, found = cluster.ranks, cluster.slowest()
+        found, memory = msgspec.structs.replace(found, name=cluster.name), None
+    else:
+        if gpus is None or hardware is None:
+            raise ValueError("give gpus and hardware, or hosts")
+        instance(hardware, (Hardware, str, Path), "hardware")
+        found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    gpus = int(whole(gpus, "gpus", 1, MOST))
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
-    compute, overlap = given.pop("compute"), given.pop("overlap")
+    computes, overlap = _computes(given.pop("compute"), found), given.pop("overlap")
     return TrainingJob(
         shape=shape,
         hardware=found,
@@ -111,10 +137,45 @@ def _job(
         batch=int(whole(batch, "batch")),
         ranks=gpus,
         limit_bytes=_limit_bytes(found, memory),
-        compute=found.compute if compute is None else text(compute, "compute"),
+        compute=computes[0],
+        computes=computes if len(computes) > 1 else (),
         overlap=found.overlap if overlap is None else overlap,
+        cluster=cluster,
         **given,
     )
+
+
+def _computes(compute: object, hardware: Hardware) -> tuple[str, ...]:
+    if compute is None:
+        return (hardware.compute,)
+    if not isinstance(compute, (list, tuple)) or not compute:
+        return (text(compute, "compute"),)
+    found = tuple(text(each, "compute") for each in compute)
+    if len(set(found)) < len(found):
+        raise ValueError(f"compute is {', '.join(found)}: expected each once")
+    return found
+
+
+def _cluster(
+    hosts: Hosts, hardware: object, network: Network | str | Path | None, memory: int | None
+) -> Cluster | None:
+    """The cluster, whose ranks may use `memory` at most; one kind is a cluster, too."""
+    if hardware is not None or network is not None:
+        raise ValueError(
+            "hosts say what hardware there is, and its links: give hosts, or hardware and network"
+        )
+    found = find_cluster(hosts)
+    if memory is None:
+        return found
+    limit, most = int(whole(memory, "memory", 1)), max(kind.hardware.memory_bytes for kind in found.kinds)
+    if limit > most:
+        raise ValueError(f"memory is {limit}, and the largest of {found.name} has {most} bytes")
+    return Cluster(tuple(HostKind(kind.hosts, _limited(kind.hardware, limit)) for kind in found.kinds))
+
+
+def _limited(hardware: Hardware, limit_bytes: int) -> Hardware:
+    least = min(limit_bytes, hardware.memory_bytes)
+    return msgspec.structs.replace(hardware, memory_bytes=least, reserved_bytes=0)
 
 
 def all_plans(
@@ -125,11 +186,15 @@ def all_plans(
 ) -> Iterator[PricedPlan]:
     """Every plan of a job's space with its time and memory, also those that do not fit.
 
-    `like`: of `DETAILS`, which make them many, only those of this plan and the defaults.
+    `like`: of `DETAILS`, which make them many, only those of this plan and the defaults; on hosts that
+    differ with equal stages and rows.
     """
-    model = TimeModel(job)
+    model = model_of(job)
     kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
-    for each in plan_space(job, _fields(fix), runtime):
+    fixed = _fields(fix)
+    if like is not None and job.cluster is not None:
+        fixed = {"layers": (), "rows": (), **fixed}
+    for each in plan_space(tree_of(job, fixed, runtime)):
         if all(getattr(each, name) in values for name, values in kept):
             yield price(model, each)
 
@@ -144,7 +209,7 @@ def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compared(
-    model: TimeModel,
+    model: PlanModel,
     plan: str | Mapping[str, Any] | None,
     fix: str | Mapping[str, Any] | None,
     runtime: Runtime | None,
@@ -174,12 +239,15 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"plan: {name!r} is unknown, expected {', '.join(TrainingPlan.__struct_fields__)}"
             )
+    for name in LISTS:  # of a plan that was JSON
+        if isinstance(fields.get(name), list):
+            fields[name] = tuple(fields[name])
     TrainingPlan(**fields)
     return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
-def _searched(model: TimeModel, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
-    found = search(model, fixed, SHOWN, runtime)
+def _searched(model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
+    found = search(model, tree_of(model.job, fixed, runtime), SHOWN)
     if found.best:
         return found
     job, smallest = model.job, found.smallest
@@ -193,10 +261,14 @@ def _searched(model: TimeModel, fixed: dict[str, Any], runtime: Runtime | None) 
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
-    raise NoPlanFitsError(
-        f"no plan fits {job.limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
+    refused = NoPlanFitsError(
+        f"no plan fits {model.memory.limit_bytes(smallest.plan) / 2**30:.2f} GiB: of "
+        f"{found.candidates:,} the smallest needs "
         f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
     )
+    others = refused_neighbours(model, smallest, runtime)
+    refused.choice = PlanChoice(job, smallest, model.collectives(smallest.plan), [], others, found.candidates)
+    raise refused
 
 
 def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
@@ -209,7 +281,7 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     )
 
 
-def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
+def _priced(model: PlanModel, fields: dict[str, Any]) -> SearchResult:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
     job = model.job
     base = _with_defaults(fields, job)
@@ -218,7 +290,7 @@ def _priced(model: TimeModel, fields: dict[str, Any]) -> SearchResult:
     fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
-    plans = [price(model, each) for each in plan_space(job, fixed)]
+    plans = [price(model, each) for each in plan_space(tree_of(job, fixed))]
     fitting = [each for each in plans if not model.memory.excess_bytes(each.plan, each.memory)]
     if fitting:
         return SearchResult(sorted(fitting, key=lambda each: each.order)[:SHOWN], len(plans), None)

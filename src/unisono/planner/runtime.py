@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
@@ -13,8 +14,10 @@ Runtime = Callable[..., object]
 """`unisono.parallel.Plan`: it raises ValueError for arguments that it does not run."""
 
 
-def runtime_arguments(plan: TrainingPlan, job: TrainingJob) -> dict[str, Any]:
+def runtime_arguments(plan: TrainingPlan, job: TrainingJob, before: int = 1) -> dict[str, Any]:
     """The arguments of `unisono.parallel.Plan` for this plan. It balances stages itself, so `tail` is none.
+
+    `layers` are its `cuts`, which count pieces: `before` is how many pieces are before the first layer.
 
     Raises:
         ValueError: that runtime has nothing that was priced so; the text says what it has.
@@ -30,6 +33,8 @@ def runtime_arguments(plan: TrainingPlan, job: TrainingJob) -> dict[str, Any]:
         name = 'Compressed("' + plan.codec + '")'
         name = f"PowerSGD({plan.codec[4:]})" if plan.codec.startswith("rank") else name
         raise ValueError(f"codec={plan.codec}: write the plan with compression=up.{name}")
+    if plan.rows:
+        raise ValueError("unisono.parallel gives all data ranks equal rows: plan with rows=equal")
     found: dict[str, Any] = {
         "data": plan.data,
         "context": plan.context,
@@ -41,7 +46,7 @@ def runtime_arguments(plan: TrainingPlan, job: TrainingJob) -> dict[str, Any]:
         "shard": plan.shard or None,
         "micro_batches": plan.micro_batches(job.batch),
         "recompute": plan.recompute == "full",
-        "precision": job.compute,
+        "precision": plan.compute or job.compute,
         "reduce": job.reduce,
         "swap": "memory" if plan.swap == "states" else None,
     }
@@ -49,6 +54,9 @@ def runtime_arguments(plan: TrainingPlan, job: TrainingJob) -> dict[str, Any]:
         found |= {"schedule": "interleaved", "stages_per_rank": plan.interleave}
     elif plan.pipeline > 1:
         found["schedule"] = plan.schedule
+    if plan.layers:
+        chunks = [each // plan.interleave for each in plan.layers] * plan.interleave
+        found["cuts"] = tuple(before + end for end in accumulate(chunks[:-1]))
     return found
 
 

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from unisono.planner.compute_types import PlanModel
 from unisono.planner.memory import MemoryUse
 from unisono.planner.runtime import Runtime, runtime_problem
-from unisono.planner.step_time import StepTime, TimeModel
+from unisono.planner.step_time import StepTime
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob, TrainingPlan
 
-__all__ = ["PricedPlan", "SearchResult", "divisors", "plan_space", "price", "search"]
+__all__ = ["PlanTree", "PricedPlan", "SearchResult", "divisors", "plan_space", "price", "search"]
 
 ROUNDING = 1e-9
 """A bound and a price add the same numbers in different orders."""
@@ -54,33 +55,28 @@ def divisors(number: int) -> list[int]:
     return small + [number // each for each in reversed(small) if each * each != number]
 
 
-def price(model: TimeModel, plan: TrainingPlan) -> PricedPlan:
+def price(model: PlanModel, plan: TrainingPlan) -> PricedPlan:
     """A plan with its time and memory."""
     return PricedPlan(plan, model.step(plan), model.memory.of(plan))
 
 
-def plan_space(
-    job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None
-) -> Iterator[TrainingPlan]:
-    """All plans of a job that have the fixed fields, and that the runtime runs."""
-    space = PlanTree(job, fixed, runtime)
+def plan_space(space: PlanTree) -> Iterator[TrainingPlan]:
+    """All plans of a space."""
     for root in space.recomputations(space.axes()):
         for stages in space.stages(root):
             yield from space.sharings(stages)
 
 
-def search(
-    model: TimeModel, fixed: Mapping[str, Any], count: int, runtime: Runtime | None = None
-) -> SearchResult:
-    """The `count` fastest plans of the space that fit."""
-    tree, memory, limit_bytes = PlanTree(model.job, fixed, runtime), model.memory, model.job.limit_bytes
+def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
+    """The `count` fastest plans of a space that fit."""
+    memory, limit_bytes = model.memory, model.job.limit_bytes
     axes = list(tree.axes())
     roots = [each for each in tree.recomputations(axes) if memory.least_of_axes_bytes(each) <= limit_bytes]
     best: list[PricedPlan] = []
     for bound_s, stages in _by_bound(roots, tree.stages, model.least_of_axes_s, model.least_s):
         if len(best) == count and bound_s * (1 - ROUNDING) > best[-1].time.total:
             break
-        parts = memory.parts(stages)
+        parts: Any = memory.parts(stages)
         if memory.least_bytes(parts, stages) > limit_bytes:
             continue
         for plan in tree.sharings(stages):
@@ -92,12 +88,18 @@ def search(
     return SearchResult(best, sum(map(tree.count, axes)), smallest)
 
 
-def _smallest(model: TimeModel, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
+def _smallest(model: PlanModel, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
     """The plan that needs least memory."""
     memory = model.memory
 
     def least_bytes(plan: TrainingPlan) -> float:
-        return memory.least_bytes(memory.parts(plan), plan)
+        parts: Any = memory.parts(plan)
+        return memory.least_bytes(parts, plan)
+
+    def used_bytes(plan: TrainingPlan, parts: Any) -> int:
+        """As if all hosts had the limit of the job."""
+        use = memory.fullest(plan, parts)
+        return use.total + model.job.limit_bytes - memory.limit_bytes(plan)
 
     best: tuple[int, TrainingPlan] | None = None
     roots = tree.recomputations(axes)
@@ -106,7 +108,7 @@ def _smallest(model: TimeModel, tree: PlanTree, axes: list[TrainingPlan]) -> Pri
             break
         parts = memory.parts(stages)
         for plan in tree.sharings(stages):
-            total = memory.fullest(plan, parts).total
+            total = used_bytes(plan, parts)
             if best is None or total < best[0]:
                 best = total, plan
     return None if best is None else price(model, best[1])
@@ -165,11 +167,13 @@ class PlanTree:
                     if self._problem(plan):
                         continue
                     spread = divisors(data) if experts is not None else [1]
-                    for expert in self._choices("expert", spread):
+                    for compute, expert in itertools.product(
+                        self._choices("compute", job.computes or ("",)), self._choices("expert", spread)
+                    ):
                         for micro_batch in self._choices("micro_batch", divisors(job.batch // data)):
                             for sequence in self._choices("sequence", [False, True]):
                                 fields = {"expert": expert, "micro_batch": micro_batch, "sequence": sequence}
-                                found = msgspec.structs.replace(plan, **fields)
+                                found = msgspec.structs.replace(plan, compute=compute, **fields)
                                 if not self._problem(found):
                                     yield found
 
@@ -221,7 +225,7 @@ class PlanTree:
     def _sharing_fields(self, stages: TrainingPlan) -> list[dict[str, Any]]:
         spread = (stages.expert, stages.context) if stages.expert > 1 else (1, min(stages.context, 2))
         others = stages.ranks > stages.data
-        key = (stages.data, others, stages.schedule, *spread, self._of_runtime(stages))
+        key = (stages.data, others, stages.schedule, stages.compute, *spread, self._of_runtime(stages))
         if key not in self._sharings:
             swaps = SWAPS if self.job.hardware.host is not None else SWAPS[:1]
             shards = [0, *divisors(stages.data)[1:-1]]

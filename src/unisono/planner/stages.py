@@ -8,7 +8,7 @@ from typing import NamedTuple
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import TrainingPlan
 
-__all__ = ["RankLayers", "StageLayers", "in_flight", "rank_layers", "stage_layers"]
+__all__ = ["RankLayers", "StageLayers", "in_flight", "layers_of_rank", "rank_layers", "stage_layers"]
 
 
 class StageLayers(NamedTuple):
@@ -56,6 +56,15 @@ def rank_layers(shape: TransformerShape, plan: TrainingPlan) -> tuple[RankLayers
     """
     dense = None if shape.experts is None else shape.dense_layers
     return _rank_layers(shape.layers, dense, plan.pipeline, plan.interleave, plan.tail)
+
+
+def layers_of_rank(shape: TransformerShape, plan: TrainingPlan, rank: int) -> RankLayers:
+    """The layers of a rank of the pipeline; all those in the middle count as the one of `rank_layers`."""
+    if plan.layers:  # all are of one kind
+        count, mixed = plan.layers[rank], shape.dense_layers < shape.layers
+        return RankLayers(0, count) if mixed else RankLayers(count, 0)
+    first, middle, last = rank_layers(shape, plan)
+    return first if rank == 0 else last if rank == plan.pipeline - 1 else middle
 
 
 @lru_cache(maxsize=4096)

@@ -8,13 +8,13 @@ from unisono.planner.collectives import GroupPrices, PlannedCollective
 from unisono.planner.context_exchange import sequence_part
 from unisono.planner.data_axis import PassTime, codec_s, data_collectives
 from unisono.planner.layer_time import LayerPrices, LayerTime
-from unisono.planner.memory import MemoryModel
+from unisono.planner.memory import MemoryModel, RankElements
 from unisono.planner.operators import ComputeTime, output_compute, update_s
-from unisono.planner.stages import RankLayers, rank_layers
+from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers
 from unisono.planner.swapping import swap_s
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["StepTime", "TimeModel"]
+__all__ = ["RankStepTime", "StepTime", "TimeModel"]
 
 
 class StepTime(NamedTuple):
@@ -64,12 +64,23 @@ class _RankTime(NamedTuple):
         return self.time.total + self.output.total_s
 
 
+class RankStepTime(NamedTuple):
+    """One rank's step without waiting for others, its collectives of the data axis, and a micro-batch there.
+
+    `micro_batch_s` is its layers, the output matrix where it has it, and its messages.
+    """
+
+    time: StepTime
+    data: list[PlannedCollective]
+    micro_batch_s: float
+
+
 class TimeModel:
     """Prices plans of one job. It keeps what plans have in common."""
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, prices: GroupPrices | None = None) -> None:
         self.job = job
-        self.prices = GroupPrices(job)
+        self.prices = prices or GroupPrices(job)
         self.memory = MemoryModel(job, self.prices)
         self._layers = LayerPrices(job, self.prices)
         self._outputs: dict[tuple[int, int, int], ComputeTime] = {}
@@ -81,7 +92,35 @@ class TimeModel:
     def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
         """The collectives of a step, those that take longest first; equal calls are one entry."""
         _, data, slowest = self._priced(plan)
-        found = [*self._layers.collectives(plan, slowest.layers), *self._message_list(plan), *data]
+        return self._merged(plan, slowest.layers, data)
+
+    def of_rank(self, plan: TrainingPlan, rank: int) -> RankStepTime:
+        """The step of one rank of the pipeline, which waits for no other."""
+        found = self._rank_time(plan, rank)
+        elements = self.memory.elements(plan, rank)
+        time, data = self._step(plan, found, elements, 0.0)
+        return RankStepTime(time, data, found.total_s + self._messages_s(plan))
+
+    def collectives_of_rank(self, plan: TrainingPlan, rank: int) -> list[PlannedCollective]:
+        """The collectives of a step of one rank of the pipeline."""
+        found = self.of_rank(plan, rank)
+        return self._merged(plan, layers_of_rank(self.job.shape, plan, rank), found.data)
+
+    def micro_batch_s(self, plan: TrainingPlan, rank: int) -> float:
+        """A micro-batch on one rank of the pipeline, with its messages."""
+        layers = layers_of_rank(self.job.shape, plan, rank)
+        output = self._output(plan).total_s if rank == plan.pipeline - 1 else 0.0
+        return self._layers.total_s(plan, layers) + output + self._messages_s(plan)
+
+    def layer_s(self, plan: TrainingPlan) -> float:
+        """A layer and a micro-batch, of models whose layers are equal."""
+        shape = self.job.shape
+        return self._layers.layer(plan, experts=shape.dense_layers < shape.layers).total
+
+    def _merged(
+        self, plan: TrainingPlan, layers: RankLayers, data: list[PlannedCollective]
+    ) -> list[PlannedCollective]:
+        found = [*self._layers.collectives(plan, layers), *self._message_list(plan), *data]
         equal: dict[tuple[str, str, float], PlannedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
@@ -120,11 +159,22 @@ class TimeModel:
     # ---- parts -------------------------------------------------------------------------------------------
 
     def _priced(self, plan: TrainingPlan) -> tuple[StepTime, list[PlannedCollective], _RankTime]:
-        job, count = self.job, plan.micro_batches(self.job.batch)
         slowest, middle = self._rank_times(plan)
-        rank, output = slowest.time, slowest.output
         elements = self.memory.most_elements(plan)
-        passes = PassTime(rank.forward, rank.backward + rank.again, slowest.layers.total)
+        return *self._step(plan, slowest, elements, self._bubble_s(plan, middle)), slowest
+
+    def _rank_time(self, plan: TrainingPlan, rank: int) -> _RankTime:
+        layers = layers_of_rank(self.job.shape, plan, rank)
+        output = self._output(plan) if rank == plan.pipeline - 1 else ComputeTime()
+        return _RankTime(layers, self._layers.layers(plan, layers), output)
+
+    def _step(
+        self, plan: TrainingPlan, of: _RankTime, elements: RankElements, bubble_s: float
+    ) -> tuple[StepTime, list[PlannedCollective]]:
+        """The step of a rank that has these layers and elements, and waits for others for `bubble_s`."""
+        job, count = self.job, plan.micro_batches(self.job.batch)
+        rank, output = of.time, of.output
+        passes = PassTime(rank.forward, rank.backward + rank.again, of.layers.total)
         data = data_collectives(job, plan, elements, passes, self.prices)
         update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
         time = StepTime(
@@ -135,13 +185,13 @@ class TimeModel:
             context=count * rank.context,
             experts=count * rank.experts,
             messages=count * self._messages_s(plan) + self._table_s(plan),
-            bubble=self._bubble_s(plan, middle),
+            bubble=bubble_s,
             data=sum(each.exposed for each in data),
             codec=codec_s(job, plan, elements),
             swap=swap_s(job, plan, elements, passes, update),
             update=update,
         )
-        return time, data, slowest
+        return time, data
 
     def _rank_times(self, plan: TrainingPlan) -> tuple[_RankTime, _RankTime]:
         """A micro-batch on the slowest rank and on one in the middle."""

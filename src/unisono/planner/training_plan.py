@@ -1,4 +1,4 @@
-"""The plans that the planner compares, and the job that they are for."""
+"""The plans that the planner compares."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import flag, positive, whole
-from unisono.planner.hardware import Hardware
-from unisono.planner.interconnect import Interconnect
-from unisono.planner.shape import TransformerShape
+from unisono.engine.base.validation import flag, text, whole
+from unisono.planner.cluster import Cluster
+from unisono.planner.training_job import MOST, TrainingJob, codec_rank
 
 __all__ = [
+    "LISTS",
     "MOST_TAIL",
     "RECOMPUTE",
     "SCHEDULES",
@@ -26,70 +26,11 @@ __all__ = [
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "zb-h1")
 SWAPS = ("none", "moments", "states")
-CODECS = ("none", "bf16", "int8")
 AXES = ("data", "context", "tensor", "pipeline", "expert", "interleave", "micro_batch")
 CHOICES = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "swap": SWAPS}
-MOST = 1 << 24
+LISTS = ("order", "layers", "rows")
 MOST_TAIL = 8
 """Larger ones are not searched."""
-
-
-class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained, on what.
-
-    Attributes:
-        batch: sequences of a step, of all ranks.  ranks: accelerators.
-        limit_bytes: of memory that a rank may use.
-        compute: the type of compute: bf16, fp16, f32.
-        reduce: gradients are kept and reduced in "f32", or "low".
-        overlap: gradients and gathered parameters travel during compute.
-        codecs: ways to compress gradients that a search may take beside "none".
-        imbalance: rows of the fullest rank's experts over the mean of all ranks.
-    """
-
-    shape: TransformerShape
-    hardware: Hardware
-    links: Interconnect
-    batch: int
-    ranks: int
-    limit_bytes: int
-    compute: str
-    reduce: str
-    overlap: bool
-    codecs: tuple[str, ...] = ()
-    imbalance: float = 1.0
-
-    def __post_init__(self) -> None:
-        whole(self.batch, "batch", 1, MOST)
-        whole(self.ranks, "gpus", 1, MOST)
-        whole(self.limit_bytes, "memory", 1)
-        flag(self.overlap, "overlap")
-        if self.compute not in self.hardware.flops:
-            known = ", ".join(self.hardware.flops)
-            raise ValueError(
-                f"{self.hardware.name} has no rate for {self.compute!r}, expected one of {known}"
-            )
-        if self.reduce not in ("f32", "low"):
-            raise ValueError(f"reduce is {self.reduce!r}, expected f32 or low")
-        for codec in self.codecs:
-            codec_rank(codec)
-        if positive(self.imbalance, "imbalance") < 1:
-            raise ValueError(f"imbalance is {self.imbalance}, expected 1 or more")
-
-    @property
-    def width(self) -> int:
-        """Bytes of a value that is computed with."""
-        return 4 if self.compute == "f32" else 2
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of a gradient."""
-        return self.width if self.reduce == "low" else 4
-
-    @property
-    def moment_bytes(self) -> int:
-        """Bytes of Adam's two moments, and of the f32 copy of a 16-bit parameter."""
-        return 8 if self.compute == "f32" else 12
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +50,10 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         swap: what is in host memory while it is not needed: "moments", or "states": also parameters and
             gradients.
         codec: gradients are summed as "bf16", "int8", or factors of a low rank, such as "rank4".
+        order: kinds of hosts in the order of ranks, where hosts differ; (): as they were given.
+        layers: of each pipeline rank; (): equal stages, or those of `tail`.
+        rows: of a micro-batch of a data rank, for each kind of hosts in that order; (): equal ones.
+        compute: the type of compute; "": the job's, which has only one.
 
     Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022
     (arXiv:2205.05198), for sequence and selective; Rajbhandari et al., 2020 (arXiv:1910.02054), for zero; Qi
@@ -130,6 +75,10 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     tail: int = 0
     swap: str = "none"
     codec: str = "none"
+    order: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    compute: str = ""
 
     def __post_init__(self) -> None:
         for name in AXES:
@@ -142,6 +91,10 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected {', '.join(allowed)}")
         codec_rank(self.codec)
+        text(self.compute, "compute")
+        for name in LISTS:
+            if (values := getattr(self, name)) != ():
+                _check_list(values, name)
 
     def __str__(self) -> str:
         shown = ("data", "tensor", "pipeline", "micro_batch")
@@ -188,10 +141,13 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             or self._expert_problem(job)
             or self._stages_problem(job)
             or self._sharing_problem(job)
+            or self._hosts_problem(job)
         )
 
     def _axes_problem(self, job: TrainingJob) -> str:
         shape = job.shape
+        if self.compute and self.compute not in (job.compute, *job.computes):
+            return f"compute={self.compute}, and {' and '.join(job.computes or (job.compute,))} is planned"
         if self.ranks != job.ranks:
             axes = ["data", *["context"] * (self.context > 1), "tensor", "pipeline"]
             product = " x ".join(str(getattr(self, axis)) for axis in axes)
@@ -260,39 +216,80 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             return (
                 f"codec={self.codec} needs copies of whole gradients: data > 1, zero=0, no expert, no states"
             )
-        if job.gradient_bytes != 4:
+        if job.typed(self.compute).gradient_bytes != 4:
             return f"codec={self.codec} takes gradients in f32"
         return ""
 
+    def _hosts_problem(self, job: TrainingJob) -> str:
+        cluster = job.cluster
+        if cluster is None:
+            named = [name for name in LISTS if getattr(self, name)]
+            return f"{named[0]} is for hosts that differ: give hosts" if named else ""
+        if self.layers:
+            given, stages = fields_text({"layers": self.layers}), self.pipeline * self.interleave
+            if (
+                len(self.layers) != self.pipeline
+                or sum(self.layers) != job.shape.layers
+                or self.pipeline == 1
+            ):
+                return f"{given} are not {job.shape.layers} layers on pipeline={self.pipeline} ranks"
+            if self.tail or self.schedule != "1f1b":
+                return f"{given} needs schedule=1f1b and no tail"
+            if any(each % self.interleave for each in self.layers):
+                return f"{given} cannot be cut into {stages} stages"
+        if self.order and self.order not in cluster.orders:
+            return (
+                f"{fields_text({'order': self.order})}, expected each of 0 to {len(cluster.kinds) - 1} once"
+            )
+        if self.swap != "none" or self.schedule != "1f1b" or self.tail:
+            return "hosts that differ are planned with schedule=1f1b, swap=none, and layers in place of tail"
+        if job.shape.experts is not None and 0 < job.shape.dense_layers < job.shape.layers:
+            return "hosts that differ are planned for models whose layers are equal, and this has two kinds"
+        return self._rows_problem(cluster) if self.rows else ""
 
-def codec_rank(codec: str) -> int:
-    """The rank of a codec of factors; 0: it has none. Example: codec_rank("rank4") == 4.
+    def _rows_problem(self, cluster: Cluster) -> str:
+        given, size = fields_text({"rows": self.rows}), self.context * self.tensor
+        placed = cluster.placed(self.order)
+        if len(self.rows) != len(placed) or self.pipeline > 1:
+            return f"{given} needs a number for each of {len(placed)} kinds of hosts, and pipeline=1"
+        if any(each.begin % size or each.end % size for each in placed):
+            return f"{given} needs data ranks of {size} ranks on one kind of hosts each"
+        total = sum(
+            rows * (each.end - each.begin) // size for rows, each in zip(self.rows, placed, strict=True)
+        )
+        if total != self.data * self.micro_batch:
+            return f"{given} are {total}, expected data x micro_batch = {self.data * self.micro_batch}"
+        if self.expert > 1:
+            return f"{given} needs expert=1: ranks that spread experts exchange equal numbers of rows"
+        return ""
 
-    Raises:
-        ValueError: there is no such codec.
-    """
-    number = codec.removeprefix("rank")
-    if codec.startswith("rank") and number.isascii() and number.isdecimal() and 0 < int(number) <= 1024:
-        return int(number)
-    if codec not in CODECS:
-        raise ValueError(f"codec is {codec!r}, expected {', '.join(CODECS)}, or rank1 to rank1024")
-    return 0
+
+def _check_list(values: Any, name: str) -> None:
+    if not isinstance(values, tuple) or len(values) > MOST:
+        raise TypeError(f"{name} is {values!r}, expected a tuple of whole numbers")
+    for value in values:
+        whole(value, name, 0 if name == "order" else 1, MOST)
 
 
 def fields_text(fields: dict[str, Any]) -> str:
     """The text of some fields, as `parse_plan` reads it."""
-    texts = {True: "yes", False: "no"}
-    return ",".join(f"{name}={texts[v] if isinstance(v, bool) else v}" for name, v in fields.items())
+    return ",".join(f"{name}={_text_of(value)}" for name, value in fields.items())
 
 
-def parse_plan(text: str) -> dict[str, Any]:
+def _text_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "/".join(map(str, value)) or "equal" if isinstance(value, tuple) else str(value)
+
+
+def parse_plan(given: str) -> dict[str, Any]:
     """The fields that a text names. Example: "tensor=8,recompute=full" -> {"tensor": 8, "recompute": "full"}.
 
     Raises:
         ValueError: a field is unknown, twice there, or has no such value.
     """
     found: dict[str, Any] = {}
-    for item in text.split(","):
+    for item in given.split(","):
         name, _, value = (each.strip() for each in item.partition("="))
         if name not in TrainingPlan.__struct_fields__:
             raise ValueError(
@@ -304,11 +301,17 @@ def parse_plan(text: str) -> dict[str, Any]:
             if value not in ("yes", "no"):
                 raise ValueError(f"{item}: expected yes or no")
             found[name] = value == "yes"
-        elif name in (*CHOICES, "codec"):
+        elif name in (*CHOICES, "codec", "compute"):
             found[name] = value
-        elif not (value.isascii() and value.isdecimal() and len(value) <= len(str(MOST))):
-            raise ValueError(f"{item}: expected a whole number from 0 to {MOST}")
+        elif name in LISTS:
+            found[name] = () if value == "equal" else tuple(_number(each, item) for each in value.split("/"))
         else:
-            found[name] = int(value)
+            found[name] = _number(value, item)
     TrainingPlan(**found)
     return found
+
+
+def _number(digits: str, item: str) -> int:
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MOST))):
+        raise ValueError(f"{item}: expected a whole number from 0 to {MOST}")
+    return int(digits)

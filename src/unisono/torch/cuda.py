@@ -14,6 +14,7 @@ import torch
 
 from unisono.errors import message
 from unisono.torch_internals import c10d
+from unisono.torch_internals.version_names import method_of
 
 from .arguments import PLAIN
 from .nccl_substitute import current
@@ -39,7 +40,7 @@ def any_device(method: Method) -> Method:
             first = first[0]
         usual = type(first) in PLAIN and not first.is_cuda  # the usual case: no further check
         if not usual and is_cuda(args or tuple(kwargs.values())):
-            return getattr(self._cuda.group, name)(*args, **kwargs)
+            return method_of(self._cuda.group, name)(*args, **kwargs)
         return method(self, *args, **kwargs)
 
     call.direct = method  # type: ignore[attr-defined]

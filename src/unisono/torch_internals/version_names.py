@@ -51,3 +51,18 @@ def factor(op: Any) -> float:
     if find(NAMES["factor"]) is not None:
         return float(op.factor)
     return float(first(NAMES["factor before"])(op)[1])
+
+
+# Methods of PyTorch's process groups: their names since 2.13, and before.
+EARLIER_METHODS = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+
+
+def method_of(group: Any, name: str) -> Any:
+    """Return a method of one of PyTorch's own process groups. `name`: the newest."""
+    return getattr(group, name, None) or getattr(group, EARLIER_METHODS.get(name, name))

@@ -25,8 +25,8 @@ from unisono.errors import message
 from . import operations
 
 UNITS = (
-    ("checks", "host_arguments", "determinism", "fallback", "kernels"),
-    ("memory_account", "device", "memory", "generator", "interface"),
+    ("checks", "host_arguments", "determinism", "types", "fallback", "kernels"),
+    ("memory_account", "device", "memory", "generator", "attention", "interface"),
 )
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility-inlines-hidden", "-w")

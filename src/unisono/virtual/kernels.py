@@ -224,7 +224,10 @@ def rms_norm_backward(
     of_x = (scaled - normal * (scaled * normal).mean(dims, keepdim=True)) * rstd
     of_weight = None
     if weight is not None and mask[1]:
-        of_weight = (_wide(grad) * normal).sum(list(range(x.dim() - len(shape)))).to(weight.dtype)
+        of_weight = _wide(grad) * normal
+        if outer := list(range(x.dim() - len(shape))):  # a sum over no dimensions would be one over all
+            of_weight = of_weight.sum(outer)
+        of_weight = of_weight.to(weight.dtype)
     return of_x.to(x.dtype) if mask[0] else None, of_weight
 
 

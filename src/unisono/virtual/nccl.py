@@ -35,6 +35,7 @@ from unisono.torch_internals.process_group_requests import (
     note_requests,
 )
 
+from . import nccl_limits
 from .device_owners import DeviceOwners
 
 if TYPE_CHECKING:
@@ -222,6 +223,8 @@ def _with_device_check(name: str) -> Callable[..., Any]:
         if tensor is None:
             return made(self, *args, **kwargs)
         self._check(tensor.device.type)
+        if tensor.is_cuda:
+            nccl_limits.check(name, args, kwargs)
         if in_place and not tensor.is_inference():
             increment_version(tensor)  # NCCL omits this, and gradients that need the old values are wrong
         met = not tensor.is_cuda or self._owners.agreed

@@ -58,7 +58,7 @@ def _stream_class(library: VirtualGpuLibrary) -> type:
 
         @staticmethod
         def priority_range() -> tuple[int, int]:
-            return 0, -1
+            return 0, -3
 
     return _CudaStreamBase
 

@@ -1,6 +1,8 @@
 """A job that trains by its own choice: `main(rank, size, folder)`. All ranks have one plan."""
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,10 +28,24 @@ def check(size: int) -> None:
     again = up.parallelize(mlp(), choice, optimizer=adamw, loss=CROSS)
     assert again.plan == choice.plan
     assert again.plan.zero == 3
+    slow = up.StepForecast({"forward": 3600.0}, source="a guess")
+    check_it_is_compared(choice._replace(chosen=choice.chosen._replace(time=slow)), batch)
     try:
         up.plan(mlp(), **options, memory=1000)
     except up.NoPlanFitsError:
         print("trained")
+
+
+def check_it_is_compared(choice: up.ModelChoice, batch: Any) -> None:
+    """A run by a choice compares its first steps with the choice's forecast."""
+    run = up.parallelize(mlp(), choice, optimizer=adamw, loss=CROSS)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for each in run.shard([batch] * 9):
+            run.step(each)
+    told = [str(each.message) for each in seen if issubclass(each.category, up.ForecastWarning)]
+    assert len(told) == (dist.get_rank() == 0), told
+    assert all("less than the 3.6e+06 ms" in text and "a guess" in text for text in told), told
 
 
 def main(rank: int, size: int, folder: Path) -> None:

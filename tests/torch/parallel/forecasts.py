@@ -17,7 +17,7 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operator_cases import call_of
 from unisono.parallel.costs.forecast_check import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
-from unisono.parallel.costs.trace import TracedStep
+from unisono.parallel.costs.traced_step import TracedStep
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import POINTS, roofline
 from unisono.torch_internals.fake import OperatorMode
@@ -43,9 +43,10 @@ def predictor(name: str, rows: int = 8) -> up.StepPredictor:
     )
 
 
-def traced(of: up.StepPredictor, plan: up.Plan) -> TracedStep:
-    of.forecast(plan)
-    return next(reversed(of._traces.values()))
+def traced(of: up.StepPredictor, plan: up.Plan) -> tuple[TracedStep, list[int]]:
+    """A micro-batch of eight rows, and the stage of each module call."""
+    step, stages, _ = of._staged(plan, 8)
+    return step, [*stages, 0]  # what is before all calls, -1, is in the first stage
 
 
 class Counted(OperatorMode):
@@ -70,19 +71,19 @@ def check_recorded_operators_are_those_of_a_real_step(folder: Path) -> None:
         model, (x, y) = models.make(name), BATCHES[name](1, 8)[0]
         with Counted() as real:
             models.CASES[name].loss(model(x), y).backward()
-        step = traced(predictor(name), up.Plan())
+        step, _ = traced(predictor(name), up.Plan())
         found = Counter(each.size for each in step.operators if each.size.kind in WORK)
         assert found == +real.found, name
         names = {name for name, value in model.named_parameters() if value.requires_grad}
         assert set(step.homes) == names, name
         many = Counter()
-        staged = traced(predictor(name), up.Plan(pipeline=2))
-        assert {each.stage for each in staged.operators} == {0, 1}
+        staged, stages = traced(predictor(name), up.Plan(pipeline=2))
+        assert {stages[each.call] for each in staged.operators} == {0, 1}
         for each in staged.operators:
             many[each.size] += each.size.kind in WORK
         assert +many == found, name  # each operator belongs to one stage
         for phase in ("forward", "backward"):
-            assert {each.stage for each in staged.operators if each.phase == phase} == {0, 1}, name
+            assert {stages[each.call] for each in staged.operators if each.phase == phase} == {0, 1}, name
 
 
 def check_calibrated_calls_are_of_the_class_and_size_that_is_priced(folder: Path) -> None:
@@ -111,7 +112,7 @@ def check_recorded_collectives_are_those_of_a_run(folder: Path) -> None:
         for call in run.explain():
             if call.axis == "tensor" and call.why == "activations of a cut module":
                 real[call.operation.strip("_").removesuffix("_base")] += 1
-        step = traced(predictor("gpt"), plan)
+        step, _ = traced(predictor("gpt"), plan)
         said = Counter(move.collective for move in step.moves)
         assert real == said, plan
         assert sum(said.values()) > 16
@@ -133,6 +134,10 @@ def check_forecasts_have_every_cause_of_their_plan(folder: Path) -> None:
         (up.Plan(pipeline=2, micro_batches=4, schedule="zb-h1"), "messages"),
         (up.Plan(recompute=True), "recompute"),
         (up.Plan(recompute="selective"), "recompute"),
+        (up.Plan(context=2), "context"),
+        (up.Plan(context=2, zero=3), "data"),
+        (up.Plan(data=2, local_steps=4), "data"),
+        (up.Plan(swap="disk"), "swap"),
     ):
         found = of.forecast(plan)
         assert found.seconds[cause] > 0, (plan, found)
@@ -141,14 +146,19 @@ def check_forecasts_have_every_cause_of_their_plan(folder: Path) -> None:
         of.forecast(up.Plan(recompute=each)).seconds["recompute"] for each in (True, "selective")
     )
     assert selective < full == pytest.approx(plain.seconds["forward"], rel=0.2)
-    assert of.forecast(up.Plan(data=2)).seconds["forward"] < plain.seconds["forward"] * 2
+    data = of.forecast(up.Plan(data=2)).seconds
+    assert data["forward"] < plain.seconds["forward"] * 2
+    assert of.forecast(up.Plan(data=2, local_steps=4)).seconds["data"] < data["data"] / 2
+    positions = of.forecast(up.Plan(context=2)).seconds
+    assert positions["data"] == pytest.approx(data["data"])  # gradients of all parameters, on both
+    assert positions["forward"] == pytest.approx(data["forward"], rel=0.1)  # half of the work each
 
 
 def check_what_cannot_be_priced_is_refused(folder: Path) -> None:
     of = predictor("gpt")
     for plan, says in (
-        (up.Plan(context=2), "plans with context=2 are not priced"),
-        (up.Plan(data=2, local_steps=2), "plans with local_steps=2 are not priced"),
+        (up.Plan(data=2, compression=up.PowerSGD(rank=2)), "plans with compression=PowerSGD.* not priced"),
+        (up.Plan(data=2, expert=2), "no module of .* is known as a layer of experts"),
         (up.Plan(data=4, micro_batches=4), "8 rows are too few for 4 data ranks with 4 micro-batches"),
     ):
         with pytest.raises(ValueError, match=says):

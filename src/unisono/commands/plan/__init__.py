@@ -26,12 +26,11 @@ YES = {"yes": True, "no": False}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.allow_abbrev = False
+    parser.usage = "%(prog)s --model MODEL --batch N (--gpus N --hardware HW | --hosts HOSTS) ...; --help"
     add = parser.add_argument
     _add_model(parser)
+    _add_hosts(parser)
     add("--batch", type=int, required=True, metavar="N", help="sequences of a step, of all GPUs")
-    add("--gpus", type=int, required=True, metavar="N", help="how many there are")
-    add("--hardware", required=True, metavar="HW", help="FILE.toml, or a100-80g, h100-80g, v100-32g")
-    add("--network", default="", metavar="NET", help="FILE.toml, or a name that `unisono network` lists")
     add("--memory", default="", metavar="SIZE", help="of a GPU that a plan may use, such as 70G or 65GiB")
     add(
         "--plan",
@@ -40,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="price this one: tensor=8,pipeline=12,data=4,recompute=full",
     )
     add("--fix", default="", metavar="PLAN", help="search only plans with these fields, such as sequence=no")
-    add("--compute", default=None, metavar="TYPE", help="bf16, fp16 or f32 (default: the hardware's first)")
+    add(
+        "--compute",
+        default=None,
+        metavar="TYPES",
+        help="bf16, fp16, f32, fp8, or several to compare: bf16,fp8 (default: the hardware's first)",
+    )
     add(
         "--reduce",
         default="f32",
@@ -54,13 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="try these for gradients, which change training: bf16,int8,rank4",
     )
-    add(
-        "--imbalance",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="rows of the fullest rank's experts over the mean (default: 1)",
-    )
+    _add_experts(parser)
     add("--runtime", action="store_true", help="search only what unisono.parallel runs (needs PyTorch)")
     add(
         "-o",
@@ -70,6 +68,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="FILE.svg: time over memory of all plans; FILE.html: a page",
     )
     add("--json", action="store_true", help="the choice on standard output as JSON")
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Declare what says on what it is trained."""
+    add = parser.add_argument
+    add("--gpus", type=int, default=None, metavar="N", help="how many there are")
+    add("--hardware", default=None, metavar="HW", help="FILE.toml, or a100-80g, h100-80g, v100-32g ...")
+    add(
+        "--hosts",
+        default=None,
+        metavar="HOSTS",
+        help="hosts that may differ, in place of both: 4xa100-40g,2xh100-80g, or FILE.toml",
+    )
+    add("--network", default="", metavar="NET", help="FILE.toml, or a name that `unisono network` lists")
+
+
+def _add_experts(parser: argparse.ArgumentParser) -> None:
+    """Declare what says how rows of experts travel."""
+    add = parser.add_argument
+    add(
+        "--imbalance",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="rows of the fullest rank's experts over the mean (default: 1)",
+    )
+    add(
+        "--dispatch",
+        default="experts",
+        metavar="WAY",
+        help="rows of a token go to each of its experts (default), or once to each of their hosts",
+    )
+    add("--routed-hosts", type=int, default=0, metavar="N", help="hosts at most of a token's experts")
+    add("--expert-overlap", action="store_true", help="rows of experts travel beside another micro-batch")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +147,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"unisono plan: {error.filename or error}: {error.strerror}", file=sys.stderr)
         return 1
     except NoPlanFitsError as error:
+        if args.json and error.choice is not None:
+            print(json.dumps(error.choice.record(), indent=1))
         print(f"unisono plan: {error}", file=sys.stderr)
         return 1
     except (ValueError, TypeError, ModuleNotFoundError) as error:
@@ -139,15 +173,19 @@ def _planned(args: argparse.Namespace) -> str:
         batch=args.batch,
         gpus=args.gpus,
         hardware=args.hardware,
+        hosts=args.hosts,
         network=args.network or None,
         memory=nbytes(args.memory) if args.memory else None,
         plan=args.plan or None,
         fix=args.fix or None,
-        compute=args.compute,
+        compute=None if args.compute is None else args.compute.split(","),
         reduce=args.reduce,
         overlap=None if args.overlap is None else YES[args.overlap],
         codecs=args.codecs.split(",") if args.codecs else (),
         imbalance=args.imbalance,
+        dispatch=args.dispatch,
+        routed_hosts=args.routed_hosts,
+        expert_overlap=args.expert_overlap,
         runtime=runtime,
     )
     if args.output:
@@ -180,7 +218,7 @@ def _shape(args: argparse.Namespace) -> TransformerShape:
     for name in (*NUMBERS, "sequence"):
         if getattr(args, name) is None:
             raise ValueError(f"--{name} is missing: give the numbers of the model, or --model")
-    family = args.family or "gpt"
+    family = "gpt" if args.family is None else args.family
     if family == "gpt":
         changes["positions"] = args.sequence
     dense = {name: value for name, value in given.items() if name not in EXPERTS}

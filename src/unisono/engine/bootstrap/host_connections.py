@@ -340,9 +340,19 @@ class _HostConnector:
     # -- all ranks
 
     def _await_everybody(self) -> None:
-        if self._store.add("connected", 1) == self._size:
-            self._store.set("all connected", b"")
-        self._await("all connected")
+        """Wait for the others; this rank has all its connections.
+
+        A store that has ended meanwhile, with the rank that serves it, ends no group: the first call names
+        that rank, and the others can shrink.
+        """
+        try:
+            if self._store.add("connected", 1) == self._size:
+                self._store.set("all connected", b"")
+            self._await("all connected")
+        except StoreTimeout:
+            raise
+        except StoreError:
+            return
 
     def _await(self, key: str) -> bytes:
         """The value of a key, unless a rank fails first."""

@@ -50,14 +50,17 @@ class LivenessMonitor:
             raise OSError(error.errno, text) from error
         raise RendezvousError(_exit_text(info))
 
-    def wait_for(self, sock: socket.socket, deadline: float) -> None:
+    def wait_for(self, sock: socket.socket, deadline: float, only: int | None = None) -> None:
         """Wait until the socket can be read, or has ended.
 
+        Args:
+            only: the rank whose end ends the wait; None: any.
         Raises:
             RendezvousError: a process has ended.  TimeoutError: the deadline has passed.
         """
         poll = select.poll()
-        for fd in (sock.fileno(), *self._infos):
+        watched = [fd for fd, info in self._infos.items() if only in (None, info.rank)]
+        for fd in (sock.fileno(), *watched):
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(1000 * max(0.0, deadline - time.monotonic()))]
         if not ready:

@@ -228,7 +228,8 @@ def _join(
         with _naming(store, liveness, first, (first, rank), late):
             _connect(host, offer.address, deadline)
             host.sendall(msgspec.msgpack.encode(_RankGreeting(rank)))
-            liveness.wait_for(host, deadline)
+            # The first rank watches the others. One that ends now may have been in the group already.
+            liveness.wait_for(host, deadline, first)
             _, descriptors, _, _ = socket.recv_fds(host, 1, 1, socket.MSG_CMSG_CLOEXEC)
             if not descriptors:
                 raise ConnectionResetError
@@ -236,7 +237,7 @@ def _join(
         place = local_ranks.index(rank)
         with abort_on_failure(region, place), _naming(store, liveness, first, (first, rank), late):
             host.sendall(_ZERO_COPY if zero_copy else _NO_ZERO_COPY)
-            return region, _received(host, liveness, deadline) == _ZERO_COPY
+            return region, _received(host, liveness, deadline, first) == _ZERO_COPY
 
 
 def _offer(store: Store, local_ranks: list[int], liveness: LivenessMonitor, deadline: float) -> _RegionOffer:
@@ -296,9 +297,11 @@ def _naming(
         ) from error
 
 
-def _received(peer: socket.socket, liveness: LivenessMonitor, deadline: float) -> bytes:
-    """The byte that the other end sends."""
-    liveness.wait_for(peer, deadline)
+def _received(
+    peer: socket.socket, liveness: LivenessMonitor, deadline: float, only: int | None = None
+) -> bytes:
+    """The byte that the other end sends. `only`: the rank whose end ends the wait; None: any."""
+    liveness.wait_for(peer, deadline, only)
     byte = peer.recv(1)
     if not byte:
         raise ConnectionResetError

@@ -68,12 +68,23 @@ def _listen(group: MembershipGroup) -> None:
     network = identity.settings.network
     host = address or local_address(identity.settings.master, network)
     layout = identity.membership.peers[group.rank].layout
-    try:
-        planner.listener = Listener(host, port, network, layout)
-    except StoreError:
-        if not port or group.generation == 0:
-            raise
-        planner.listener = Listener(host, 0, network, layout)  # an evicted rank still has that port
+    ports = _ports(group, host, port)
+    for each in ports:
+        try:
+            planner.listener = Listener(host, each, network, layout)
+            return
+        except StoreError:  # such as an evicted rank that still has that port
+            if each == ports[-1]:
+                raise
+
+
+def _ports(group: MembershipGroup, host: str, port: int) -> list[int]:
+    """Where this rank may listen, the best first: newcomers that wait know the port of a lost rank only."""
+    if group.generation == 0:
+        return [port]
+    known = (each.rpartition(":") for each in group._planner.addresses)
+    former = [int(number) for name, _, number in known if name.strip("[]") == host]
+    return [*([port] if port else former), 0]
 
 
 def listen_again(group: MembershipGroup) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 from unisono.engine.base.validation import text, whole
 from unisono.engine.environment import env
-from unisono.engine.group.group import Group
+from unisono.engine.group.group import MOST_SIZE, Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.joining import join_group
 from unisono.errors import Aborted, GroupError, NotSupported, PeerLost, RendezvousError, Timeout, message
@@ -22,6 +23,10 @@ __all__ = ["MOST_VAIN", "elastic", "join", "too_few"]
 MOST_VAIN = 3
 """So many faults in succession after which nobody was out; then the fault is the program's, and is raised."""
 
+STEADY_S = 60.0
+"""A turn that lasted longer than this and a timeout made progress before its fault: it does not count as one
+in succession."""
+
 
 def join(address: str | Sequence[str], *, timeout: float | timedelta | None = None) -> Group:
     """Join a running group as a new rank. Its members take newcomers in where they call `admit`.
@@ -30,7 +35,8 @@ def join(address: str | Sequence[str], *, timeout: float | timedelta | None = No
     addresses of all hosts of the group at once, and asks another one if the first one ends.
 
     Args:
-        address: "HOST:PORT" of any host of the group, as `listen` returns it, or several.
+        address: "HOST:PORT" of any host of the group, as `listen` returns it, or several: a list, or a text
+            with commas, as UNISONO_JOIN has them.
         timeout: seconds until it is taken in; default UNISONO_TIMEOUT_S, 300 s.
     Raises:
         AuthenticationError: the group has another token.
@@ -56,6 +62,7 @@ class ElasticLoop:
     def _take(self, group: NativeGroup) -> None:
         self.group = group
         self.ended, self.fault, self.newcomers = False, None, 0
+        self._began = time.monotonic()
         group.elastic = True
         group._loop = self
 
@@ -67,6 +74,13 @@ class ElasticLoop:
             return True
         self.group._loop = None
         return False
+
+    def listen(self, place: tuple[str, int]) -> None:
+        """Let newcomers come to the first group. A rank that is lost meanwhile is out in the next one."""
+        try:
+            self.group.listen(*place)
+        except (PeerLost, Timeout, Aborted) as error:
+            self._shrink(error)
 
     def next_group(self) -> bool:
         """Make the group of the next turn. False: the program has ended on all ranks."""
@@ -92,6 +106,8 @@ class ElasticLoop:
             self._take(group)
 
     def _shrink(self, fault: GroupError) -> None:
+        if time.monotonic() - self._began > self.group.timeout_s + STEADY_S:
+            self._vain = 0
         following = cast("NativeGroup", self.group.shrink())
         self._vain = 0 if following.left else self._vain + 1
         self._take(following)
@@ -153,9 +169,9 @@ def elastic(
     """
     settings = env.read(strict=False)
     given = settings.elastic or (1, None)
-    least = whole(given[0] if minimum is None else minimum, "minimum", 1)
+    least = whole(given[0] if minimum is None else minimum, "minimum", 1, MOST_SIZE)
     most = given[1] if maximum is None else maximum
-    most = None if most is None else whole(most, "maximum", least)
+    most = None if most is None else whole(most, "maximum", least, MOST_SIZE)
     place = (
         text(address, "address") or settings.listen[0],
         whole(port, "port", 0, 65535) or settings.listen[1],
@@ -166,7 +182,7 @@ def elastic(
 def _turns(
     joined: str, minimum: int, maximum: int | None, timeout: float | timedelta | None, place: tuple[str, int]
 ) -> Iterator[Group]:
-    group = join(joined.split(","), timeout=timeout) if joined else init_process_group(timeout=timeout)
+    group = join(joined, timeout=timeout) if joined else init_process_group(timeout=timeout)
     if not hasattr(group, "_loop"):
         group.close()
         raise NotSupported("elastic: a group of this backend cannot change")
@@ -179,7 +195,7 @@ def _turns(
         if joined:
             loop.group._planner.listening = place
         else:
-            group.listen(*place)
+            loop.listen(place)
         while True:
             yield loop.group
             if not loop.next_group():

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 SUM = ReduceOp.SUM
 MOST_BYTES = 1 << 62
+MOST_SIZE = (1 << 63) - 1
+"""The largest limit of a group's size; the ranks tell each other theirs."""
 Seconds = float | timedelta | None
 Algorithm = str | StepFunction | None
 
@@ -259,7 +261,7 @@ class Group(_native.GroupBase):
         Args:
             maximum: newcomers that would make the group larger are not counted.
         """
-        return self._waiting(None if maximum is None else whole(maximum, "maximum", 1))
+        return self._waiting(None if maximum is None else whole(maximum, "maximum", 1, MOST_SIZE))
 
     def admit(self, *, maximum: int | None = None, timeout: Seconds = None) -> Group:
         """Take in the newcomers that wait, see `join`: the next group, whose last ranks they are.
@@ -274,7 +276,7 @@ class Group(_native.GroupBase):
             PeerLost, Timeout: a rank was lost before.
         Example: group = group.admit()
         """
-        maximum = None if maximum is None else whole(maximum, "maximum", 1)
+        maximum = None if maximum is None else whole(maximum, "maximum", 1, MOST_SIZE)
         return self._admit(maximum, self._planner.seconds(timeout))
 
     def _listen(self, address: str, port: int) -> tuple[str, ...]:  # noqa: ARG002

@@ -108,8 +108,8 @@ def _member(invitation: Invitation, settings: env.Settings, deadline: float) -> 
 
 
 def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
-    given = [address] if isinstance(address, str) else listed(address, "address")
-    found = []
+    given = address.split(",") if isinstance(address, str) else listed(address, "address")
+    found: list[tuple[str, int]] = []
     for each in given:
         host, _, port = text(each, "address").rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -152,7 +152,8 @@ def _ask(
             tried = ", ".join(address_text(*each) for each in known)
             what = f"join: no group took this process in at {tried}"
             remedy = "See whether the group runs, and calls admit(); or raise timeout=."
-            raise RendezvousError(message(what, observed=str(failure or ""), remedy=remedy)) from failure
+            observed = str(failure or "").partition(". ")[0]  # its remedy is for the ranks of a start
+            raise RendezvousError(message(what, observed=observed, remedy=remedy)) from failure
         time.sleep(0.05)
 
 

@@ -67,7 +67,11 @@ class Listener:
         self.address = self._server.host, self._server.port
         self._layout = layout
         self._settings = settings
-        self._store = self.connect(STORE_S)
+        try:
+            self._store = self.connect(STORE_S)
+        except BaseException:
+            self._server.close()
+            raise
         self._counted = 0
         self._open: list[int] = []  # newcomers without an answer
         self._answered: list[int] = []

@@ -17,12 +17,13 @@ class CollectiveCosts:
     """Prices of one job.
 
     Args:
-        machine: the figures of its hosts.
+        machine: the figures of its hosts. Between hosts those of the network count, as for the engine.
         hosts: number of the host of each rank, by rank.
     """
 
     def __init__(self, machine: MachineCalibration, hosts: Sequence[int]) -> None:
-        self._machine, self._hosts = machine, tuple(hosts)
+        self._machine = machine.between_networks() if len(set(hosts)) > 1 else machine
+        self._hosts = tuple(hosts)
         self._price = functools.cache(self._priced)
         self._tuner = functools.cache(self._of)
 

@@ -15,8 +15,11 @@ CAUSES = {
     "update": "compute",
     "fixed": "compute",
     "tensor": "communication",
+    "context": "communication",
+    "experts": "communication",
     "data": "communication",
     "messages": "communication",
+    "swap": "waiting",
     "waiting": "waiting",
 }
 """Each cause, and how a run can tell it apart. `fixed`: the runtime beside operators and collectives."""

@@ -42,10 +42,13 @@ class ForecastCheck:
     def __init__(self, forecast: StepForecast, device: str, far: float = FAR) -> None:
         self._forecast, self._device, self._limit = forecast, device, far
         self._taken: list[float] = []
+        self._peak_before: int | None = None  # of this process, before the first step
         self.done = False
 
     def step(self, train: Callable[[], float]) -> float:
         """Run a step that is a whole one; return its loss."""
+        if self._peak_before is None:
+            self._peak_before = self._peak()
         if len(self._taken) == WARM + MEASURED:
             loss, trace = trace_step(train)
             self._tell(trace)
@@ -93,12 +96,15 @@ class ForecastCheck:
             f"{parts}. Waits for slower ranks within collectives count as communication"
         )
 
+    def _peak(self) -> int:
+        """Bytes of a CUDA device that this process had at most so far; 0: there is none."""
+        return torch.cuda.max_memory_allocated() if self._device == "cuda" else 0
+
     def _about_memory(self) -> list[str]:
-        said = self._forecast.memory_bytes
-        if said is None or self._device != "cuda":
+        said, peak = self._forecast.memory_bytes, self._peak()
+        if said is None or not peak or abs(peak / said - 1) <= self._limit:
             return []
-        peak = torch.cuda.max_memory_allocated()
-        if abs(peak / said - 1) <= self._limit:
+        if peak == self._peak_before and peak > said:  # that was before the steps, whose peak is lower
             return []
         more = "more" if peak > said else "less"
         text = (

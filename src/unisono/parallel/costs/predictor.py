@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,9 +12,10 @@ from torch import nn
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.parallel.arguments import two
-from unisono.parallel.batches import cut_rows, rows_of, sizes
+from unisono.parallel.batches import rows_of, sizes
+from unisono.parallel.experts.layers import around, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
-from unisono.parallel.graph.capture import Recorder, Shapes
+from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.stage_choice import choose_starts
@@ -27,17 +29,22 @@ from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
 from .collectives import CollectiveCosts
+from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
+from .operator_prices import OperatorPrices
 from .step_time import ParameterSizes, StepParts, step_forecast
-from .trace import NO_UNIT, StepLayout, TracedOperator, TracedStep, trace_step, trace_update
+from .trace import trace_step, trace_update
+from .traced_rows import TracedRows
+from .traced_step import NO_UNIT, ModuleCall, StepLayout, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
     from unisono.parallel.plan import Plan
+    from unisono.parallel.planning.task import TrainingTask
 
 __all__ = ["StepPredictor"]
 
-NOT_PRICED = (("context", 1), ("expert", 1), ("swap", None), ("compression", None), ("local_steps", None))
+NOT_PRICED = (("compression", None),)
 
 
 class StepPredictor:
@@ -46,12 +53,15 @@ class StepPredictor:
     Args:
         model: as `parallelize` takes it, before that; it stays as it is. It may be on the meta device.
         batch: (inputs, targets) of a step, of all ranks; only shapes and types count.
+        rows: of a step, where the batch is a sample with other rows; None: those of the batch.
         loss, optimizer, pieces, cuts: as `parallelize` takes them. optimizer None: as Adam takes it.
             The tensor axis cuts as under `parallelize(..., sample=inputs)`; stages of pieces are balanced by
             parameters.
         compute: costs of operators; None: `unisono calibrate --compute`'s, or a roofline.
         machine: figures of the collectives; None: `unisono calibrate`'s, or the defaults.
         hosts: number of the host of each rank; (): all ranks are on this one.
+        own_device: each rank computes on a device of its own, which `compute` is of: its cores are one.
+            There collectives of the data axis run beside backward.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
     Example: StepPredictor(model, (x, y), loss=mse_loss).forecast(Plan(data=2)).total is in seconds.
@@ -63,17 +73,19 @@ class StepPredictor:
         batch: tuple[Any, Any],
         *,
         loss: Callable[[Any, Any], Any] | None,
+        rows: int | None = None,
         optimizer: Callable[[Any], Any] | None = None,
         pieces: Sequence[nn.Module] | None = None,
         cuts: dict[str, str] | None = None,
         compute: ComputeCalibration | None = None,
         machine: MachineCalibration | None = None,
         hosts: Sequence[int] = (),
+        own_device: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
         self._batch = two(batch, own_loss=loss is None)
-        self._rows = rows_of(self._batch)
+        self._rows = rows_of(self._batch) if rows is None else rows
         self._loss, self._own_loss, self._optimizer = loss or own_loss, loss is None, optimizer
         self._base = Shapes(model, None if pieces is None else list(pieces))
         self._family = family_of(self._base.model, self._base.also, cuts)
@@ -83,18 +95,38 @@ class StepPredictor:
                 config.use_cache = False
         self._output = identity if loss is None else self._family.output
         self._given, self._explicit = pieces is not None, cuts
-        self._hosts = tuple(hosts)
+        self._hosts, self._own_device = tuple(hosts), own_device
         settings = env.read()
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
             self._compute, self._source = found.calibration, found.source
+            if not self._compute.measured_here:
+                self._source += "; unisono calibrate --compute measures this machine"
         else:
-            self._compute, self._source = compute, "given"
+            self._compute, self._source = compute, "a roofline of the device" if own_device else "given"
         self._machine = recall(settings).calibration if machine is None else machine
-        self._traces: dict[Any, TracedStep] = {}
+        self._task: TrainingTask | None = None
+        self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
-        self._cuts: dict[Any, Cut] = {}
-        self._starts: dict[Any, tuple[tuple[tuple[str, int], ...], tuple[int, ...], frozenset[str]]] = {}
+        self._cuts: dict[Any, Cut | CaptureError] = {}
+        self._starts: dict[Any, _Starts] = {}
+        self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
+        self._prices: dict[tuple[int, ...], tuple[CollectiveCosts, OperatorPrices, float]] = {}
+
+    @classmethod
+    def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
+        """That of a task, which finds each cut of the tensor axis once for all who ask."""
+        made = cls(
+            task.model, task.sample, rows=task.batch, loss=task.loss, optimizer=task.optimizer,
+            pieces=task.pieces, **options,
+        )  # fmt: skip
+        made._task = task
+        return made
+
+    @property
+    def source(self) -> str:
+        """Where the costs of operators are from."""
+        return self._source
 
     def forecast(self, plan: Plan) -> StepForecast:
         """The seconds of a step under this plan, by cause.
@@ -115,47 +147,89 @@ class StepPredictor:
                 f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks with "
                 f"{plan.micro_batches} micro-batches"
             )
-        traced = self._traced(plan, rows)
-        collectives = CollectiveCosts(self._machine, hosts)
-        costs, factor, crowd = self._compute.of(collectives.here)
+        traced, stages, sent = self._staged(plan, rows)
+        collectives, prices, crowd = self._priced(hosts)
+        experts = self._experts(plan, traced)
+        exchanges = []
+        if plan.context > 1:
+            members = [place * plan.tensor for place in range(plan.context)]
+            exchanges += of_attentions(traced, collectives, members)
+        if plan.expert > 1:
+            members = [place * plan.tensor for place in range(plan.expert)]
+            exchanges += of_experts(traced, experts.called, collectives, members, 1 / plan.context)
         return step_forecast(
             StepParts(
-                plan, traced, self._updated(plan, rows, traced), self._units(plan, traced), self._buffers(),
-                costs, self._compute.runtime, collectives, factor, crowd, self._source,
+                plan, traced, stages, sent, self._updated(plan, traced),
+                self._units(plan, traced, stages, experts), self._buffers(), prices, self._compute.runtime,
+                collectives, crowd, self._own_device, self._source, exchanges, experts.spread,
+                self._machine.copy.memory,
             )
         )  # fmt: skip
 
+    def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:
+        """Where the experts are that the expert axis spreads."""
+        if plan.expert == 1:
+            return _Experts()
+        model = traced.model
+        layers = expert_layers(model, None, plan.expert, plan.tensor)
+        paths = {module: path for path, module in model.named_modules()}
+        called = {
+            layer.path if layer.kind == "stacked" else paths[around(model, layer.path)] for layer in layers
+        }
+        own = frozenset(parameters_of(model, layers))
+        trained = {name: v.numel() for name, v in model.named_parameters() if v.requires_grad}
+        inside = sum(count for name, count in trained.items() if name in own)
+        every = sum(trained.values())
+        spread = (every - inside + inside / plan.expert) / every if every else 1.0
+        return _Experts(frozenset(called), own, spread)
+
+    def _priced(self, hosts: tuple[int, ...]) -> tuple[CollectiveCosts, OperatorPrices, float]:
+        """Prices on such hosts, and the ranks of a host per core."""
+        if hosts not in self._prices:
+            collectives = CollectiveCosts(self._machine, hosts)
+            costs, factor, crowd = self._compute.of(1 if self._own_device else collectives.here)
+            self._prices[hosts] = collectives, OperatorPrices(costs, factor), crowd
+        return self._prices[hosts]
+
     # ---- what plans share ----
 
-    def _traced(self, plan: Plan, rows: int) -> TracedStep:
-        key = self._key(plan, rows)
-        if key not in self._traces:
-            starts, sent, opened = self._stages(plan, rows) if plan.pipeline > 1 else ((), (), frozenset())
-            shapes = Shapes(self._base)
+    def _staged(self, plan: Plan, rows: int) -> tuple[TracedStep, list[int], list[float]]:
+        """A micro-batch, the stage of each of its module calls, and the bytes from each stage to the next."""
+        starts = self._stages(plan) if plan.pipeline > 1 else _Starts()
+        traced = self._traced(plan, rows, starts.opened)
+        return traced, *starts.of(traced, rows)
+
+    def _traced(self, plan: Plan, rows: int, opened: frozenset[str]) -> TracedStep:
+        cut = self._cut(plan, opened) if plan.tensor > 1 else None
+
+        def record(rows: int) -> TracedStep:
             layout = StepLayout(
-                starts=starts,
                 units=self._paths(self._family.units),
-                cut=self._cut(plan, rows, opened) if plan.tensor > 1 else None,
-                regathers=plan.sequence and not plan.recompute,
+                cut=cut,
                 dtype=None if plan.precision == "f32" else TYPES[plan.precision],
             )
-            found = trace_step(shapes, self._micro(rows), self._loss, layout, output=self._output)
-            found.sent = list(sent) or found.sent
-            self._traces[key] = found
-        return self._traces[key]
+            return trace_step(Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output)
 
-    def _key(self, plan: Plan, rows: int) -> Any:
-        cut = (plan.tensor, plan.sequence, plan.sequence and not plan.recompute)
-        return rows, cut, plan.stages, plan.cuts, plan.precision
+        return self._traces.of((*self._key(plan), opened if cut else None), rows, record)
+
+    def _key(self, plan: Plan) -> tuple[Any, ...]:
+        return plan.tensor, plan.sequence, plan.precision
 
     def _micro(self, rows: int) -> tuple[Any, Any]:
-        inputs, targets = cut_rows(self._batch, 0, rows)
-        return inputs, targets
+        """A micro-batch without values, on the device of the model."""
+        real = (value.device for value in self._base.model.parameters())
+        device = next(real, torch.device("cpu"))
 
-    def _updated(self, plan: Plan, rows: int, traced: TracedStep) -> list[TracedOperator] | None:
+        def blank(tensor: torch.Tensor) -> torch.Tensor:
+            with self._base.mode:
+                return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+
+        return mapped(self._batch, blank)  # type: ignore[no-any-return]
+
+    def _updated(self, plan: Plan, traced: TracedStep) -> list[TracedOperator] | None:
         if self._optimizer is None:
             return None
-        key = self._key(plan, rows)
+        key = self._key(plan)
         if key not in self._updates:
             named = {name: value for name, value in traced.model.named_parameters() if value.requires_grad}
             self._updates[key] = trace_update(traced, self._optimizer, Parameters(named))
@@ -165,32 +239,47 @@ class StepPredictor:
         wanted = set(modules)
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
-    def _cut(self, plan: Plan, rows: int, opened: frozenset[str]) -> Cut:
-        key = plan.tensor, plan.sequence, rows, opened
+    def _cut(self, plan: Plan, opened: frozenset[str]) -> Cut:
+        key = plan.tensor, plan.sequence, opened
         if key not in self._cuts:
-            kinds = self._explicit or {}
-            if any(kind != "whole" for kind in kinds.values()):
-                self._cuts[key] = cut_of(self._base.model, self._family.cuts, plan.tensor)
-            else:
-                whole = [path for path, kind in self._family.cuts.items() if kind == "whole"] if kinds else []
-                with torch.enable_grad():
-                    self._cuts[key] = prove(
-                        Shapes(self._base), self._micro(rows)[0], plan.tensor, whole=frozenset(whole),
-                        opened=opened, sequence=plan.sequence,
-                    )  # fmt: skip
-        return self._cuts[key]
+            try:
+                self._cuts[key] = self._proved(plan, opened)
+            except CaptureError as error:
+                self._cuts[key] = error
+        found = self._cuts[key]
+        if isinstance(found, CaptureError):
+            raise found
+        return found
 
-    def _stages(self, plan: Plan, rows: int) -> Any:
-        """Where stages begin, the bytes that go from each to the next, and the modules that span several."""
-        key = plan.stages, plan.cuts, rows
+    def _proved(self, plan: Plan, opened: frozenset[str]) -> Cut:
+        if self._task is not None:
+            return self._task.cut(plan.tensor, self._few, sequence=plan.sequence, opened=opened)
+        kinds = self._explicit or {}
+        if any(kind != "whole" for kind in kinds.values()):
+            return cut_of(self._base.model, self._family.cuts, plan.tensor)
+        whole = [path for path, kind in self._family.cuts.items() if kind == "whole"] if kinds else []
+        with torch.enable_grad():
+            return prove(
+                Shapes(self._base), self._micro(self._few)[0], plan.tensor, whole=frozenset(whole),
+                opened=opened, sequence=plan.sequence,
+            )  # fmt: skip
+
+    @property
+    def _few(self) -> int:
+        """Rows on which programs are compared."""
+        return min(2, self._rows)
+
+    def _stages(self, plan: Plan) -> _Starts:
+        """Where stages begin."""
+        key = plan.stages, plan.cuts, plan.precision
         if key not in self._starts:
             family = self._family
             tensor = isinstance(self._batch[0], torch.Tensor)
             plain = self._given or isinstance(self._base.model, nn.Sequential)
             if plain or (family.pieces and not family.no_pieces and tensor):
-                self._starts[key] = self._of_pieces(plan, family), (), frozenset()
+                self._starts[key] = _Starts(self._of_pieces(plan, family))
             else:
-                self._starts[key] = self._of_program(plan, rows)
+                self._starts[key] = self._of_program(plan)
         return self._starts[key]
 
     def _of_pieces(self, plan: Plan, family: ModelFamily) -> tuple[tuple[str, int], ...]:
@@ -202,9 +291,9 @@ class StepPredictor:
             found.append((paths[first], 0))
         return tuple(found)
 
-    def _of_program(self, plan: Plan, rows: int) -> Any:
+    def _of_program(self, plan: Plan) -> _Starts:
         shapes = Shapes(self._base)
-        inputs = self._micro(rows)[0]
+        inputs = self._micro(self._few)[0]
         if plan.precision != "f32":
             inputs = mapped(inputs, lambda t: t.to(TYPES[plan.precision]) if t.is_floating_point() else t)
             with shapes.mode:
@@ -213,12 +302,25 @@ class StepPredictor:
             graph = Recorder(shapes).run(shapes.model, inputs)
         starts = choose_starts(graph, plan.stages)
         program = StageProgram(graph, shapes.model, starts)
-        sent = [sum(graph.values[number].nbytes for number in stage.goes) for stage in program.stages[:-1]]
-        return tuple((start.path, start.call) for start in starts), tuple(sent), program.open
+        sent = [
+            sum(graph.values[number].nbytes for number in stage.goes) / self._few
+            for stage in program.stages[:-1]
+        ]
+        return _Starts(tuple((start.path, start.call) for start in starts), tuple(sent), program.open)
 
     # ---- sizes ----
 
-    def _units(self, plan: Plan, traced: TracedStep) -> dict[int, dict[str, ParameterSizes]]:
+    def _units(
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
+    ) -> dict[int, dict[str, ParameterSizes]]:
+        key = *self._key(plan), plan.zero, plan.shards, plan.pipeline, plan.stages, plan.cuts, plan.expert
+        if key not in self._sizes:
+            self._sizes[key] = self._sized(plan, traced, stages, experts)
+        return self._sizes[key]
+
+    def _sized(
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
+    ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> trained parameters on one rank of the tensor axis."""
         model = traced.model
         modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
@@ -229,12 +331,56 @@ class StepPredictor:
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():
             if value.requires_grad:
-                stage, unit = traced.homes.get(name, (0, NO_UNIT))[0], inside.get(id(value), NO_UNIT)
+                call = traced.homes.get(name, (-1, NO_UNIT))[0]
+                stage, unit = stages[call] if call >= 0 else 0, inside.get(id(value), NO_UNIT)
                 count, elements = found[stage].get(unit, (0, 0))
-                found[stage][unit] = ParameterSizes(count + 1, elements + value.numel())
+                parts = plan.expert if name in experts.parameters else 1
+                found[stage][unit] = ParameterSizes(count + 1, elements + value.numel() // parts)
         return found
 
     def _buffers(self) -> ParameterSizes:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
+
+
+class _Experts(NamedTuple):
+    """The experts of a model: modules called with their rows, their parameters, and a rank's share of all."""
+
+    called: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+    spread: float = 1.0
+
+
+class _Starts(NamedTuple):
+    """Where the stages of a pipeline begin.
+
+    Args:
+        starts: (path, which call of it) of each stage but the first.
+        sent: bytes of a row that go from each stage to the next; (): the first module's inputs.
+        opened: modules that span several stages.
+    """
+
+    starts: tuple[tuple[str, int], ...] = ()
+    sent: tuple[float, ...] = ()
+    opened: frozenset[str] = frozenset()
+
+    def of(self, traced: TracedStep, rows: int) -> tuple[list[int], list[float]]:
+        """The stage of each module call, and the bytes from each stage to the next.
+
+        Raises:
+            ValueError: a stage begins at a module that a forward does not call.
+        """
+        first, sent = [], []
+        for path, count in self.starts:
+            found = next((n for n, call in enumerate(traced.calls) if _begins(call, path, count)), None)
+            if found is None:
+                raise ValueError(f'StepPredictor: a stage begins at "{path}", which a forward does not call')
+            first.append(found)
+            sent.append(float(traced.calls[found].nbytes))
+        stages = [bisect.bisect_right(first, number) for number in range(len(traced.calls))]
+        return stages, [each * rows for each in self.sent] or sent
+
+
+def _begins(call: ModuleCall, path: str, count: int) -> bool:
+    return call.number == count and (call.path == path or call.path.startswith(f"{path}."))

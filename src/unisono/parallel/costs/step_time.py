@@ -1,8 +1,8 @@
 """The seconds of a step under a plan, by cause: a traced micro-batch, priced.
 
 On a CPU nothing hides: the ranks fill the cores, so a collective takes its time from compute. With more ranks
-than cores a step takes what all ranks compute, shared by the cores. In a pipeline each rank runs the actions
-of its schedule in order, and waits for messages.
+than cores a step takes what all ranks compute, shared by the cores. On a GPU collectives of the data axis run
+beside backward. In a pipeline each rank runs the actions of its schedule in order, and waits for messages.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
-from .forecast import CAUSES, StepForecast
-from .trace import NO_UNIT, TracedOperator, TracedStep
+from .exchanges import PricedExchange
+from .forecast import StepForecast
+from .operator_prices import BY_BYTES, OperatorPrices
+from .rank_clock import RankClock, mean_of
+from .traced_step import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts
-    from unisono.planner.operator_costs import OperatorCosts
 
     from .collectives import CollectiveCosts
 
@@ -31,7 +33,8 @@ __all__ = ["StepParts", "step_forecast"]
 
 ROUNDING = 1e-9  # of a sum in another order
 
-BY_BYTES = ("light", "strided", "sums")
+HIDDEN = 0.5
+"""The share of backward during which a GPU's collectives of the data axis run."""
 
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
@@ -49,23 +52,33 @@ class StepParts:
     """What is needed to price a plan.
 
     Attributes:
-        traced: a micro-batch.  update: operators of the optimizer on all parameters; None: as Adam's.
+        traced: a micro-batch.
+        stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
+        update: operators of the optimizer on all parameters; None: as Adam's.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        hosts: priced collectives.  factor: of compute on a rank beside the costs' own setting.
         crowd: ranks of a host per core, at least 1.
+        hides: collectives of the data axis run beside backward.
+        exchanges: of the context axis and the expert axis.
+        spread: the share of the parameters that a rank has where experts are spread.
+        swap_rate: bytes per second that are swapped.
     """
 
     plan: Plan
     traced: TracedStep
+    stages: Sequence[int]
+    sent: Sequence[float]
     update: list[TracedOperator] | None
     units: dict[int, dict[str, ParameterSizes]]
     buffers: ParameterSizes
-    costs: OperatorCosts
+    prices: OperatorPrices
     runtime: RuntimeCosts
     collectives: CollectiveCosts
-    factor: float = 1.0
     crowd: float = 1.0
+    hides: bool = False
     source: str = ""
+    exchanges: Sequence[PricedExchange] = ()
+    spread: float = 1.0
+    swap_rate: float = 1e9
 
 
 @dataclass
@@ -78,6 +91,7 @@ class _StageTime:
     tensor_forward: float = 0.0
     tensor_backward: float = 0.0
     tensor_units: float = 0.0  # in forward, within units
+    exchanges: list[PricedExchange] = field(default_factory=list)
 
 
 def step_forecast(parts: StepParts) -> StepForecast:
@@ -95,55 +109,54 @@ class _StepPricer:
 
     # ---- one micro-batch ----
 
-    def _seconds(self, operator: TracedOperator, share: float = 1.0) -> float:
-        """One operator; `share`: of its elements, where another rank has the rest."""
-        costs = self._parts.costs
-        kind, point = operator.size
-        if not kind:
-            return costs.view_s
-        one_size = len(point) == 1
-        found = costs.at(kind, point[0] * share) if one_size else costs.at(kind, *point) * share
-        found *= costs.scale.get(operator.phase, 1.0) * self._parts.factor
-        if operator.followed:
-            found += costs.forward_s if operator.phase == "forward" else costs.backward_s
-        return found
-
     def _price_micro_batch(self) -> None:
-        selective = self._plan.recompute == "selective"
+        selective, share = self._plan.recompute == "selective", 1 / self._plan.context
+        seconds = self._parts.prices.seconds
         for operator in self._parts.traced.operators:
-            stage, taken = self._stages[operator.stage], self._seconds(operator)
+            stage, taken = self._stage_of(operator.call), seconds(operator, share)
             if operator.phase == "backward":
                 stage.backward += taken
                 continue
             stage.forward += taken
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken
+        regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
-            stage = self._stages[move.stage]
-            taken = self._parts.collectives.seconds(move.collective, self._members("tensor"), move.nbytes)
+            if move.phase == "regather" and not regathers:
+                continue
+            stage = self._stage_of(move.call)
+            taken = self._parts.collectives.seconds(
+                move.collective, self._members("tensor"), move.nbytes * share
+            )
             taken += self._runtime.move_s * self._parts.crowd
             if move.phase == "forward":
                 stage.tensor_forward += taken
                 stage.tensor_units += taken if move.unit else 0.0
             else:
                 stage.tensor_backward += taken
+        for exchange in self._parts.exchanges:
+            self._stage_of(exchange.call).exchanges.append(exchange)
+
+    def _stage_of(self, call: int) -> _StageTime:
+        return self._stages[self._parts.stages[call] if call >= 0 else 0]
 
     def _members(self, axis: str) -> list[int]:
         """The ranks of rank 0's group of an axis: tensor is the fastest, then shard, replica, pipeline."""
-        plan = self._plan
-        shards = plan.shards
+        plan, shards = self._plan, self._shards
         size, stride = {
             "tensor": (plan.tensor, 1),
             "shard": (shards, plan.tensor),
-            "replica": (plan.data // shards, plan.tensor * shards),
-            "data": (plan.data, plan.tensor),
+            "replica": (plan.copies // shards, plan.tensor * shards),
+            "copies": (plan.copies, plan.tensor),
         }[axis]
         return [place * stride for place in range(size)]
 
-    # ---- parameters ----
+    @property
+    def _shards(self) -> int:
+        """Ranks that share what data ranks share: those of the context axis do, too."""
+        return self._plan.shards * self._plan.context if self._plan.zero else 1
 
-    def _light(self, nbytes: float) -> float:
-        return self._parts.costs.at("light", max(1.0, nbytes)) * self._parts.factor
+    # ---- parameters ----
 
     def _gathered(self, stage: int, *, again: bool = False) -> tuple[float, float]:
         """Seconds to gather all units of a stage once: compute, communication.
@@ -156,7 +169,7 @@ class _StepPricer:
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
         return compute, communication
 
@@ -169,33 +182,52 @@ class _StepPricer:
         compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            compute += self._runtime.unit_s / 2 + self._light(2 * nbytes)
-            communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
-            if self._plan.zero and self._plan.data > self._plan.shards:
-                part = nbytes / self._plan.shards
+            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            if self._plan.zero or self._plan.local_steps is None:
+                communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
+            if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
+                part = nbytes / self._shards
                 communication += self._parts.collectives.seconds("all_reduce", self._members("replica"), part)
         return compute, communication
 
     def _replicas_reduced(self, stage: int) -> tuple[float, float]:
-        if self._plan.data == 1:
+        if self._plan.copies == 1 or self._plan.local_steps is not None:
             return 0.0, 0.0
         sizes = self._parts.units.get(stage, {}).values()
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._light(2 * nbytes)
+        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._parts.prices.light(
+            2 * nbytes
+        )
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             compute += self._runtime.bucket_s
-            communication += self._parts.collectives.seconds("all_reduce", self._members("data"), size)
+            communication += self._parts.collectives.seconds("all_reduce", self._members("copies"), size)
         return compute, communication
+
+    def _met(self, stage: int) -> tuple[float, float]:
+        """A step's share of a meeting of replicas: compute, communication."""
+        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._shards
+        steps = self._plan.local_steps or 1
+        communication = self._parts.collectives.seconds("all_reduce", self._members("replica"), 4 * elements)
+        return self._parts.prices.light(9 * 4 * elements) / steps, communication / steps
+
+    def _swapped(self, stage: int) -> float:
+        """Parameters are read for forward and backward, gradients written; all states are read and written.
+
+        Source: as swap.py does it, four bytes of an element each.
+        """
+        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
+        parts = self._plan.micro_batches
+        return 4 * elements * (2 * parts + 2 * parts - 1 + 4 + 3) / self._parts.swap_rate
 
     def _accumulated(self, stage: int) -> float:
         """Seconds to add the gradients of one more micro-batch."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
         width = self._width
         if self._plan.zero >= 2:
-            elements, width = elements // self._plan.shards, self._reduce_width
-        return self._light(3 * elements * width)
+            elements, width = elements // self._shards, self._reduce_width
+        return self._parts.prices.light(3 * elements * width)
 
     def _updated(self, stage: int) -> float:
         sizes = self._parts.units.get(stage, {}).values()
@@ -203,19 +235,24 @@ class _StepPricer:
         every = sum(size.elements for units in self._parts.units.values() for size in units.values())
         if not held:
             return 0.0
-        share, parts = held / every, 1 / self._plan.shards
+        share, parts = held / every * self._parts.spread, 1 / self._shards
         if self._parts.update is None:  # as Adam: two moments, twelve operators
             taken = 12 * sum(
-                self._light(10 * size.elements * parts / size.number) * size.number for size in sizes
+                self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
+                for size in sizes
             )
         else:
             wide = 4 / self._width  # the optimizer's parameters are f32, the traced ones are not
             taken = share * sum(
-                self._seconds(operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0))
+                self._parts.prices.seconds(
+                    operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0)
+                )
                 for operator in self._parts.update
             )
         if self._plan.clip is not None or self._plan.precision == "fp16":
-            taken += self._light(12 * held * parts) + self._runtime.parameter_s * sum(s.number for s in sizes)
+            taken += self._parts.prices.light(12 * held * parts) + self._runtime.parameter_s * sum(
+                s.number for s in sizes
+            )
         return taken
 
     # ---- a step ----
@@ -223,13 +260,13 @@ class _StepPricer:
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        ranks = _RankClock.of(schedule)
+        ranks = RankClock.of(schedule)
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
         crowd = self._parts.crowd
         if crowd > 1.0:  # a core works for another rank while one waits
-            seconds = _mean([each.crowded(crowd) for each in ranks])
+            seconds = mean_of([each.crowded(crowd) for each in ranks])
         else:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
@@ -237,7 +274,7 @@ class _StepPricer:
         seconds["waiting"] = left if left > ROUNDING * busy else 0.0
         return StepForecast(seconds, source=self._parts.source)
 
-    def _run(self, schedule: Schedule, ranks: list[_RankClock]) -> None:
+    def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
         arrived: dict[StageMessage, float] = {}
         left = [list(order) for order in schedule.orders]
         while any(left):
@@ -249,7 +286,7 @@ class _StepPricer:
                     self._act(schedule, order.pop(0), ranks[rank], arrived)
 
     def _act(
-        self, schedule: Schedule, action: Action, rank: _RankClock, arrived: dict[StageMessage, float]
+        self, schedule: Schedule, action: Action, rank: RankClock, arrived: dict[StageMessage, float]
     ) -> None:
         needed, given = schedule.needs(action), schedule.gives(action)
         here = schedule.rank_of[action.stage]
@@ -265,30 +302,36 @@ class _StepPricer:
             self._message(rank, here, schedule.rank_of[stage], min(stage, action.stage))
             arrived[message] = rank.clock
 
-    def _message(self, rank: _RankClock, sender: int, receiver: int, boundary: int) -> None:
+    def _message(self, rank: RankClock, sender: int, receiver: int, boundary: int) -> None:
         """One end of a message over the boundary between a stage and the next."""
         if sender == receiver:
             return
-        stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.traced.sent
-        nbytes = sent[boundary] if boundary < len(sent) else 0
+        stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
+        nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
         taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
         rank.add("messages", taken + self._runtime.message_s)
 
-    def _forward(self, number: int, rank: _RankClock, *, first: bool) -> None:
+    def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
         stage = self._stages[number]
         rank.stages.add(number)
         rank.add("fixed", self._runtime.micro_s)
         rank.add("forward", stage.forward)
         rank.add("tensor", stage.tensor_forward)
+        for exchange in stage.exchanges:
+            rank.add(exchange.cause, exchange.forward_s)
         if self._plan.zero == 3 or (first and self._sharded):
             self._data(rank, self._gathered(number))
 
-    def _backward(self, action: Action, rank: _RankClock) -> None:
+    def _backward(self, action: Action, rank: RankClock) -> None:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
         again = self._plan.recompute is not False and action.kind == "B"
         rank.add("backward", stage.backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
+        for exchange in stage.exchanges:
+            rank.add(exchange.cause, exchange.backward_s)
+            if self._plan.recompute is True:
+                rank.add(exchange.cause, exchange.forward_s)
         if again:
             rank.add("recompute", sum(stage.units.values()))
             rank.add("fixed", self._runtime.recompute_s * len(stage.units))
@@ -305,52 +348,30 @@ class _StepPricer:
     def _sharded(self) -> bool:
         return self._plan.zero > 0 or self._plan.precision != "f32"
 
-    def _data(self, rank: _RankClock, both: tuple[float, float]) -> None:
+    def _data(self, rank: RankClock, both: tuple[float, float]) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
         rank.add("fixed", both[0])
-        rank.add("data", both[1])
+        if self._parts.hides:
+            rank.beside += both[1]
+        else:
+            rank.add("data", both[1])
 
-    def _finish(self, schedule: Schedule, number: int, rank: _RankClock) -> None:
+    def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
             rank.add("update", self._updated(stage))
+            if self._plan.local_steps is not None:
+                self._data(rank, self._met(stage))
+            if self._plan.swap is not None:
+                rank.add("swap", self._swapped(stage))
         buffers = self._parts.buffers
-        if buffers.number and self._plan.data > 1 and self._plan.buffers == "average":
-            taken = self._parts.collectives.seconds("all_reduce", self._members("data"), 4 * buffers.elements)
+        if buffers.number and self._plan.copies > 1 and self._plan.buffers == "average":
+            taken = self._parts.collectives.seconds(
+                "all_reduce", self._members("copies"), 4 * buffers.elements
+            )
             rank.add("data", taken)
             rank.add("fixed", self._runtime.parameter_s * buffers.number)
-
-
-@dataclass
-class _RankClock:
-    """One rank of the pipeline: its clock, and its seconds by cause."""
-
-    clock: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    stages: set[int] = field(default_factory=set)  # that have run
-    micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> list[_RankClock]:
-        """One for each rank."""
-        return [cls() for _ in range(schedule.ranks)]
-
-    def add(self, cause: str, seconds: float) -> None:
-        """Spend time."""
-        self.clock += seconds
-        self.parts[cause] = self.parts.get(cause, 0.0) + seconds
-
-    def crowded(self, crowd: float) -> dict[str, float]:
-        """The parts where so many ranks share a core; collectives are priced so already."""
-        return {
-            cause: taken * (crowd if CAUSES[cause] == "compute" else 1.0)
-            for cause, taken in self.parts.items()
-        }
-
-
-def _mean(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    causes = {cause for each in parts for cause in each}
-    return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}
+        rank.add("data", max(0.0, rank.beside - HIDDEN * rank.parts.get("backward", 0.0)))

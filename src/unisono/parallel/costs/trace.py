@@ -1,15 +1,16 @@
 """Records a step of training on shapes: every operator of forward, loss, backward and update of one rank.
 
-Nothing is computed. What autograd runs in backward is recorded as it runs, and belongs to the stage and the
-unit of the operator that it differentiates.
+Nothing is computed. What autograd runs in backward is recorded as it runs, and belongs to the module call and
+the unit of the operator that it differentiates. Stages begin at module calls, so one trace serves any number.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,75 +21,24 @@ from unisono.parallel.graph.cut import Cut, ModuleMove
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.local_model import moved, narrow_
 from unisono.parallel.graph.written import Written
-from unisono.torch_internals.fake import OperatorMode
-from unisono.torch_internals.training import sequence_of
+from unisono.torch_internals.fake import OperatorMode, is_about_data
+from unisono.torch_internals.training import next_sequence, sequence_of
 
-from .operator_kinds import OperatorPoint, point_of
+from .operator_kinds import point_of
+from .traced_step import (
+    NO_UNIT,
+    ModuleCall,
+    StepLayout,
+    TracedAttention,
+    TracedMove,
+    TracedOperator,
+    TracedStep,
+)
 
-__all__ = ["StepLayout", "TracedMove", "TracedOperator", "TracedStep", "trace_step", "trace_update"]
+__all__ = ["trace_step", "trace_update"]
 
-NO_UNIT = ""
 ACCUMULATES = 1 << 62
 """Functions that add to .grad have the largest numbers there are."""
-
-
-class TracedOperator(NamedTuple):
-    """One operator. `phase`: forward, backward or update. `unit`: the path of its unit; "": of none.
-
-    `followed`: autograd runs it, or has made a function for it.
-    """
-
-    size: OperatorPoint
-    phase: str
-    stage: int
-    unit: str
-    followed: bool
-
-
-class TracedMove(NamedTuple):
-    """One collective of the tensor axis. `nbytes`: of the whole buffer, the larger end."""
-
-    collective: str
-    nbytes: int
-    phase: str
-    stage: int
-    unit: str
-
-
-@dataclass(frozen=True)
-class StepLayout:
-    """Where the stages and the units of a model are.
-
-    Attributes:
-        starts: (path, which call of it): where each stage but the first begins.
-        units: paths of modules whose parameters are gathered and reduced together.
-        cut: how the tensor axis cuts it; None: not.
-        regathers: what layers get from all tensor ranks is gathered again in backward.
-        dtype: in which it computes; None: in that of its parameters.
-    """
-
-    starts: tuple[tuple[str, int], ...] = ()
-    units: tuple[str, ...] = ()
-    cut: Cut | None = None
-    regathers: bool = False
-    dtype: torch.dtype | None = None
-
-
-@dataclass
-class TracedStep:
-    """What one micro-batch runs on shapes, on one data rank, over all stages.
-
-    Attributes:
-        sent: bytes that go from each stage to the next, in forward.
-        homes: name of a parameter -> the stage and the unit in which its module is called first.
-        model: the copy without values, cut; its parameters have gradients.
-    """
-
-    model: nn.Module
-    operators: list[TracedOperator] = field(default_factory=list)
-    moves: list[TracedMove] = field(default_factory=list)
-    sent: list[int] = field(default_factory=list)
-    homes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def trace_step(
@@ -112,7 +62,7 @@ def trace_step(
     found = TracedStep(model)
     mode = _StepMode(found)
     if layout.cut is not None:
-        _cut(shapes, layout.cut, mode, regathers=layout.regathers)
+        _cut(shapes, layout.cut, mode)
     if layout.dtype is not None:
         with shapes.mode, torch.no_grad():
             for value in [*model.parameters(), *model.buffers()]:
@@ -133,10 +83,10 @@ def trace_step(
     except CaptureError:
         raise
     except Exception as error:
+        why = "reads values of tensors" if is_about_data(error) else type(error).__name__
         says = str(error).strip().splitlines()
         raise CaptureError(
-            f"a step of {type(model).__name__} cannot run on shapes: {type(error).__name__}: "
-            f"{says[0] if says else ''}"
+            f"a step of {type(model).__name__} cannot run on shapes: {why}: {says[0] if says else ''}"
         ) from error
     finally:
         for handle in handles:
@@ -171,20 +121,20 @@ def trace_update(
 
 
 class _StepMode(OperatorMode):
-    """Notes each operator with its phase, stage and unit."""
+    """Notes each operator with its phase, module call and unit."""
 
     def __init__(self, found: TracedStep) -> None:
         super().__init__()
         self.found, self.phase = found, "forward"
-        self.stage, self.units, self.paused = 0, [NO_UNIT], 0
-        self._bounds: list[int] = [-1]  # numbers of functions where another stage or unit begins
-        self._places: list[tuple[int, str]] = [(0, NO_UNIT)]
+        self.call, self.units = -1, [NO_UNIT]
+        self._bounds: list[int] = [-1]  # numbers of functions where another call or unit begins
+        self._places: list[tuple[int, str]] = [(-1, NO_UNIT)]
         self._accumulates = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         output = func(*args, **named)
-        if self.paused or self._accumulates or func.namespace == "prim":
+        if self._accumulates or func.namespace == "prim":
             return output
         followed = self.phase == "backward" or (
             self.phase == "forward"
@@ -192,30 +142,37 @@ class _StepMode(OperatorMode):
             and any(tensor.requires_grad for tensor in tensors_in((args, named)))
         )
         size = point_of(func, args, named, output)
-        self.found.operators.append(TracedOperator(size, self.phase, self.stage, self.units[-1], followed))
+        self.found.operators.append(TracedOperator(size, self.phase, self.call, self.units[-1], followed))
+        if size.kind == "attention":
+            self._attend([arg for arg in args if isinstance(arg, Tensor)])
         return output
 
-    def note(self, collective: str, nbytes: int) -> None:
+    def _attend(self, given: list[Tensor]) -> None:
+        """Note an attention whose positions a context axis could cut."""
+        q, k, v = given[:3]
+        heads = math.gcd(q.shape[1], k.shape[1])
+        self.found.attentions.append(
+            TracedAttention(q.nbytes, k.nbytes + v.nbytes, heads, q.element_size(), self.call)
+        )
+
+    def note(self, collective: str, nbytes: int, phase: str = "") -> None:
         """A collective of the tensor axis happens here."""
-        self.found.moves.append(TracedMove(collective, nbytes, self.phase, self.stage, self.units[-1]))
+        move = TracedMove(collective, nbytes, phase or self.phase, self.call, self.units[-1])
+        self.found.moves.append(move)
 
     def mark(self) -> None:
-        """Functions of autograd that are made from now on belong to the present stage and unit."""
-        self.paused += 1
-        probe = torch.zeros((), requires_grad=True) * 1.0
-        number = sequence_of(probe.grad_fn)
-        if number < 0:
-            raise CaptureError(
-                "this PyTorch does not number the functions of autograd, so no step is recorded"
-            )
-        self._bounds.append(number)
-        self._places.append((self.stage, self.units[-1]))
-        self.paused -= 1
+        """Functions of autograd that are made from now on belong to the present call and unit."""
+        self._bounds.append(next_sequence())
+        self._places.append((self.call, self.units[-1]))
 
     def backward(self, loss: Tensor) -> None:
         """Run backward; what a function runs belongs to the place where it was made."""
         for function in _functions(loss.grad_fn):
             number = sequence_of(function)
+            if number < 0:
+                raise CaptureError(
+                    "this PyTorch does not number the functions of autograd, so no step is recorded"
+                )
             function.register_prehook(self._entering(number))
         self.phase = "backward"
         loss.backward()
@@ -225,7 +182,7 @@ class _StepMode(OperatorMode):
 
         def enter(_gradients: Any) -> None:
             self._accumulates = number > ACCUMULATES
-            self.stage, self.units = place[0], [place[1]]
+            self.call, self.units = place[0], [place[1]]
 
         return enter
 
@@ -248,30 +205,28 @@ def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tu
         path = name.rpartition(".")[0]
         while path and path not in called:
             path = path.rpartition(".")[0]
-        found[name] = called.get(path, (0, NO_UNIT))
+        found[name] = called.get(path, (-1, NO_UNIT))
     return found
 
 
 def _hooks(
     model: nn.Module, layout: StepLayout, mode: _StepMode, called: dict[str, tuple[int, str]]
 ) -> list[Any]:
-    """Follow stages and units while the model runs; note where each module is called first."""
-    starts = set(layout.starts)
-    calls: dict[str, int] = {}
+    """Follow calls and units while the model runs; note where each module is called first."""
+    counts: Counter[str] = Counter()
     units = set(layout.units)
     handles: list[Any] = []
 
     def begin(path: str) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, named: Any) -> None:
-            count = calls[path] = calls.get(path, -1) + 1
-            if (path, count) in starts:
-                mode.stage += 1
-                mode.found.sent.append(sum(t.numel() * t.element_size() for t in tensors_in((args, named))))
+            mode.call = len(mode.found.calls)
+            nbytes = sum(t.numel() * t.element_size() for t in tensors_in((args, named)))
+            mode.found.calls.append(ModuleCall(path, counts[path], nbytes))
+            counts[path] += 1
             if path in units:
                 mode.units.append(path)
-            if path in units or (path, count) in starts:
-                mode.mark()
-            called.setdefault(path, (mode.stage, mode.units[-1]))
+            mode.mark()
+            called.setdefault(path, (mode.call, mode.units[-1]))
 
         return hook
 
@@ -289,7 +244,7 @@ def _hooks(
 # ---- the tensor axis ----
 
 
-def _cut(shapes: Shapes, cut: Cut, mode: _StepMode, *, regathers: bool) -> None:
+def _cut(shapes: Shapes, cut: Cut, mode: _StepMode) -> None:
     """Give the copy one rank's part of each parameter, with collectives that only say what they are."""
     model = shapes.model
     with shapes.mode:
@@ -299,16 +254,16 @@ def _cut(shapes: Shapes, cut: Cut, mode: _StepMode, *, regathers: bool) -> None:
     written = Written(model, cut.sizes)
     written.wrap()
     for path in dict.fromkeys([*cut.modules, *cut.moves]):
-        _wrap(model.get_submodule(path), path, cut, mode, regathers=regathers)
+        _wrap(model.get_submodule(path), path, cut, mode)
     written.wrap_others()
 
 
-def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode, *, regathers: bool) -> None:
+def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode) -> None:
     run, kind, moves = module.forward, cut.modules.get(path, ""), cut.moves.get(path, {})
     scatters = any(each.kind == "scatter" for each in moves.values())
 
     def move(value: Tensor, how: ModuleMove) -> Tensor:
-        moved_: Tensor = _ShapeMove.apply(value, how, cut.parts, mode, regathers)
+        moved_: Tensor = _ShapeMove.apply(value, how, cut.parts, mode)
         return moved_
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -330,19 +285,17 @@ class _ShapeMove(torch.autograd.Function):
     """A move of the tensor axis, on shapes: see tensor_moves.py."""
 
     @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, how: ModuleMove, parts: int, mode: _StepMode, regathers: bool
-    ) -> Tensor:
-        ctx.how = how, parts, mode, regathers
+    def forward(ctx: Any, value: Tensor, how: ModuleMove, parts: int, mode: _StepMode) -> Tensor:
+        ctx.how = how, parts, mode
         return _made(value, how.kind, how.dim, parts, mode, first="enter", sums="sum")
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        how, parts, mode, regathers = ctx.how
+        how, parts, mode = ctx.how
         kind = INVERSE.get(how.kind, how.kind)
-        if how.kind == "gather, sum" and regathers:
-            mode.note("all_gather", grad.numel() * grad.element_size())
-        return _made(grad, kind, how.dim, parts, mode, first="sum", sums="enter"), None, None, None, None
+        if how.kind == "gather, sum":
+            mode.note("all_gather", grad.numel() * grad.element_size(), "regather")
+        return _made(grad, kind, how.dim, parts, mode, first="sum", sums="enter"), None, None, None
 
 
 def _made(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
+from unisono.engine.diagnosis.close_reason import close_reason
+from unisono.engine.diagnosis.fault_reader import publish_close_reason
 from unisono.engine.environment import env
 from unisono.engine.group.elastic_loop import MOST_VAIN, join, too_few
 from unisono.engine.group.init import init_process_group
@@ -102,7 +104,7 @@ class RunMembership:
 
     def join(self) -> None:
         """Join the running group; returns when its members have taken this process in."""
-        self.group = cast("NativeGroup", join(self._addresses.split(",")))
+        self.group = cast("NativeGroup", join(self._addresses))
 
     def is_asked(self) -> bool:
         """Whether a newcomer waits at this rank, and there is room for it."""
@@ -162,6 +164,11 @@ class RunMembership:
         if isinstance(error, (PeerLost, Timeout, Aborted, StoreError, RendezvousError)):
             return True
         return any(group.get_error() == c10d.ErrorType.COMM_ERROR for group in groups)
+
+    def tell_reason(self, error: BaseException) -> None:
+        """Tell the other members because of which error this rank leaves them."""
+        if self.group is not None:
+            publish_close_reason(self.group._planner.engine, close_reason(error))
 
     def close(self) -> None:
         """Leave: the other ranks go on without this one."""

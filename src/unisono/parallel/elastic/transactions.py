@@ -215,7 +215,8 @@ class TransactionalRun(Run):
         return self._membership.is_asked()
 
     def _watch(self) -> RunFailures:
-        return ElasticFailures(self.mesh.world, self._groups(), self._is_loss)
+        told = self._membership.tell_reason
+        return ElasticFailures(self.mesh.world, self._groups(), self._is_loss, told)
 
     def _is_loss(self, error: BaseException) -> bool:
         """Whether an error of a call comes from the loss of a rank."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from unisono.parallel.costs.forecast import CAUSES as TIMES
+from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
 
 from .candidates import changes
 from .memory_account import CAUSES, MemoryPeak
-from .step_time import StepEstimate
 
 __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
@@ -21,7 +23,7 @@ class PlanForecast(NamedTuple):
     """A plan, the seconds of its step by cause, and the peak of its fullest rank."""
 
     plan: Plan
-    time: StepEstimate
+    time: StepForecast
     peak: MemoryPeak
     rank: int
 
@@ -31,7 +33,7 @@ class RefusedPlan(NamedTuple):
 
     Attributes:
         change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
-        excess_bytes: memory above the limit; 0: it fits.
+        excess_bytes: memory above the limit; 0: it fits, or its seconds refuse it already.
         excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
         cause: the part of the step, or of the memory if it does not fit, that grows most.
     """
@@ -51,7 +53,7 @@ class ModelChoice(NamedTuple):
         chosen: the plan, its time and its memory.    limit_bytes: what a rank may use; None: not limited.
         next_best: others that fit.    refused: the plans one step away.
         candidates: how many plans were priced.    tried: how many of them in a dry run.
-        speed: where the seconds come from.
+        speed: where the costs of operators come from: a calibration's file, or a roofline.
         complete: no plan that may be faster was left out.
     """
 
@@ -78,6 +80,12 @@ class ModelChoice(NamedTuple):
         return self.chosen.time.total
 
     @property
+    def forecast(self) -> StepForecast:
+        """The step as predicted, with the peak of rank 0 if that is the fullest: a run compares both."""
+        chosen = self.chosen
+        return replace(chosen.time, memory_bytes=None if chosen.rank else chosen.peak.nbytes or None)
+
+    @property
     def memory_bytes(self) -> int:
         """The peak of the fullest rank: what PyTorch's allocator keeps for it, or on a host all tensors."""
         return self.chosen.peak.reserved
@@ -96,7 +104,7 @@ class ModelChoice(NamedTuple):
             "batch": self.batch,
             "plan": str(self.plan),
             "seconds": self.seconds,
-            "time": self.chosen.time._asdict(),
+            "time": dict(self.chosen.time.seconds),
             "memory_bytes": self.memory_bytes,
             "tensor_bytes": peak.nbytes,
             "memory": dict(peak.parts),
@@ -130,7 +138,8 @@ class ModelChoice(NamedTuple):
         yield f"  peak: {peak.place}"
 
     def _parts(self) -> Iterator[str]:
-        time = self.chosen.time._asdict()
+        seconds = self.chosen.time.seconds
+        time = {cause: seconds[cause] for cause in TIMES if seconds.get(cause)}
         parts = [(cause, self.chosen.peak.parts[cause]) for cause in CAUSES]
         left = [
             f"{name:<16}{_seconds(value):>10}{100 * value / self.seconds:>6.1f} %"
@@ -138,8 +147,9 @@ class ModelChoice(NamedTuple):
         ]
         right = [f"{name:<14}{_mib(value):>10} MiB" for name, value in parts]
         left += [""] * (len(right) - len(left))
+        right += [""] * (len(left) - len(right))
         for one, other in zip(left, right, strict=True):
-            yield f"  {one:<34}    {other}"
+            yield f"  {one:<34}    {other}".rstrip()
 
     def _others(self) -> Iterator[str]:
         if self.next_best:
@@ -155,18 +165,18 @@ class ModelChoice(NamedTuple):
             yield f"    {each.change:<28}  {_refusal(each)}"
 
 
-def refusal(chosen: PlanForecast, other: PlanForecast) -> RefusedPlan:
+def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanForecast | None) -> RefusedPlan:
     """What speaks against another plan: the bytes that are missing, or the seconds more."""
-    slower = other.time.total - chosen.time.total
-    if other.peak.exceeded:
-        cause = _grown(chosen.peak.parts, other.peak.parts)
+    excess = 0 if tried is None else tried.peak.exceeded
+    if tried is not None and excess:
+        cause = _grown(chosen.peak.parts, tried.peak.parts)
     else:
-        cause = _grown(chosen.time._asdict(), other.time._asdict())
-    return RefusedPlan(changes(other.plan, chosen.plan), "", other.peak.exceeded, slower, cause)
+        cause = _grown(chosen.time.seconds, time.seconds)
+    return RefusedPlan(changes(plan, chosen.plan), "", excess, time.total - chosen.time.total, cause)
 
 
 def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    return max(before, key=lambda name: after[name] - before[name])
+    return max({**before, **after}, key=lambda name: after.get(name, 0.0) - before.get(name, 0.0))
 
 
 def _refusal(each: RefusedPlan) -> str:

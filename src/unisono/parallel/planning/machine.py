@@ -1,7 +1,8 @@
-"""The ranks of this job, in numbers: their memory, their speed, and how many share a host."""
+"""The ranks of this job, in numbers: their memory, their hosts, and what operators take on their devices."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -13,16 +14,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from unisono.engine.costs.machine import recall
-from unisono.engine.environment import env
-from unisono.parallel.layouts.cost import Link
-
-from .step_time import RankSpeed
+from unisono.planner.compute_calibration import ComputeCalibration
+from unisono.planner.operator_costs import roofline_of
 
 __all__ = ["JobMachine", "measure"]
 
 SHARE = 0.9  # of what is free: the rest is for libraries, messages and fragmentation
-SIDE = 512  # of the matrices whose product is timed
+SIDES = (512, 4096)  # of the matrices whose product is timed
+LONG_S = 1e-3  # what is timed takes at least as long
+COPIED = 64 << 20  # bytes
 ROUNDS = 5
 MANY = 100  # small operators
 
@@ -31,14 +31,35 @@ class JobMachine(NamedTuple):
     """What a job has.
 
     Args:
-        ranks: of the job.    memory: bytes that a rank may use.    speed: of a rank.
-        told: where the speed comes from.
+        memory: bytes that a rank may use.    hosts: the number of the host of each rank.
+        compute: what operators take on its GPUs; None: its hosts compute.
     """
 
-    ranks: int
     memory: int
-    speed: RankSpeed
-    told: str
+    hosts: tuple[int, ...]
+    compute: ComputeCalibration | None
+
+    def with_ranks(self, ranks: int, hosts: int | None) -> JobMachine:
+        """The same with other ranks, evenly on so many hosts; None: as here, or on one.
+
+        Raises:
+            ValueError: they are not evenly on them.
+        """
+        if hosts is None and ranks == len(self.hosts):
+            return self
+        each, left = divmod(ranks, hosts or 1)
+        if left:
+            raise ValueError(f"plan: {ranks} ranks are not evenly on {hosts} hosts")
+        return self._replace(hosts=tuple(rank // each for rank in range(ranks)))
+
+
+class _DeviceSpeed(NamedTuple):
+    """FLOP/s of a product in f32 and in bf16, bytes copied per second, and seconds of a small operator."""
+
+    flops: float
+    low: float
+    rate: float
+    operator_s: float
 
 
 def measure(device_type: str, held: int) -> JobMachine:
@@ -47,40 +68,52 @@ def measure(device_type: str, held: int) -> JobMachine:
     Args:
         held: bytes that this process has taken already for what is planned.
     """
-    alone = not dist.is_initialized()
-    mine = _host(), _free(device_type), held, _operator_s(device_type), _rate(device_type)
+    alone, on_host = not dist.is_initialized(), device_type == "cpu"
+    mine = _host(), _free(device_type), held, None if on_host else _speed(device_type)
     told: list[Any] = [mine] if alone else [None] * dist.get_world_size()
     if not alone:
         dist.all_gather_object(told, mine)
-    hosts = Counter(host for host, *_ in told)
-    shared = device_type == "cpu"  # the ranks of a host share what is free there
-    memory = min(
-        int(SHARE * (free // (hosts[host] if shared else 1) + taken)) for host, free, taken, *_ in told
+    names = [host for host, *_ in told]
+    here = Counter(names)
+    memory = min(  # the ranks of a host share what is free there
+        int(SHARE * (free // (here[host] if on_host else 1) + taken)) for host, free, taken, _ in told
     )
-    flops, operator_s = min(rate for *_, rate in told), max(seconds for *_, seconds, _ in told)
-    speed, how = speed_of(flops, operator_s, min(hosts.values()), device_type)
-    return JobMachine(len(told), memory, speed, how)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    speeds = [speed for *_, speed in told if speed is not None]
+    return JobMachine(memory, tuple(numbers[name] for name in names), _of_devices(speeds))
 
 
-def speed_of(flops: float, operator_s: float, host: int, device_type: str) -> tuple[RankSpeed, str]:
-    """A rank's speed, with the links of this machine's calibration, and where it comes from."""
-    loaded = recall(env.read(strict=False))
-    figures = loaded.calibration
-    wire = figures.between_networks()
-    inside = Link(figures.flag_s + figures.call_s, 1 / min(figures.give, figures.take))
-    between = Link(wire.tcp_s, 1 / wire.tcp)
-    rate = figures.copy.at("memory")
-    links = (
-        "calibrated links" if figures.measured_here else "links by default, unisono calibrate measures them"
-    )
-    speed = RankSpeed(flops, rate, operator_s, inside, between, host, hides=device_type == "cuda")
-    return speed, f"a product at {flops / 1e9:.3g} GFLOP/s, {links}"
+def _of_devices(speeds: list[_DeviceSpeed]) -> ComputeCalibration | None:
+    """What operators take on the slowest of these devices, each of which is a rank's own."""
+    if not speeds:
+        return None
+    flops, rate = min(each.flops for each in speeds), min(each.rate for each in speeds)
+    low = min(each.low for each in speeds) / flops
+    costs = roofline_of(flops, rate, max(each.operator_s for each in speeds), low=low)
+    return ComputeCalibration("", str(torch.__version__), "", 1, (costs,))
 
 
-def _rate(device_type: str) -> float:
-    """FLOP/s of a product of two matrices, the best of some rounds."""
-    left, right = (torch.ones(SIDE, SIDE, device=device_type) for _ in range(2))
-    return 2.0 * SIDE**3 / _best(lambda: left @ right)
+def _speed(device_type: str) -> _DeviceSpeed:
+    exact, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
+    return _DeviceSpeed(exact, low, _copy_rate(device_type), _operator_s(device_type))
+
+
+def _copy_rate(device_type: str) -> float:
+    """Bytes that are copied in a second, in the best of some rounds."""
+    left, right = (torch.ones(COPIED // 4, device=device_type) for _ in range(2))
+    return COPIED / _best(lambda: left.copy_(right))
+
+
+def _rate(device_type: str, dtype: torch.dtype) -> float:
+    """FLOP/s of a product of two matrices that are large enough for the clock, the best of some rounds."""
+    rate = 0.0
+    for side in SIDES:
+        left, right = (torch.ones(side, side, device=device_type, dtype=dtype) for _ in range(2))
+        seconds = _best(functools.partial(torch.mm, left, right))
+        rate = 2.0 * side**3 / seconds
+        if seconds > LONG_S:
+            break
+    return rate
 
 
 def _operator_s(device_type: str) -> float:

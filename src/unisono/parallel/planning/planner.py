@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from unisono.engine.environment.env import parse_size
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
+from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
 
@@ -87,13 +88,13 @@ def _chosen(
     price: Plan | None,
     fixed: dict[str, Any],
 ) -> ModelChoice:
-    count = price.ranks if price is not None else ranks or machine.ranks
-    speed = machine.speed
-    if hosts is not None or count != machine.ranks:
-        if count % (hosts or 1):
-            raise ValueError(f"plan: {count} ranks are not evenly on {hosts} hosts")
-        speed = replace(speed, host=count // (hosts or 1))
-    search = PlanSearch(task, count, machine.memory if limit is None else limit, fixed, speed, machine.told)
+    count = price.ranks if price is not None else ranks or len(machine.hosts)
+    machine = machine.with_ranks(count, hosts)
+    others = {"context": "context", "expert": "expert", "swap": "memory"}
+    if task.device_type == "cpu":
+        others["swap"] = "disk"
+    axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
+    search = PlanSearch(task, machine.memory if limit is None else limit, fixed, machine, axes)
     return search.choose() if price is None else search.price(price)
 
 
@@ -135,24 +136,36 @@ def _check_fixed(fixed: dict[str, Any]) -> None:
             raise ValueError(f"plan: {name}={value!r}: its memory is not predicted. Write a Plan by hand")
 
 
-def resolved(given: Any, model: nn.Module, options: dict[str, Any]) -> tuple[Plan, Any]:
-    """The plan that `parallelize` was given, chosen where it says "auto", and the sample of a micro-batch.
+class ResolvedPlan(NamedTuple):
+    """What `parallelize` trains by: a plan, the sample of a micro-batch, and what a step was said to take."""
+
+    plan: Plan
+    sample: Any
+    prediction: StepForecast | None
+
+
+def resolved(
+    given: Any, model: nn.Module, options: dict[str, Any], prediction: StepForecast | None
+) -> ResolvedPlan:
+    """The plan that `parallelize` was given, chosen where it says "auto", with its forecast.
 
     Args:
-        options: optimizer, loss, sample, pieces, weigh.
+        options: optimizer, loss, sample, pieces, weigh.    prediction: that was given; it counts first.
     """
     sample = options["sample"]
     if isinstance(given, ModelChoice):
-        return given.plan, sample
+        return ResolvedPlan(given.plan, sample, prediction or given.forecast)
     if not isinstance(given, str) or given != "auto":
         optimizer, loss, pieces = options["optimizer"], options["loss"], options["pieces"]
         check_arguments(model, given, optimizer, loss, pieces, None)
         assert isinstance(given, Plan)
-        return given, sample
+        return ResolvedPlan(given, sample, prediction)
     if sample is None:
         raise ValueError(
             'parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)'
         )
-    chosen = plan(model, **options).plan
+    choice = plan(model, **options)
+    chosen = choice.plan
     rows = rows_of(sample) // chosen.data // chosen.micro_batches
-    return chosen, cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))
+    inputs = cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))
+    return ResolvedPlan(chosen, inputs, prediction or choice.forecast)

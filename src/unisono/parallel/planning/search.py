@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
+from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.program import Graph
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
 from unisono.planner.planner import NoPlanFitsError
 
-from .candidates import changes, neighbours, plans
+from .candidates import changes, divisors, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
+from .machine import JobMachine
 from .memory_account import MemoryPeak
-from .step_time import ModelWork, RankSpeed, StepEstimate, step_time
 from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
@@ -33,24 +35,29 @@ class PlanSearch:
 
     Args:
         limit: bytes of a rank; None: any plan fits.
-        fixed: fields of the plan that are given.    speed: of a rank.    told: where that comes from.
+        fixed: fields of the plan that are given.
+        machine: the ranks' hosts, and what operators take on their devices.
+        axes: of candidates.OPTIONAL, that are searched, too.
     """
 
     def __init__(
         self,
         task: TrainingTask,
-        ranks: int,
         limit: int | None,
         fixed: dict[str, Any],
-        speed: RankSpeed,
-        told: str,
+        machine: JobMachine,
+        axes: Collection[str] = (),
     ) -> None:
-        self._task, self._ranks, self._limit, self._fixed = task, ranks, limit, fixed
-        self._speed, self._told = speed, told
+        self._axes = axes
+        self._task, self._ranks, self._limit, self._fixed = task, len(machine.hosts), limit, fixed
+        self._host = min(machine.hosts.count(host) for host in machine.hosts)
+        self._predictor = StepPredictor.of(
+            task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None
+        )
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
+        self._cuts: dict[int, tuple[int, ...]] = {}  # by the number of stages
         self._known: dict[Plan, PlanForecast] = {}
         self._needs: list[tuple[Plan, int]] = []  # bytes of what is not state
-        self._work: dict[Any, ModelWork] = {}
         self._least: tuple[int, Plan] | None = None
 
     def choose(self) -> ModelChoice:
@@ -60,19 +67,19 @@ class PlanSearch:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
         self._task.graph(ROWS)  # or its error
+        self._leave_out_context()
         priced = sorted(self._priced(), key=lambda pair: (pair[0].total, _simplicity(pair[1])))
         if not priced:
             raise NoPlanFitsError(f"no plan of {self._ranks} ranks can run: {self._why()}")
         fitting: list[PlanForecast] = []
-        complete, tried = True, 0
+        complete = True
         for time, plan in priced:
-            if tried == MOST_TRIED or len(fitting) > SHOWN:
+            if len(self._known) == MOST_TRIED or len(fitting) > SHOWN:
                 complete = bool(fitting)
                 break
             if self._floor(plan) > (self._limit or 1 << 62):
                 continue
             found = self._try(time, plan)
-            tried += 1
             if found is not None and not found.peak.exceeded:
                 fitting.append(found)
         if not fitting:
@@ -82,7 +89,7 @@ class PlanSearch:
         task = self._task
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, self._limit, others, refused,
-            len(priced), len(self._known), self._told, complete,
+            len(priced), len(self._known), self._predictor.source, complete,
         )  # fmt: skip
 
     def price(self, plan: Plan) -> ModelChoice:
@@ -91,71 +98,66 @@ class PlanSearch:
         Raises:
             CaptureError, ValueError: it cannot run; the text says why.
         """
-        task, time = self._task, self._time(plan)
-        if time is None:
-            raise ValueError(f"{plan} cannot run: {self._why(plan)}")
-        found = self._dry(time, self._staged(plan))
+        task, staged = self._task, self._staged(plan)
+        found = self._dry(self._predictor.forecast(staged), staged)
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, found, self._limit, [], [], 1, 1,
-            self._told, True,
+            self._predictor.source, True,
         )  # fmt: skip
 
     # ---- candidates ----
 
-    def _priced(self) -> Iterable[tuple[StepEstimate, Plan]]:
-        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._speed.host):
-            time = self._time(plan)
+    def _leave_out_context(self) -> None:
+        """Search no context axis where the model has none: a dry run says so, once for all plans."""
+        parts = next((n for n in divisors(self._ranks)[1:] if self._task.batch % (self._ranks // n) == 0), 0)
+        if "context" not in self._axes or "context" in self._fixed or not parts:
+            return
+        try:
+            DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._limit).peak_of(0)
+        except (CaptureError, ValueError):
+            self._axes = {axis for axis in self._axes if axis != "context"}
+
+    def _priced(self) -> Iterable[tuple[StepForecast, Plan]]:
+        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._host, axes=self._axes):
+            staged = self._staged(plan)
+            time = self._time(staged)
             if time is not None:
-                yield time, self._staged(plan)
+                yield time, staged
 
-    def _time(self, plan: Plan) -> StepEstimate | None:
-        work = self._work_of(plan)
-        return None if work is None else step_time(work, plan, self._task.batch, self._speed)
+    def _time(self, plan: Plan) -> StepForecast | None:
+        """The seconds of a step; None: the model has no such axes."""
+        axes = self._timed(plan)
+        if axes in self._problems:
+            return None
+        try:
+            return self._predictor.forecast(plan)
+        except (CaptureError, ValueError) as error:
+            self._problems[axes] = str(error)
+            return None
 
-    def _work_of(self, plan: Plan) -> ModelWork | None:
-        """The model in numbers; None: it has no such tensor axis."""
-        key = "tensor", plan.tensor, plan.sequence
-        if key not in self._work and key not in self._problems:
-            try:
-                self._work[key] = self._measured(plan)
-            except (CaptureError, ValueError) as error:
-                self._problems[key] = str(error)
-        return self._work.get(key)
-
-    def _measured(self, plan: Plan) -> ModelWork:
-        task, rows = self._task, ROWS
-        graph = task.graph(rows)
-        cut, summed = 0.0, 0
-        if plan.tensor > 1:
-            found = task.cut(plan.tensor, rows, sequence=plan.sequence)
-            cut = found.flops[0] / max(1, found.flops[1])
-            ends = {path for path, kind in found.modules.items() if kind != "column"}
-            outputs = [n for frame in graph.frames if frame.path in ends for n in frame.outputs]
-            summed = sum(graph.values[number].nbytes for number in outputs) // rows
-        frames = graph.frames[1:]
-        sent = max((graph.values[n].nbytes for f in frames for n in f.outputs[:1] if f.level == 1), default=0)
-        units = max(1, len(task.family(task.model, task.pieces).units))
-        return ModelWork(
-            graph.flops / rows, task.parameters, sent / rows, summed, cut, units, len(graph.nodes)
-        )
+    def _timed(self, plan: Plan) -> tuple[Any, ...]:
+        """What decides whether a step can be recorded: one row may be refused, such as by a BatchNorm."""
+        return self._task.batch // plan.data // plan.micro_batches == 1, *_axes(plan)
 
     def _staged(self, plan: Plan) -> Plan:
         """The plan with its cuts, where the model is a chain of pieces."""
         if plan.pipeline == 1 or plan.cuts is not None:
             return plan
-        task = self._task
-        family = task.family(task.model, task.pieces)
-        if not task.in_pieces(family) or len(family.pieces) < plan.stages:
-            return plan
-        return replace(plan, cuts=balance(_costs(task.graph(ROWS), task.model, family.pieces), plan.stages))
+        if plan.stages not in self._cuts:
+            task = self._task
+            family = task.family(task.model, task.pieces)
+            enough = task.in_pieces(family) and len(family.pieces) >= plan.stages
+            costs = _costs(task.graph(ROWS), task.model, family.pieces) if enough else []
+            self._cuts[plan.stages] = balance(costs, plan.stages) if enough else ()
+        return replace(plan, cuts=self._cuts[plan.stages] or None)
 
     # ---- memory ----
 
-    def _try(self, time: StepEstimate, plan: Plan) -> PlanForecast | None:
+    def _try(self, time: StepForecast, plan: Plan) -> PlanForecast | None:
         """A dry run; None: the plan cannot run."""
         if plan in self._known:
             return self._known[plan]
-        axes = _axes(plan)
+        axes = "dry run", *_axes(plan)
         if axes in self._problems:
             return None
         try:
@@ -164,7 +166,7 @@ class PlanSearch:
             self._problems[axes] = str(error)
             return None
 
-    def _dry(self, time: StepEstimate, plan: Plan) -> PlanForecast:
+    def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
         peaks = DryRun(self._task, plan, self._limit).peaks()
         stage = max(range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved))
@@ -180,7 +182,7 @@ class PlanSearch:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
         held = 0.0 if plan.swap else self._task.parameters * 4 / plan.tensor / plan.pipeline
         low = 1 if plan.precision == "f32" else 0.5
-        state = 3 * held / plan.shards if plan.zero else 3 * held
+        state = 3 * held / (plan.shards * plan.context) if plan.zero else 3 * held
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
             nbytes
@@ -197,22 +199,27 @@ class PlanSearch:
     # ---- reasons ----
 
     def _refused(self, chosen: PlanForecast) -> list[RefusedPlan]:
+        """What is one step away. A slower one is refused by its seconds: only a faster one gets a dry run."""
         found = []
-        for plan in neighbours(chosen.plan, self._ranks, self._task.batch, host=self._speed.host):
-            time, change = self._time(plan), changes(plan, chosen.plan)
+        around = neighbours(chosen.plan, self._ranks, self._task.batch, host=self._host, axes=self._axes)
+        for plan in around:
+            change, staged = changes(plan, chosen.plan), self._staged(plan)
             if any(name in change for name in self._fixed):
                 continue
-            other = None if time is None else self._try(time, self._staged(plan))
-            if other is None:
-                found.append(RefusedPlan(change, self._why(plan), 0, 0.0, ""))
+            time, other = self._time(staged), self._known.get(staged)
+            slower = time is not None and time.total >= chosen.time.total
+            if time is not None and other is None and not slower:
+                other = self._try(time, staged)
+            if time is None or (other is None and not slower):
+                found.append(RefusedPlan(change, self._why(staged), 0, 0.0, ""))
             else:
-                found.append(refusal(chosen, other))
+                found.append(refusal(chosen, plan, time, other))
         return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
 
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]
         if plan is not None:
-            keys = [("tensor", plan.tensor, plan.sequence), _axes(plan)]
+            keys = [self._timed(plan), ("dry run", *_axes(plan))]
         texts = [self._problems[key] for key in keys if key in self._problems]
         return next(iter(texts), "no axis divides the ranks and the batch")
 
@@ -233,7 +240,8 @@ class PlanSearch:
 
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
-    return "stages", plan.pipeline, plan.tensor, plan.sequence, str(plan.recompute)
+    axes = plan.pipeline, plan.tensor, plan.sequence, plan.context, plan.expert
+    return *axes, plan.swap, str(plan.recompute)
 
 
 def _checked(peak: MemoryPeak, limit: int | None) -> MemoryPeak:
@@ -248,6 +256,8 @@ def _simplicity(plan: Plan) -> tuple[Any, ...]:
     return (
         plan.tensor,
         plan.pipeline,
+        plan.context,
+        plan.expert,
         plan.zero,
         plan.sequence,
         RECOMPUTED[plan.recompute],

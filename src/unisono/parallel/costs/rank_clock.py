@@ -1,0 +1,49 @@
+"""The clock of one rank of a pipeline, and its seconds by cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .forecast import CAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unisono.parallel.pipeline.schedule import Schedule
+
+__all__ = ["RankClock", "mean_of"]
+
+
+@dataclass
+class RankClock:
+    """One rank of the pipeline: its clock, and its seconds by cause."""
+
+    clock: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    stages: set[int] = field(default_factory=set)  # that have run
+    micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
+    beside: float = 0.0  # seconds of collectives that run beside backward
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> list[RankClock]:
+        """One for each rank."""
+        return [cls() for _ in range(schedule.ranks)]
+
+    def add(self, cause: str, seconds: float) -> None:
+        """Spend time."""
+        self.clock += seconds
+        self.parts[cause] = self.parts.get(cause, 0.0) + seconds
+
+    def crowded(self, crowd: float) -> dict[str, float]:
+        """The parts where so many ranks share a core; collectives are priced so already."""
+        return {
+            cause: taken * (crowd if CAUSES[cause] == "compute" else 1.0)
+            for cause, taken in self.parts.items()
+        }
+
+
+def mean_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean over ranks, by cause."""
+    causes = {cause for each in parts for cause in each}
+    return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}

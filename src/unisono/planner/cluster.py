@@ -1,0 +1,248 @@
+"""Hosts that differ: kinds of them, how they are written, and which ranks lie on which.
+
+A kind is some equal hosts. Ranks are numbered kind by kind, in an order that a plan chooses. Groups that span
+several kinds get the lowest rates and the smallest memory of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, permutations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from unisono.engine.base.validation import instance, whole
+from unisono.networks.cost_table import known, quantity
+from unisono.networks.places import At, DescriptionError, line_of
+from unisono.networks.quantities import nbytes
+from unisono.networks.toml import tables_of, text_of
+from unisono.planner.hardware import Efficiency, Hardware, LinkRate, find_hardware
+
+__all__ = ["Cluster", "HostKind", "Hosts", "KindRanks", "find_cluster", "slowest"]
+
+MOST_KINDS, MOST_HOSTS = 3, 1 << 20
+ENTRY = re.compile(r"([0-9]{1,7})x(.+)")
+KEYS = {"count", "hardware", "memory", "speed"}
+
+Hosts = str | Path | Sequence[tuple[int, Hardware | str | Path]]
+"""A text such as "4xa100-40g,2xh100-80g", a file that lists them, or pairs of a number and hardware."""
+
+
+class HostKind(NamedTuple):
+    """Some equal hosts."""
+
+    hosts: int
+    hardware: Hardware
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on all of them."""
+        return self.hosts * self.hardware.ranks
+
+
+class KindRanks(NamedTuple):
+    """Ranks `begin` to `end` of a job are on hosts of one kind."""
+
+    kind: int
+    begin: int
+    end: int
+
+
+class Cluster(NamedTuple):
+    """Hosts of several kinds."""
+
+    kinds: tuple[HostKind, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Of all hosts."""
+        return sum(kind.ranks for kind in self.kinds)
+
+    @property
+    def orders(self) -> list[tuple[int, ...]]:
+        """All orders in which a plan can number the kinds."""
+        return list(permutations(range(len(self.kinds))))
+
+    @property
+    def name(self) -> str:
+        """Such as "4 x a100-40g + 2 x h100-80g"."""
+        return " + ".join(f"{kind.hosts} x {kind.hardware.name}" for kind in self.kinds)
+
+    def placed(self, order: tuple[int, ...]) -> list[KindRanks]:
+        """The ranks of each kind, in this order; (): as they were given."""
+        order = order or tuple(range(len(self.kinds)))
+        ends = list(accumulate(self.kinds[kind].ranks for kind in order))
+        begins = [0, *ends[:-1]]
+        return [KindRanks(*each) for each in zip(order, begins, ends, strict=True)]
+
+    def blocks(self, order: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+        """The kinds on which each of `count` equal blocks of ranks lies.
+
+        Example: 2 hosts of kind 0 and 1 of kind 1, of 8 ranks each: blocks((), 3) == [(0,), (0,), (1,)];
+        blocks((), 2) == [(0,), (0, 1)].
+        """
+        size, placed = self.ranks // count, self.placed(order)
+        return [
+            tuple(sorted(k for k, begin, end in placed if begin < (at + 1) * size and at * size < end))
+            for at in range(count)
+        ]
+
+    def slowest(self, kinds: Iterable[int] = ()) -> Hardware:
+        """What ranks on these kinds have in common; (): on all."""
+        return slowest([self.kinds[kind].hardware for kind in kinds or range(len(self.kinds))])
+
+
+def slowest(several: Sequence[Hardware]) -> Hardware:
+    """Hardware with the lowest rates, the least memory and the fewest ranks of these. It swaps nothing.
+
+    Rates are compared with their efficiencies: what a step gets of them.
+    """
+    if len(several) == 1:
+        return msgspec.structs.replace(several[0], host=None)
+    shares = [each.efficiency for each in several]
+    types = [name for name in several[0].flops if all(name in each.flops for each in several)]
+    sources = dict.fromkeys(each.efficiency.source for each in several)
+
+    def link(name: str) -> LinkRate:
+        links: list[LinkRate] = [getattr(each, name) for each in several]
+        rate = min(each.bytes_per_s * share.links for each, share in zip(links, shares, strict=True))
+        return LinkRate(max(each.latency_s for each in links), rate)
+
+    flops = {name: min(each.flops[name] * each.efficiency.matrix for each in several) for name in types}
+    attention = 0.0
+    if types:
+        slow = min(each.flops[types[0]] * _attention(each.efficiency) for each in several)
+        attention = slow / flops[types[0]]
+    return Hardware(
+        name=" + ".join(dict.fromkeys(each.name for each in several)),
+        flops=flops,
+        memory_bytes=min(each.usable_bytes for each in several),
+        reserved_bytes=0,
+        memory_bytes_per_s=min(each.memory_bytes_per_s * each.efficiency.memory for each in several),
+        ranks=min(each.ranks for each in several),
+        inside=link("inside"),
+        between=link("between"),
+        overlap=all(each.overlap for each in several),
+        efficiency=Efficiency(
+            attention=attention,
+            matrix=1.0,
+            memory=1.0,
+            links=1.0,
+            kernel_s=max(each.kernel_s for each in shares),
+            source="; ".join(sources),
+        ),
+    )
+
+
+def _attention(efficiency: Efficiency) -> float:
+    return efficiency.attention or efficiency.matrix
+
+
+def find_cluster(hosts: Hosts) -> Cluster:
+    """The cluster of a text, a file or pairs.
+
+    A file is TOML: `[[hosts]]` with `count` and `hardware` (a name, or a file beside this one), and where
+    they differ from that: `memory`, which plans may use of a rank, and `speed`, the share of the rates of
+    compute and memory that these hosts get, above 0 and at most 1.
+
+    Raises:
+        OSError: a file cannot be read.  ValueError, TypeError: there are no such hosts.
+    """
+    if isinstance(hosts, Path) or (
+        isinstance(hosts, str) and hosts.endswith(".toml") and not ENTRY.fullmatch(hosts)
+    ):
+        return _cluster(_read(Path(hosts)))
+    if isinstance(hosts, str):
+        pairs: list[tuple[Any, Any]] = [_entry(text.strip()) for text in hosts.split(",")]
+    else:
+        pairs = [_pair(each) for each in _listed(hosts)]
+    return _cluster([HostKind(_count(count), _hardware(name)) for count, name in pairs])
+
+
+def _listed(hosts: object) -> list[Any]:
+    if not isinstance(hosts, (list, tuple)):
+        raise TypeError(
+            f"hosts is a {type(hosts).__name__}, expected a text, a Path or pairs (count, hardware)"
+        )
+    return list(hosts)
+
+
+def _pair(each: object) -> tuple[Any, Any]:
+    if not isinstance(each, (list, tuple)) or len(each) != 2:
+        raise TypeError(f"hosts: {each!r} is no pair (count, hardware)")
+    return each[0], each[1]
+
+
+def _entry(text: str) -> tuple[int, str]:
+    found = ENTRY.fullmatch(text)
+    if not found:
+        raise ValueError(f"hosts: {text!r}, expected such as 4xa100-80g,2xh100-80g, or a file")
+    return int(found[1]), found[2]
+
+
+def _count(count: object) -> int:
+    return int(whole(count, "hosts: a count", 1, MOST_HOSTS))
+
+
+def _hardware(name: object) -> Hardware:
+    instance(name, (Hardware, str, Path), "hosts: hardware")
+    return name if isinstance(name, Hardware) else find_hardware(name)  # type: ignore[arg-type]
+
+
+def _cluster(kinds: list[HostKind]) -> Cluster:
+    if not 1 <= len(kinds) <= MOST_KINDS:
+        raise ValueError(f"hosts: {len(kinds)} kinds, expected 1 to {MOST_KINDS}")
+    found = Cluster(tuple(kinds))
+    if not found.slowest().flops:
+        raise ValueError(f"hosts: {found.name} have no type of compute in common")
+    return found
+
+
+def _read(file: Path) -> list[HostKind]:
+    text = text_of(file)
+    tables = tables_of(text, str(file))
+    try:
+        known(tables, At(()), {"hosts"})
+        listed = tables.get("hosts")
+        if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+            raise DescriptionError(At(()), "lacks [[hosts]]")
+        return [_kind(each, At(("hosts", at)), file.parent) for at, each in enumerate(listed)]
+    except DescriptionError as error:
+        raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
+
+
+def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
+    known(table, at, KEYS)
+    for key in ("count", "hardware"):
+        if key not in table:
+            raise DescriptionError(at, f"lacks {key}")
+    name = table["hardware"]
+    if not isinstance(name, str):
+        raise DescriptionError(at / "hardware", f"is {name!r}, expected a name or a file")
+    try:
+        found = find_hardware(folder / name if name.endswith(".toml") else name)
+        count = _count(table["count"])
+    except (ValueError, TypeError) as error:
+        raise DescriptionError(at, str(error)) from None
+    if "memory" in table:
+        limit = quantity(nbytes, table["memory"], at / "memory")
+        if not 0 < limit <= found.memory_bytes:
+            raise DescriptionError(at / "memory", f"is {limit}, expected 1 to {found.memory_bytes} bytes")
+        found = msgspec.structs.replace(found, memory_bytes=limit, reserved_bytes=0)
+    speed = table.get("speed", 1.0)
+    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed <= 1:
+        raise DescriptionError(at / "speed", f"is {speed!r}, expected a share above 0, at most 1")
+    return HostKind(count, found if speed == 1 else _slower(found, float(speed)))
+
+
+def _slower(hardware: Hardware, speed: float) -> Hardware:
+    """The same at a share of its rates of compute and memory."""
+    return msgspec.structs.replace(
+        hardware,
+        name=f"{hardware.name} at {speed:g}",
+        flops={name: rate * speed for name, rate in hardware.flops.items()},
+        memory_bytes_per_s=hardware.memory_bytes_per_s * speed,
+    )
