@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import suite
 import unisono.parallel as up
 from loops import each
 from unisono.parallel.graph.proof import prove
+from unisono.parallel.graph.shapes import Shapes
 from zoo.cells import Cell
 from zoo.own import Encoder, Lstm, Mixer, MultiQuery, Nano, Scan, UNet
 
@@ -38,6 +41,16 @@ def test_a_module_that_runs_twice_is_one_line_of_the_table() -> None:
     lines = str(up.capture(nn.Sequential(block, block), torch.ones(2, 4))).splitlines()
     (row,) = (line for line in lines if line.startswith("0.0"))
     assert row.split()[:4] == ["0.0", "Linear", "2", "4"]
+
+
+def test_a_copy_without_values_does_not_keep_a_parameter_that_is_replaced() -> None:
+    model = nn.Linear(4, 4)
+    shapes, kept = Shapes(model), weakref.ref(model.weight)
+    assert shapes.original(model.weight) == "weight"
+    model.weight = nn.Parameter(torch.ones(4, 4))
+    gc.collect()
+    assert kept() is None
+    assert shapes.original(model.weight) is None
 
 
 @dataclass

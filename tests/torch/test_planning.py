@@ -11,7 +11,7 @@ from torch import nn
 
 import suite
 import unisono.parallel as up
-from planned_models import MODELS, adamw, features, gpt, ids, mlp, tokens_loss
+from planned_models import KINDS, MODELS, adamw, features, gpt, ids, mlp, tokens_loss
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.trace import trace_step
 from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
@@ -96,6 +96,56 @@ def test_many_micro_batches_need_what_some_need() -> None:
     )
     for one, other in zip(few, many, strict=True):
         assert one.nbytes - one.parts["inputs"] == other.nbytes - other.parts["inputs"]
+
+
+def test_all_micro_batches_of_gpipe_are_in_memory() -> None:
+    def peak(schedule: str, parts: int) -> int:
+        plan = up.Plan(pipeline=2, micro_batches=parts, cuts=(3,), schedule=schedule)
+        return DryRun(TrainingTask(gpt(), ids(parts), parts, adamw, tokens_loss), plan).peak_of(0).nbytes
+
+    assert peak("1f1b", 12) < 1.05 * peak("1f1b", 8)
+    assert peak("gpipe", 12) > 1.1 * peak("gpipe", 8)
+
+
+def test_micro_batches_of_other_sizes_have_their_own_messages() -> None:
+    task = TrainingTask(mlp(), features(7), 7, adamw, CROSS)
+    peaks = DryRun(task, up.Plan(pipeline=2, micro_batches=3, cuts=(3,))).peaks()
+    assert all(peak.nbytes > 0 for peak in peaks)
+
+
+def test_what_is_swapped_is_in_memory_unit_by_unit() -> None:
+    task = TrainingTask(mlp(), features(16), 16, adamw, CROSS)
+    whole = 4 * task.parameters
+    parts = DryRun(task, up.Plan(data=2, swap="disk")).peaks()[0].parts
+    assert parts["parameters"] < 0.5 * whole
+    assert parts["moments"] < 0.5 * whole
+    kept = DryRun(task, up.Plan(swap="memory")).peaks()[0]  # of the host, where the model is
+    assert kept.parts["moments"] + kept.parts["buffers"] > 2 * whole
+
+
+def test_replicas_that_meet_keep_anchors_and_a_momentum() -> None:
+    task = TrainingTask(mlp(), features(16), 16, adamw, CROSS)
+    averaged, alone = (
+        DryRun(task, up.Plan(data=2, **more)).peaks()[0].parts for more in ({}, {"local_steps": 4})
+    )
+    assert alone["moments"] - averaged["moments"] == pytest.approx(3 * 4 * task.parameters, rel=0.01)
+
+
+def test_positions_and_experts_are_on_several_ranks() -> None:
+    whole = TrainingTask(gpt(), ids(16), 16, adamw, tokens_loss)
+    alone, cut = (DryRun(whole, up.Plan(**more)).peaks()[0].parts for more in ({}, {"context": 2}))
+    assert cut["activations"] < 0.7 * alone["activations"]
+    assert cut["parameters"] == alone["parameters"]
+    model, loss, batch = KINDS["moe"]
+    task = TrainingTask(model(), batch(16), 16, adamw, loss)
+    alone = DryRun(task, up.Plan()).peaks()[0].parts
+    spread = DryRun(task, up.Plan(data=2, expert=2)).peaks()[0].parts
+    experts = sum(v.nbytes for name, v in task.model.named_parameters() if "experts" in name)
+    assert alone["parameters"] - spread["parameters"] == experts / 2
+    with pytest.raises(ValueError, match="no layers of stacked experts"):
+        DryRun(TrainingTask(gpt(), ids(8), 8, adamw, tokens_loss), up.Plan(data=2, expert=2)).peaks()
+    with pytest.raises(ValueError, match="tensor=2: its memory is not predicted"):
+        DryRun(task, up.Plan(data=2, expert=2, tensor=2)).peaks()
 
 
 # ---- the allocator ----
@@ -288,8 +338,8 @@ def test_a_buffer_that_changes_is_not_computed_again() -> None:
         ({"hosts": 3}, ValueError, "not evenly"),
         ({"sample": torch.ones(2, 256)}, ValueError, "sample is a batch"),
         ({"optimizer": 3}, TypeError, "optimizer is a int"),
-        ({"expert": 2}, ValueError, "not predicted"),
-        ({"schedule": "zbv"}, ValueError, "not predicted"),
+        ({"elastic": True}, ValueError, "not predicted"),
+        ({"expert": 2}, up.NoPlanFitsError, "no module of Sequential is known as a layer of experts"),
         ({"stages": 2}, TypeError, "neither an argument"),
         ({"zero": 3, "data": 1}, up.NoPlanFitsError, "no plan of 2 ranks"),
     ],

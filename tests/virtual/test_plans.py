@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "torch" / "programs"
+CENSUS = Path(__file__).resolve().parents[1] / "torch" / "memory_census.py"
 MEMORY = Path(__file__).resolve().parent / "programs"
 
 
@@ -29,7 +30,9 @@ def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
         "data=2",
         "data=2,zero=3",
         "data=2,zero=2,precision='bf16'",
+        "data=2,local_steps=1",
         "pipeline=2,micro_batches=4,cuts=(2,)",
+        "pipeline=2,micro_batches=4,cuts=(2,),schedule='zb-h1'",
     ]
     ended = machine.run(MEMORY / "planned_memory.py", limit_s=110, arguments=texts)
     assert not any(ended.codes), ended.text
@@ -37,9 +40,17 @@ def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("machine", [2], indirect=True)
 def test_plans_run_in_the_memory_that_a_dry_run_says(machine: Any, seed: int) -> None:
-    ended = machine.run(MEMORY / "near_the_limit.py", limit_s=590, arguments=[str(seed), "20"])
+    ended = machine.run(MEMORY / "near_the_limit.py", limit_s=590, arguments=[str(seed), "10"])
     assert not any(ended.codes), ended.text
-    assert "20 of 20 plans that fit ran" in ended.text, ended.text
+    assert "10 of 10 plans that fit ran" in ended.text, ended.text
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("machine", [2, 4], indirect=True)
+def test_dry_runs_have_the_peaks_of_the_sweep(machine: Any) -> None:
+    ended = machine.run(CENSUS, limit_s=3500, arguments=["sweep"])
+    assert not any(ended.codes), ended.text
+    assert " 0 missed, 0 refused" in ended.text, ended.text

@@ -194,7 +194,7 @@ def scatter_(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(SEED)
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.numel():
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
             parameter.add_(noise * (0.02 + 0.1 * parameter.abs().mean()))
 
 

@@ -38,9 +38,13 @@ def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
 
 def step(optimizer: optim.Optimizer) -> None:
     """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards."""
-    alone = type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)  # hooks may read whole tensors
-    with _parts(optimizer) if alone else _one_kind(optimizer):
+    with _parts(optimizer) if steps_parts(optimizer) else _one_kind(optimizer):
         optimizer.step()
+
+
+def steps_parts(optimizer: optim.Optimizer) -> bool:
+    """Whether it gets this rank's parts as plain tensors. Hooks of its step may read whole tensors."""
+    return type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)
 
 
 @contextlib.contextmanager

@@ -44,14 +44,18 @@ class DifferenceBucket:
 
     def begin(self, group: dist.ProcessGroup, compression: Compression | None) -> None:
         """Begin to average the differences over the replicas."""
-        for part, anchor, parameter in zip(self._parts, self.anchors, self.parameters, strict=True):
-            torch.sub(anchor, local(parameter), out=part)
+        self.fill()
         label = f"bucket {self.number}"
         if compression is not None:
             compression.begin(list(zip(self.parameters, self._parts, strict=True)), self._flat, label=label)
             return
         with record_function(f"up::meeting|{label}"):
             self._work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
+
+    def fill(self) -> None:
+        """Take how far the parameters of this rank have moved."""
+        for part, anchor, parameter in zip(self._parts, self.anchors, self.parameters, strict=True):
+            torch.sub(anchor, local(parameter), out=part)
 
     def finish(self) -> None:
         """Wait for the averages; they are the gradients of the anchors then."""

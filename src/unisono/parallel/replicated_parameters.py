@@ -64,7 +64,16 @@ class GradientBucket:
     def reduce(self, compression: Compression | None = None) -> None:
         """Begin to average over the ranks of the group. A parameter without a gradient counts as zero."""
         self.reducing = True
-        pairs = [(part, gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
+        self.fill()
+        if compression is not None:
+            compression.begin(self.parts(), self._flat, label=self._label, exact=[self._used])
+            return
+        with record_function(f"up::gradients|{self._label}"):
+            self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
+
+    def fill(self) -> None:
+        """Copy this rank's gradients into the buffer."""
+        pairs = [(part, gradient(parameter)) for parameter, part in self.parts()]
         with_gradient = [(part, grad) for part, grad in pairs if grad is not None]
         for part, grad in pairs:
             if grad is None:
@@ -72,16 +81,10 @@ class GradientBucket:
         self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
         if with_gradient:
             copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
-        if compression is not None:
-            compression.begin(
-                list(zip(self.parameters, self._parts, strict=True)),
-                self._flat,
-                label=self._label,
-                exact=[self._used],
-            )
-            return
-        with record_function(f"up::gradients|{self._label}"):
-            self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
+
+    def parts(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter with its part of the buffer."""
+        return list(zip(self.parameters, self._parts, strict=True))
 
     def wait(self) -> None:
         """Wait for the averages, if they are being made; be ready for the next ones."""

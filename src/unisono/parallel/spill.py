@@ -84,7 +84,9 @@ class Host:
     def write(self, key: Key, tensor: Tensor) -> None:
         """Copy `tensor` to the host."""
         if key not in self._kept:
-            self._kept[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._kept[key] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+            )
         self._kept[key].copy_(tensor)
 
     def read(self, key: Key, tensor: Tensor) -> None:

@@ -15,7 +15,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class ParameterSwap:
         self._store, self._group, self._uneven_use = store, group, uneven_use
         self._names = {parameter: name for name, parameter in root.named_parameters()}
         self._number = {parameter: number for number, parameter in enumerate(self._names)}
-        self._io = ThreadPoolExecutor(1, thread_name_prefix="unisono swap")
+        self._io = self._executor()
         self._units = _units(root, modules)
         self._users: dict[nn.Parameter, int] = dict.fromkeys(self._number, 0)  # units that have it here
         self._loaded: set[_SwapUnit] = set()
@@ -102,7 +102,11 @@ class ParameterSwap:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._put((self._number[parameter], "value"), parameter.data)
             self._written()
-            _empty(parameter)
+            self._empty(parameter)
+
+    def _executor(self) -> Executor:
+        """What reads and writes in the background, in order."""
+        return ThreadPoolExecutor(1, thread_name_prefix="unisono swap")
 
     # ---- what a run asks of the data axis ----
 
@@ -185,7 +189,7 @@ class ParameterSwap:
                 grad = self._fetch_gradient(parameter)
                 grad.mul_(factor) if factor != 1.0 else None
                 for name, value in _state_of(optimizer, parameter):
-                    _fill(value)
+                    self._fill(value)
                     self._get((self._number[parameter], name), value)
             optimizer.step()
             for parameter in own:
@@ -196,7 +200,7 @@ class ParameterSwap:
             self._written()
             for parameter in own:
                 for _, value in _state_of(optimizer, parameter):
-                    _empty(value)
+                    self._empty(value)
             self._release(unit)
         self._norms.clear()
 
@@ -246,7 +250,7 @@ class ParameterSwap:
                         stands = value.to(parameter.device).contiguous()
                         self._put((self._number[parameter], name), stands)
                         self._written()
-                        _empty(stands)
+                        self._empty(stands)
                     state[parameter][name] = stands
 
     def _shown(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
@@ -369,8 +373,12 @@ class ParameterSwap:
 
     def _keep_gradient(self, parameter: nn.Parameter, grad: Tensor) -> None:
         parameter.grad = None
-        self._norms[parameter] = torch.linalg.vector_norm(grad, dtype=torch.float64).item()
+        self._norms[parameter] = self._norm(grad)
         self._put((self._number[parameter], "grad"), grad)
+
+    def _norm(self, grad: Tensor) -> float:
+        norm: float = torch.linalg.vector_norm(grad, dtype=torch.float64).item()
+        return norm
 
     def _fetch_gradient(self, parameter: nn.Parameter) -> Tensor:
         parameter.grad = torch.empty_like(parameter)
@@ -393,9 +401,17 @@ class ParameterSwap:
         for parameter in unit.parameters:
             self._users[parameter] += 1
             if self._users[parameter] == 1:
-                _fill(parameter)
+                self._fill(parameter)
                 key = (self._number[parameter], "value")
                 self._coming[parameter] = self._io.submit(self._store.read, key, parameter.data)
+
+    def _empty(self, tensor: Tensor) -> None:
+        """Free the memory of a tensor whose values are in the store."""
+        _empty(tensor)
+
+    def _fill(self, tensor: Tensor) -> None:
+        """Give it memory again, without content."""
+        _fill(tensor)
 
     def _read_ahead(self, order: Sequence[_SwapUnit], place: int) -> None:
         if place < len(order):
@@ -409,7 +425,7 @@ class ParameterSwap:
         for parameter in unit.parameters:
             self._users[parameter] -= 1
             if self._users[parameter] == 0:
-                _empty(parameter)
+                self._empty(parameter)
 
     def _release_all(self) -> None:
         for unit in list(self._loaded):

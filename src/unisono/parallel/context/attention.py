@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
@@ -91,7 +90,7 @@ def _to_heads(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) ->
     sizes = [rows * count * span.count(rank) * features for rank in range(ranks.ranks)]
     came = x.new_empty(sum(sizes))
     with record_function(label):
-        dist.all_to_all_single(came, sent, sizes, [x.numel() // ranks.ranks] * ranks.ranks, group=ranks.group)
+        ranks.exchange(came, sent, sizes, [x.numel() // ranks.ranks] * ranks.ranks)
     made = x.new_empty(rows, count, span.size, features)
     for rank, part in enumerate(came.split(sizes)):
         here = part.view(rows, count, span.count(rank), features)
@@ -110,9 +109,7 @@ def _to_positions(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str
     mine = rows * count * span.count(ranks.rank) * features
     came = x.new_empty(ranks.ranks * mine)
     with record_function(label):
-        dist.all_to_all_single(
-            came, torch.cat(parts), [mine] * ranks.ranks, [part.numel() for part in parts], group=ranks.group
-        )
+        ranks.exchange(came, torch.cat(parts), [mine] * ranks.ranks, [part.numel() for part in parts])
     every = came.view(ranks.ranks, rows, count, span.count(ranks.rank), features)
     return torch.cat(every.unbind(0), 1)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,6 +31,30 @@ class ContextGroup:
     group: Any
     rank: int
     ranks: int
+
+    def sum_(self, value: Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+        dist.all_reduce(value, group=self.group)
+
+    def gather(self, every: list[Tensor], mine: Tensor) -> None:
+        """Gather the tensors of all ranks, which have one shape."""
+        dist.all_gather(every, mine, group=self.group)
+
+    def exchange(self, came: Tensor, sent: Tensor, gets: list[int], gives: list[int]) -> None:
+        """Give each rank its numbers, and get those of each. Both tensors are flat, in the order of ranks."""
+        dist.all_to_all_single(came, sent, gets, gives, group=self.group)
+
+    def hop(self, came: Tensor, sent: Tensor) -> list[Any]:
+        """Begin to send to the next rank, and to receive from the one before."""
+        after, before = (
+            dist.get_global_rank(self.group, (self.rank + step) % self.ranks) for step in (1, -1)
+        )
+        return dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, after, self.group),
+                dist.P2POp(dist.irecv, came, before, self.group),
+            ]
+        )
 
 
 def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
@@ -89,7 +114,7 @@ def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: Contex
     padded[: len(mine)] = mine
     every = [torch.empty_like(padded) for _ in range(ranks.ranks)]
     with record_function(label):
-        dist.all_gather(every, padded, group=ranks.group)
+        ranks.gather(every, padded)
     made = mine.new_empty(span.size, *mine.shape[1:])
     for rank, part in enumerate(every):
         made[span.positions(rank)] = part[: span.count(rank)]
@@ -118,7 +143,7 @@ class _Total(torch.autograd.Function):
 def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     made = value.clone(memory_format=torch.contiguous_format)
     with record_function(label):
-        dist.all_reduce(made, group=ranks.group)
+        ranks.sum_(made)
     return made
 
 
@@ -155,17 +180,14 @@ class _Moved(torch.autograd.Function):
 
 
 def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
-    give, given, get, got = _routes(came, goes, ranks.rank)
+    gives, given, gets, got = _routes(came, goes, ranks.rank)
+    give, get = torch.from_numpy(gives), torch.from_numpy(gets)
     row = math.prod(value.shape[1:])
     sent = value[give].contiguous()
     received = value.new_empty(len(get), *value.shape[1:])
     with record_function(label):
-        dist.all_to_all_single(
-            received.view(-1),
-            sent.view(-1),
-            [count * row for count in got],
-            [count * row for count in given],
-            group=ranks.group,
+        ranks.exchange(
+            received.view(-1), sent.view(-1), [count * row for count in got], [count * row for count in given]
         )
     made = torch.empty_like(received)
     made[get] = received
@@ -173,11 +195,14 @@ def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextG
 
 
 @lru_cache(maxsize=256)
-def _routes(came: PositionSpan, goes: PositionSpan, rank: int) -> tuple[Tensor, list[int], Tensor, list[int]]:
-    """The rows that a rank gives, in the order of the ranks that get them, with counts; and those it gets."""
+def _routes(came: PositionSpan, goes: PositionSpan, rank: int) -> tuple[Any, list[int], Any, list[int]]:
+    """The rows that a rank gives, in the order of the ranks that get them, with counts; and those it gets.
+
+    Rows are arrays of NumPy: a tensor that is made where a model runs without values has none afterwards.
+    """
     give = [_both(came, rank, goes, other) for other in range(came.ranks)]
     get = [_both(goes, rank, came, other) for other in range(came.ranks)]
-    rows = [torch.tensor([at for each in route for at in each], dtype=torch.long) for route in (give, get)]
+    rows = [np.array([at for each in route for at in each], dtype=np.int64) for route in (give, get)]
     return rows[0], [*map(len, give)], rows[1], [*map(len, get)]
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
@@ -293,16 +292,8 @@ class _RingExchange:
         if ranks.ranks == 1:
             self._came, self._works = self._sent, []
             return
-        after, before = (
-            dist.get_global_rank(ranks.group, (ranks.rank + step) % ranks.ranks) for step in (1, -1)
-        )
         with record_function(label):
-            self._works = dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, self._sent, after, ranks.group),
-                    dist.P2POp(dist.irecv, self._came, before, ranks.group),
-                ]
-            )
+            self._works = ranks.hop(self._came, self._sent)
 
     def received(self) -> list[Tensor]:
         """Wait; return what came."""

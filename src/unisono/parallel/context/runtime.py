@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,12 +73,16 @@ class ContextModel:
         )  # fmt: skip
         self._name = self._recorder.name
         self._device = mesh.axes.device_type
-        self._ranks = ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
+        self._ranks = self._group(mesh)
         self._settings: ModuleSettings | None = None
         self._known: dict[Any, ContextProgram] = {}
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
         self._meet = [mesh.context] if programs is None else [mesh.context, mesh.group("pipeline")]
+
+    def _group(self, mesh: PlanMesh) -> ContextGroup:
+        """The ranks that share a sequence."""
+        return ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
 
     @classmethod
     def of(
@@ -234,7 +239,7 @@ class ContextModel:
         return self._known[self._key(inputs, targets, loss)]
 
     def _run(self, root: Any, program: ContextProgram, stage: int, came: Sequence[Tensor], given: Any) -> Any:
-        shared = int(torch.randint(2**62, (), device="cpu"))
+        shared = self._shared_seed()
         inputs = [*tensors_in(given)]
 
         def held(name: str) -> Any:
@@ -249,10 +254,18 @@ class ContextModel:
             model = ReplayModel(self._where, here.held, self._device, self._parts)
             return program.run(program.replay(model, shared), stage, came, inputs)
 
-        with drawing(seed_of(shared, self._ranks.rank), self._device):
+        with self._drawing(shared):
             if self._programs is None:
                 return root(ForwardCall(run), *inputs)
             return root(stage, tuple(came), ForwardCall(run_stage))
+
+    def _shared_seed(self) -> int:
+        """Draw a seed, the same on the ranks of the group."""
+        return int(torch.randint(2**62, (), device="cpu"))
+
+    def _drawing(self, shared: int) -> AbstractContextManager[None]:
+        """Seed what this rank draws for its positions."""
+        return drawing(seed_of(shared, self._ranks.rank), self._device)
 
 
 def _run_calls(module: Any) -> None:

@@ -140,9 +140,9 @@ class Recorder:
         """The number of a tensor; one that nothing made is a constant."""
         self.paused += 1  # what is asked of a tensor here is no call of the program
         known = self._known.get(id(tensor))
-        original = self._shapes.originals.get(id(tensor)) if known is None else None
+        original = self._shapes.original(tensor) if known is None else None
         if original is not None:
-            number = self.graph.names[original[1]]
+            number = self.graph.names[original]
         elif known is None:
             number = self._new(tensor, "constant")
             attribute = self._shapes.attributes.get(id(tensor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import torch
@@ -50,16 +51,17 @@ class Shapes:
     def __init__(self, model: nn.Module | Shapes, also: Any = None) -> None:
         self.mode = fake_mode()
         self.set_once: set[tuple[str, str]] = set()
-        # what a closure of the program may refer to, which no copy of the model changes
-        self.originals: dict[int, tuple[Tensor, str]]
+        # what a closure of the program may refer to, which no copy of the model changes. A run replaces
+        # parameters, whose memory ends then
+        self.originals: dict[int, tuple[weakref.ref[Tensor], str]]
         self.on_host: bool  # the model was on the meta device
         if isinstance(model, Shapes):
             self.originals, self.on_host = model.originals, model.on_host
             self._copy(model.model, model.also)
         else:
             named = [*model.named_parameters(), *model.named_buffers()]
-            self.originals = {id(value): (value, name) for name, value in named}
-            self.on_host = any(value.is_meta for value, _ in self.originals.values())
+            self.originals = {id(value): (weakref.ref(value), name) for name, value in named}
+            self.on_host = any(value.is_meta for _, value in named)
             self._copy(model, also)
 
     def _copy(self, model: nn.Module, also: Any) -> None:
@@ -80,6 +82,11 @@ class Shapes:
                 "cannot be recorded"
             ) from error
         self.model, self.also = made
+
+    def original(self, tensor: Tensor) -> str | None:
+        """The name of a parameter or buffer of the model that was copied; None: it is none of them."""
+        found = self.originals.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
 
     def blank(self, value: Tensor) -> Tensor:
         """A tensor like `value`, without values; on the CPU in place of the meta device."""

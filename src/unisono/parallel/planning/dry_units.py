@@ -1,4 +1,4 @@
-"""The data axis of a dry run: what ReplicatedParameters and fully_shard keep in memory, without messages.
+"""The data axis of a dry run under ZeRO 1 to 3, or in low precision: what fully_shard keeps in memory.
 
 The parameters of the model are whole here, and not counted. What a rank keeps of them, what it gathers of
 them and what it reduces are charges; gradients that autograd makes count themselves.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.replicated_parameters import BUCKET_BYTES
 from unisono.parallel.sharded_parameters import TYPES
+from unisono.torch_internals import find, fsdp
 
 from .memory_account import Charge
 from .storage_watch import StorageWatch
@@ -24,9 +24,15 @@ from .storage_watch import StorageWatch
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = ["DryReplicas", "DryShards", "shard_of"]
+__all__ = ["DryShards", "parts_of", "shard_of"]
 
 REDUCING = 1  # the stream on which fully_shard reduces
+GATHERING = 2  # the one on which it gathers, where nothing is gathered ahead
+
+
+def parts_of(plan: Plan) -> int:
+    """Ranks that share a parameter."""
+    return plan.shards * plan.context if plan.zero else 1
 
 
 def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -35,53 +41,6 @@ def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
     Example: (10, 3), 4 -> (3, 3).
     """
     return (-(-shape[0] // parts), *shape[1:]) if shape else ()
-
-
-class DryReplicas:
-    """Every rank holds all parameters in f32; gradients are averaged in buckets."""
-
-    def __init__(self, root: nn.Module, plan: Plan, watch: StorageWatch) -> None:
-        self.root, self.compression = root, None
-        self._buckets: list[tuple[list[nn.Parameter], list[Tensor]]] = []
-        trained = [value for value in root.parameters() if value.requires_grad]
-        if plan.copies > 1:
-            with watch.labelled("buffers"):
-                for dtype in dict.fromkeys(value.dtype for value in trained):
-                    self._fill([value for value in reversed(trained) if value.dtype == dtype])
-
-    def _fill(self, values: Iterable[nn.Parameter]) -> None:
-        held: list[nn.Parameter] = []
-        for value in values:
-            held.append(value)
-            if sum(each.nbytes for each in held) >= BUCKET_BYTES:
-                self._bucket(held)
-                held = []
-        if held:
-            self._bucket(held)
-
-    def _bucket(self, held: list[nn.Parameter]) -> None:
-        sizes = [value.numel() for value in held]
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=held[0].dtype, device=held[0].device)
-        parts = flat.split([*sizes, len(sizes)])[:-1]
-        self._buckets.append(
-            (held, [part.view(value.shape) for part, value in zip(parts, held, strict=True)])
-        )
-
-    def before_backward(self, *, last: bool) -> None:
-        """Nothing changes."""
-
-    def after_backward(self) -> None:
-        """Nothing changes."""
-
-    def reset(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> None:
-        """The averages take the place of the gradients."""
-        for held, parts in self._buckets:
-            for value, part in zip(held, parts, strict=True):
-                if value.grad is not None:
-                    value.grad = part
 
 
 class _DryUnit:
@@ -114,8 +73,7 @@ class DryShards:
     Args:
         units: modules with messages of their own.    exact: those that compute in f32.
         last: the root returns what the loss takes, in f32.
-    Attributes:
-        shards: of each parameter, what this rank keeps, in f32.
+        experts: layers whose parameters fewer ranks hold.
     """
 
     def __init__(
@@ -127,34 +85,51 @@ class DryShards:
         watch: StorageWatch,
         *,
         last: bool,
+        experts: Sequence[nn.Module],
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
-        self._parts = plan.shards * plan.context if plan.zero else 1
-        self._hybrid = plan.copies > self._parts
+        self._parts = parts_of(plan)
+        self._replicas = plan.copies > self._parts  # which add up what they have reduced
+        self._adds_in_leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
         self._reduces = self._resharding = self._last = True
         self._forward: list[_DryUnit] = []
         self._sent: Charge | None = None  # the input of the last reduction
+        self._summed: list[Charge] = []  # what replicas have added up
+        self._copied: Charge | None = None  # the last gathered buffer, which is kept in forward
         self._seen: set[nn.Parameter] = set()
         self._groups: list[_DryUnit] = []
         low = None if plan.precision == "f32" else TYPES[plan.precision]
         made = {}
         for module in exact:
             made[module] = self._wrap(module, None, out=None if module is root else low)
-        for unit in units:
-            made[unit] = self._wrap(unit, low)
-        self._root = self._wrap(root, low, out=torch.float32 if last and low else None)
+        for unit in (*units, root):
+            inside = set(unit.modules())
+            for layer in experts:
+                if layer in inside and layer not in made:
+                    made[layer] = self._wrap(layer, low, parts=parts_of(plan.of_experts()))
+            out = torch.float32 if unit is root and last and low else None
+            made[unit] = self._wrap(unit, low, out=out)
+        self._root = made[root]
         self._ahead: dict[_DryUnit, _DryUnit] = {}
+        self._keeps_copied = not units  # otherwise parameters are gathered ahead
         if self._parts > 1:
             self._ahead = dict(itertools.pairwise(made[unit] for unit in units))
 
     # ---- hooks ----
 
-    def _wrap(self, module: nn.Module, low: torch.dtype | None, out: torch.dtype | None = None) -> _DryUnit:
+    def _wrap(
+        self,
+        module: nn.Module,
+        low: torch.dtype | None,
+        out: torch.dtype | None = None,
+        parts: int | None = None,
+    ) -> _DryUnit:
+        """Make the unit of a module. `parts`: ranks that share a layer of experts, whose inputs stay."""
         values = [value for value in module.parameters() if value.dim() and value not in self._seen]
         self._seen.update(values)
-        group = _DryUnit(values, self._parts, low if module is not self.root or low else None)
+        group = _DryUnit(values, parts or self._parts, low if module is not self.root or low else None)
         self._groups.append(group)
-        into = low if self._plan.context == 1 else None
+        into = low if self._plan.context == 1 and parts is None else None
         if low is None and self._plan.precision != "f32" and self._plan.context == 1:
             into = torch.float32
         module.register_forward_pre_hook(self._pre(group, into), prepend=True, with_kwargs=True)
@@ -190,8 +165,11 @@ class DryShards:
     def _post(self, group: _DryUnit, out: torch.dtype | None) -> Callable[..., Any]:
         def post(_module: nn.Module, _args: Any, output: Any) -> Any:
             if self._watch.phase != "backward":
-                if self._plan.zero == 3:
+                root = group is self._root
+                if self._plan.zero == 3 and not (root and self._plan.pipeline == 1):  # backward follows
                     self._reshard(group)
+                if root:
+                    self._free_copied()
                 group.forwards.append(len(self._forward))
                 self._forward.append(group)
                 for tensor in tensors_in(output):
@@ -220,7 +198,7 @@ class DryShards:
             if self._resharding:
                 self._reshard(group)
             return
-        grads = [grad for value in group.values if (grad := self._taken(group, value)) is not None]
+        grads = self._taken(group)
         if self._resharding:
             self._reshard(group)
         self._free_sent()
@@ -233,25 +211,35 @@ class DryShards:
         if group.gathered or group.gathering is not None or not group.values:
             return
         account, numel = self._watch.account, sum(group.kept)
-        if self._parts == 1:
+        if group.parts == 1:
             group.gathering = Charge(0, "gathered", None)
             return
-        cast = account.charge(numel * group.dtype.itemsize, "gathered") if group.cast else None
-        group.gathering = account.charge(numel * self._parts * group.dtype.itemsize, "gathered")
+        stream = GATHERING if self._keeps_copied else 0
+        cast = account.charge(numel * group.dtype.itemsize, "gathered", stream) if group.cast else None
+        group.gathering = account.charge(numel * group.parts * group.dtype.itemsize, "gathered", stream)
         if cast is not None:
             account.release(cast)
 
     def _unshard(self, group: _DryUnit) -> None:
         if group.gathered or group.gathering is None:
             return
-        account, size = self._watch.account, group.dtype.itemsize * self._parts
+        account, size = self._watch.account, group.dtype.itemsize * group.parts
         for numel in group.kept:
-            cast = account.charge(numel * size, "gathered") if self._parts == 1 and group.cast else None
+            cast = account.charge(numel * size, "gathered") if group.parts == 1 and group.cast else None
             group.whole.append(account.charge(numel * size, "gathered"))
             if cast is not None:
                 account.release(cast)
-        account.release(group.gathering)
-        group.gathering = None
+        gathered, group.gathering = group.gathering, None
+        if self._keeps_copied and self._watch.phase == "forward":
+            self._free_copied()
+            self._copied = gathered
+        else:
+            account.release(gathered)
+
+    def _free_copied(self) -> None:
+        if self._copied is not None:
+            self._watch.account.release(self._copied)
+            self._copied = None
 
     def _reshard(self, group: _DryUnit) -> None:
         for charge in group.whole:
@@ -263,27 +251,42 @@ class DryShards:
             return
         with torch.no_grad(), self._watch.labelled("gradients"):
             for value in group.values:
-                if value.grad is not None:
-                    before = group.sums.get(value)
-                    grad, value.grad = value.grad, None
-                    group.sums[value] = grad.to(torch.float32) if before is None else before.add_(grad)
+                if value.grad is None or value.grad.dtype == torch.float32:
+                    continue
+                before = group.sums.get(value)
+                grad, value.grad = value.grad, None
+                made = grad.to(torch.float32) if before is None else before.add_(grad)
+                if self._adds_in_leaves:
+                    value.grad_dtype = None  # backward adds to it in place
+                    value.grad = made
+                else:
+                    group.sums[value] = made
 
-    def _taken(self, group: _DryUnit, value: nn.Parameter) -> Tensor | None:
-        grad, value.grad = value.grad, None
-        before = group.sums.pop(value, None)
-        return grad if before is None else before
+    def _taken(self, group: _DryUnit) -> list[Tensor]:
+        """The gradients of all micro-batches so far, which no parameter holds any more."""
+        found = []
+        for value in group.values:
+            grad, value.grad = value.grad, None
+            before = group.sums.pop(value, None)
+            taken = grad if before is None else before
+            if taken is not None:
+                found.append(taken)
+        return found
 
     def _reduce(self, group: _DryUnit, grads: list[Tensor]) -> None:
         account = self._watch.account
         size = 4 if self._plan.reduce == "f32" or not group.cast else group.dtype.itemsize
-        parts = self._parts
+        parts = group.parts
         numel = sum(math.prod(shard_of(grad.shape, parts)) for grad in grads)
         self._sent = account.charge(numel * parts * size, "buffers")
         grads.clear()
         made = account.charge(numel * size, "gradients", REDUCING)
         if size != 4:
             low, made = made, account.charge(numel * 4, "gradients", REDUCING)
-            account.release(low)
+            if self._replicas and self._last:
+                self._summed.append(low)  # kept until backward ends
+            else:
+                account.release(low)
         if group.reduced is None:
             group.reduced = made
         else:
@@ -312,12 +315,25 @@ class DryShards:
         if not self._last:
             return
         self._free_sent()
+        for charge in self._summed:
+            self._watch.account.release(charge)
+        self._summed.clear()
         self._forward.clear()
         for group in self._groups:
             group.forwards.clear()
             if group.gathering is not None:
                 self._watch.account.release(group.gathering)
                 group.gathering = None
+
+    def after_weights(self) -> None:
+        """The end of a pass for gradients of weights."""
+        for group in self._groups:
+            self._accumulate(group)
+
+    def reduce_now(self) -> None:
+        """Reduce what has added up, where no backward does."""
+        self.before_backward(last=True)
+        self.after_backward()
 
     def reset(self) -> None:
         """Nothing is under way."""

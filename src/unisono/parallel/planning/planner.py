@@ -23,11 +23,7 @@ from .task import TrainingTask
 
 __all__ = ["plan", "resolved"]
 
-UNSEEN = {
-    "swap": None, "compression": None, "local_steps": None, "expert": 1, "elastic": False, "context": 1,
-    "uneven_use": False, "sync_batch_norm": False, "keep_f32": (),
-}  # fmt: skip
-SPLIT = ("zb-h1", "zbv")
+UNSEEN = {"compression": None, "elastic": False, "sync_batch_norm": False}
 
 
 def plan(
@@ -138,10 +134,6 @@ def _check_fixed(fixed: dict[str, Any]) -> None:
             raise TypeError(f"plan: {name} is neither an argument nor a field of Plan")
         if name in UNSEEN and value != UNSEEN[name]:
             raise ValueError(f"plan: {name}={value!r}: its memory is not predicted. Write a Plan by hand")
-        if name == "schedule" and value in SPLIT:
-            raise ValueError(
-                f"plan: schedule={value!r}: its memory is not predicted. Use 1f1b or interleaved"
-            )
 
 
 class ResolvedPlan(NamedTuple):

@@ -180,7 +180,7 @@ class PlanSearch:
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
-        held = self._task.parameters * 4 / plan.tensor / plan.pipeline
+        held = 0.0 if plan.swap else self._task.parameters * 4 / plan.tensor / plan.pipeline
         low = 1 if plan.precision == "f32" else 0.5
         state = 3 * held / (plan.shards * plan.context) if plan.zero else 3 * held
         gathered = 0.0 if plan.zero in (0, 3) else held * low
@@ -224,6 +224,8 @@ class PlanSearch:
         return next(iter(texts), "no axis divides the ranks and the batch")
 
     def _nothing(self, candidates: int) -> str:
+        if self._least is None and self._problems:
+            return f"no plan of {self._ranks} ranks can run: {self._why()}"
         if self._least is None:
             return (
                 f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes: "

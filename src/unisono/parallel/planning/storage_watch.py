@@ -1,6 +1,6 @@
 """Counts the memory of a program that runs on shapes: each storage, from its operator to its end.
 
-What an operator's kernel takes and gives back within itself is not seen.
+What an operator's kernel takes and gives back within itself is not seen, but for the operators in INSIDE.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,15 @@ __all__ = ["StorageWatch"]
 HERE = os.path.dirname(__file__) + os.sep
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 LOCAL = "aten::_local_scalar_dense"
+# operator -> bytes that it takes and gives back, of its first argument and its output
+INSIDE: dict[str, Callable[[Tensor, Tensor], int]] = {
+    "aten::_safe_softmax": lambda _, made: (
+        made.nbytes + made.numel()
+    ),  # the result, and where nothing is seen
+    "aten::linalg_vector_norm": lambda given, made: (
+        given.numel() * made.itemsize * (made.dtype != given.dtype)
+    ),
+}
 
 
 class StorageWatch(OperatorMode):
@@ -56,6 +65,9 @@ class StorageWatch(OperatorMode):
         if self.numbers and func.name() == LOCAL:
             return {torch.bool: True}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
         output = func(*args, **(kwargs or {}))
+        inside = INSIDE.get(func.name())
+        if inside is not None and args[0].device.type == self._device_type:
+            self.account.release(self.account.charge(inside(args[0], output), "temporary"))
         if isinstance(output, Tensor):
             self.see(output)
         elif isinstance(output, (tuple, list)):
@@ -82,6 +94,20 @@ class StorageWatch(OperatorMode):
         charge = self._charges.get(memory_of(tensor)[1])
         if charge is not None:
             self.account.relabel(charge, cause)
+
+    def leave(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor no more: a run frees its memory, and keeps the tensor."""
+        key = memory_of(tensor)[1]
+        charge = self._charges.get(key)
+        if charge is not None:
+            self._charges[key] = None
+            self.account.release(charge)
+
+    def come(self, tensor: Tensor, cause: str) -> None:
+        """Count the storage of a tensor that has left: it has memory again."""
+        storage, key = memory_of(tensor)
+        if self._charges[key] is None and tensor.device.type == self._device_type:
+            self._charges[key] = self.account.charge(storage.nbytes(), cause)
 
     def _end(self, key: int) -> None:
         charge = self._charges.pop(key, None)

@@ -87,10 +87,11 @@ class TrainingTask:
         """The loss that a run computes."""
         return (self.loss or own_loss)(output, targets)
 
-    def shapes(self) -> DeviceShapes:
-        """A copy without values. Its `also` are the pieces."""
+    def shapes(self, *, caches: bool = False) -> DeviceShapes:
+        """A copy without values; its `also` are the pieces. `caches`: it may keep keys and values."""
         made = DeviceShapes(self.model, self.device_type, self.pieces)
-        forget_caches(made.model)
+        if not caches:
+            forget_caches(made.model)
         return made
 
     def family(self, model: nn.Module, pieces: Any) -> ModelFamily:

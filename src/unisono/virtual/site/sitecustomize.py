@@ -3,6 +3,7 @@
 The folder of this file is the first one in their PYTHONPATH. It then runs the sitecustomize that it hides.
 """
 
+import importlib.machinery
 import importlib.util
 import os
 import sys

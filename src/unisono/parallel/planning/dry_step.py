@@ -1,0 +1,358 @@
+"""A step of one rank without values: its units, optimizers and schedule, and what they keep in memory.
+
+The runtime, autograd, recomputation, the loss and the optimizer are those of a run. Messages arrive at once;
+what the data axis gathers and reduces is counted by dry_units.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.batches import micro_batches, tensors_of
+from unisono.parallel.gradients import local, squared_norm
+from unisono.parallel.graph.capture import CaptureError
+from unisono.parallel.optimizer_groups import Parameters
+from unisono.parallel.optimizer_step import steps_parts
+from unisono.parallel.pipeline.p2p_communication import TensorSpec
+from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
+from unisono.parallel.pipeline.schedule import Action, schedule
+from unisono.parallel.precision import kept_in_f32
+from unisono.parallel.recomputation import recompute
+from unisono.parallel.sharded_parameters import apart, gathered_units, own_memory, own_units
+from unisono.torch_internals.fake import is_about_data
+
+from .allocator import CachingAllocator, allowed
+from .dry_meetings import DryMeetings
+from .dry_replicas import DryReplicas
+from .dry_swap import DrySwap
+from .dry_units import DryShards, parts_of, shard_of
+from .memory_account import MemoryPeak, MemoryTracker
+from .storage_watch import StorageWatch
+
+if TYPE_CHECKING:
+    from unisono.parallel.families import ModelFamily
+    from unisono.parallel.graph.shapes import Shapes
+    from unisono.parallel.plan import Plan
+
+    from .dry_context import DryContext
+    from .task import TrainingTask
+
+__all__ = ["DryStep", "RankModel", "StepSize"]
+
+DryAxis = DryReplicas | DryShards | DrySwap
+
+
+Specs = tuple[TensorSpec, ...]
+
+
+class _Messages:
+    """Messages that arrive at once. What was sent is kept until the next one is.
+
+    Args:
+        specs: what a stage sends of a micro-batch of so many rows.    sizes: rows of each micro-batch.
+    """
+
+    def __init__(self, specs: dict[tuple[int, int], Specs], sizes: list[int], device_type: str) -> None:
+        self._specs, self._sizes, self._device_type = specs, sizes, device_type
+        self._sent: list[Tensor] = []
+
+    def recv(self, message: Any, _source: int, _shape: Hashable) -> tuple[Tensor, ...]:
+        """Activations."""
+        specs = self._specs[message.stage, self._sizes[message.micro]]
+        made = self.recv_known(message, specs, 0)
+        return tuple(t.requires_grad_(spec.requires_grad) for t, spec in zip(made, specs, strict=True))
+
+    def recv_known(self, _message: Any, specs: Any, _source: int) -> tuple[Tensor, ...]:
+        """Tensors of known shapes."""
+        return tuple(torch.empty(each.shape, dtype=each.dtype, device=self._device_type) for each in specs)
+
+    def send(self, message: Any, tensors: Sequence[Tensor], to: int, _shape: Hashable) -> None:
+        """Activations."""
+        self.send_known(message, tensors, to)
+
+    def send_known(self, _message: Any, tensors: Sequence[Tensor], _to: int) -> None:
+        """Tensors of known shapes."""
+        self._sent = [tensor.detach().contiguous() for tensor in tensors]
+
+    def finish(self) -> None:
+        """All have arrived."""
+        self._sent.clear()
+
+
+class _DryRuntime(PipelineRuntime):
+    """The runtime of a run, whose phases a watch is told."""
+
+    def __init__(self, units: Any, mesh: Any, output: Any, messages: _Messages, watch: StorageWatch) -> None:
+        super().__init__(units, mesh, output, single=mesh.plan.pipeline == 1)
+        self._messages, self._watch = messages, watch  # type: ignore[assignment]
+
+    def _forward(self, step: Any, action: Action) -> None:
+        self._watch.phase, self._watch.cause = "forward", "activations"
+        super()._forward(step, action)
+
+    def _backward(self, step: Any, action: Action) -> None:
+        self._watch.phase, self._watch.cause = "backward", "temporary"
+        super()._backward(step, action)
+        self._units.after_backward()  # type: ignore[union-attr]
+
+    def _inputs(self, step: Any, action: Action) -> None:
+        self._watch.phase, self._watch.cause = "backward", "temporary"
+        super()._inputs(step, action)
+        self._units.after_backward()  # type: ignore[union-attr]
+
+    def _weights(self, step: Any, action: Action) -> None:
+        self._watch.phase, self._watch.cause = "backward", "temporary"
+        super()._weights(step, action)
+
+
+class StepSize(NamedTuple):
+    """How much a step takes.
+
+    Args:
+        rows: of this rank.    micro_batches: into which they are cut.
+        run: rows of each of those that are run, the first ones.
+        limit: bytes of the rank's memory; None: not limited.
+    """
+
+    rows: int
+    micro_batches: int
+    run: list[int]
+    limit: int | None
+
+
+class RankModel(NamedTuple):
+    """What a rank has of a model without values.
+
+    Args:
+        rank: its place in the pipeline.
+        root: the model, or its stages.    names: of the model's modules.
+        specs: what a stage sends of a micro-batch of so many rows.
+        cut: parameters that the tensor axis cuts.
+        sums: whole ones whose gradients its ranks add up.
+        last: it has the last stage.
+        experts: layers whose parameters fewer ranks hold.
+        context: runs the model on a part of each sequence; None: sequences are whole.
+    """
+
+    rank: int
+    shapes: Shapes
+    root: Any
+    family: ModelFamily
+    names: dict[nn.Module, str]
+    specs: dict[tuple[int, int], Specs]
+    cut: set[nn.Parameter]
+    sums: set[nn.Parameter]
+    last: bool
+    experts: list[nn.Module]
+    context: DryContext | None
+
+
+class DryStep:
+    """One rank, and its step.
+
+    Args:
+        everyone: the plan of all ranks.    plan: that of one replica, where replicas train on their own.
+    """
+
+    def __init__(
+        self, task: TrainingTask, everyone: Plan, plan: Plan, size: StepSize, here: RankModel
+    ) -> None:
+        self._task, self._everyone, self._plan, self._size = task, everyone, plan, size
+        self._shapes, self._root, self._here = here.shapes, here.root, here
+        device = task.device_type
+        limit = None if size.limit is None else allowed(size.limit)
+        allocator = CachingAllocator(limit) if device == "cuda" else None
+        self._watch = StorageWatch(device)
+        self._account = MemoryTracker(allocator, self._watch.place)
+        self._watch.begin(self._account)
+        self._mesh: Any = SimpleNamespace(
+            plan=plan,
+            stage=here.rank,
+            axes=SimpleNamespace(device_type=device),
+            group=lambda _: None,
+            peer=lambda _: 0,
+        )
+        self._messages = _Messages(here.specs, size.run, device)
+
+    def peak(self) -> MemoryPeak:
+        """Run a step, when the moments are there already."""
+        with self._running():
+            units, held = self._units()
+            optimizers = self._optimizers(units, held)
+            meetings = self._meetings(held)
+        task, size, context = self._task, self._size, self._here.context
+        batch = task.blank_batch(size.rows, self._shapes)
+        micros = micro_batches(batch, size.micro_batches)[: len(size.run)]
+        if context is not None:
+            context.follow(self._called(units), None)
+            context.confirm(micros, task.counted_loss)
+        with self._running():
+            self._account.forget_peak()
+            with self._watch.labelled("inputs"):
+                for tensor in tensors_of(batch):
+                    self._watch.see(tensor)
+            del batch
+            self._step(units, micros)
+            self._watch.phase, self._watch.cause, self._watch.numbers = "update", "temporary", True
+            self._update(units, optimizers, held)
+            if meetings is not None:
+                self._watch.phase = "meeting"
+                meetings.meet()
+        return self._account.peak
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Operators have no values, and their memory is counted."""
+        try:
+            with self._shapes.mode, self._watch:
+                yield
+        except Exception as error:
+            if is_about_data(error):
+                raise CaptureError(
+                    f"a step of this model reads values of tensors, which a dry run lacks: {error}"
+                ) from error
+            raise
+
+    def _called(self, units: DryAxis) -> list[nn.Module]:
+        """The units that a program calls."""
+        calls = self._plan.recompute or not isinstance(units, DryReplicas)
+        return self._here.family.units if calls else []
+
+    def _step(self, units: DryAxis, micros: list[Any]) -> None:
+        plan = self._plan
+        weights = [1.0 / len(micros)] * len(micros)
+        work = StepInput(micros, weights, self._task.counted_loss, float(plan.data), counts=self._task.counts)
+        output = self._here.family.output
+        runtime = _DryRuntime(units, self._mesh, output, self._messages, self._watch)
+        runtime.context = self._here.context
+        runtime.run(schedule(plan.schedule, plan.pipeline, len(micros), plan.chunks), work)
+
+    def _update(self, units: DryAxis, optimizers: list[Any], held: dict[str, nn.Parameter]) -> None:
+        """Add up over the tensor axis what its ranks have parts of, and step."""
+        if isinstance(units, DrySwap):
+            for optimizer in optimizers:
+                units.update(optimizer, 1.0)
+            return
+        if isinstance(units, DryShards):
+            self._give(held)
+        parts = [local(value.grad).flatten() for value in self._added(held) if value.grad is not None]
+        if parts:
+            torch.cat(parts)
+        del parts
+        if self._plan.clip is not None or self._plan.precision == "fp16":
+            squared_norm({name: value for name, value in held.items() if value.requires_grad}, (), self._mesh)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def _added(self, held: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+        named = self._root.named_parameters()
+        return [held[name] for name, value in named if value in self._here.sums and value.requires_grad]
+
+    def _units(self) -> tuple[DryAxis, dict[str, nn.Parameter]]:
+        """The data axis, and what the optimizer gets."""
+        plan, root, watch = self._plan, self._root, self._watch
+        inside = set(root.modules())
+        given = [unit for unit in self._here.family.units if unit in inside]
+        own = own_units(root, given)
+        exact = [module for module in kept_in_f32(self._shapes.model, plan) if module in inside]
+        replicas = plan.zero == 0 and plan.precision == "f32"
+        experts = [layer for layer in self._here.experts if layer in inside]
+        spread = {value for layer in experts for value in layer.parameters()}
+        watch.follow(root, self._here.names)
+        for module in [*own, *exact, *experts, root] if plan.tensor > 1 or not replicas else ():
+            module.register_forward_hook(own_memory)
+        for unit in own if plan.recompute else ():
+            recompute(unit, selective=plan.recompute == "selective", draws=False)
+        with watch.labelled("parameters"):
+            for buffer in root.buffers():
+                watch.see(buffer)
+            named = dict(root.named_parameters())
+            held = named
+            for value in named.values():
+                watch.see(value, counts=replicas and plan.swap is None)
+                value.register_post_accumulate_grad_hook(
+                    lambda value: watch.relabel(value.grad, "gradients") if value.grad is not None else None
+                )
+            if not replicas:
+                held = {name: self._shard(value, spread) for name, value in named.items()}
+        if plan.swap is not None:
+            return DrySwap(root, given, plan, watch, self._task.device_type), held
+        if replicas:
+            return DryReplicas(root, plan, watch, spread), held
+        alone = apart(root, exact)
+        covered = {part for module in alone for part in module.modules()}
+        outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
+        return DryShards(root, outer, alone, plan, watch, last=self._here.last, experts=experts), held
+
+    def _shard(self, value: nn.Parameter, spread: set[nn.Parameter]) -> nn.Parameter:
+        """What this rank keeps. `spread`: parameters that fewer ranks hold."""
+        parts = parts_of(self._plan.of_experts() if value in spread else self._plan)
+        shape = shard_of(value.shape, parts) if self._plan.zero else value.shape
+        dtype = torch.float32 if value.is_floating_point() else value.dtype
+        made = torch.empty(shape, dtype=dtype, device=value.device)
+        return nn.Parameter(made, requires_grad=value.requires_grad)
+
+    def _give(self, held: dict[str, nn.Parameter]) -> None:
+        """What was reduced, which is counted already, as gradients."""
+        for value in held.values():
+            if value.requires_grad:
+                grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
+                value.grad = grad
+
+    def _optimizers(self, units: DryAxis, held: dict[str, nn.Parameter]) -> list[Any]:
+        """Make the optimizers, and their state."""
+        watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
+        if not trained:
+            return []
+        made: Any = self._task.optimizer(Parameters(trained))
+        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+        with watch.labelled("moments"):
+            watch.numbers = True
+            if not isinstance(units, DrySwap):
+                self._give(held)
+            for optimizer in optimizers:
+                self._together(optimizer)
+                units.begin(optimizer) if isinstance(units, DrySwap) else optimizer.step()
+            watch.numbers = False
+        for value in trained.values():
+            value.grad = None
+        return optimizers
+
+    def _meetings(self, held: dict[str, nn.Parameter]) -> DryMeetings | None:
+        """Make what replicas that train on their own keep, and its state; None: gradients are averaged."""
+        if self._everyone.local_steps is None:
+            return None
+        watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
+        with watch.labelled("moments"):
+            watch.numbers = True
+            meetings = DryMeetings(trained, self._everyone)
+            if meetings.optimizer is not None:
+                self._together(meetings.optimizer, plain=True)
+            meetings.meet()
+            watch.numbers = False
+        return meetings
+
+    def _together(self, optimizer: Any, *, plain: bool = False) -> None:
+        """Choose between PyTorch's loops and its kernels of lists, as a run does on tensors with values."""
+        if self._task.device_type != "cuda":
+            return
+        plain = plain or steps_parts(optimizer)
+        groups = []
+        for group in optimizer.param_groups:
+            for cut in (False, True):  # DTensors are in no list with others, and none by default
+                alike = [each for each in group["params"] if (not plain and self._is_cut(each)) is cut]
+                chosen = group.get("foreach", False) is None and not group.get("fused")
+                lists = {"foreach": not cut} if chosen else {}
+                if alike:
+                    groups.append({**group, "params": alike, **lists})
+        optimizer.param_groups = groups
+
+    def _is_cut(self, value: nn.Parameter) -> bool:
+        """Whether a run has a DTensor in its place."""
+        return self._plan.zero > 0 or self._plan.precision != "f32" or value in self._here.cut
