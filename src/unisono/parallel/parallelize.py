@@ -60,8 +60,7 @@ def parallelize(
         sample: inputs of one micro-batch. The cut of the tensor axis is proved on their shapes, and the
             pieces' cost is measured on them, to balance stages.
         seed: of a model on the meta device; None: one that rank 0's generator draws.
-        init: fills one module's own parameters and buffers, on the meta device so far. It is called after
-            the module's own initialisation, and may be all there is.
+        init: fills one module's own parameters and buffers, after the module's own initialisation.
         check: try a tensor cut, or the expert axis, in the first step: copies of the model train on a few
             rows, both ways. None: if nothing proves it, and the model has less than 100 MB of parameters.
             False: never. True: compare also what stages, or a context axis, return with what a copy does.

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .batches import tensors_of
-from .gradients import same_bits, sum_of_squares
+from .gradients import norm_of, same_bits, sum_of_squares
 from .replicated_parameters import GradientBucket
 from .spill import Disk, Host, Key, SpillStorage
 from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
@@ -377,8 +377,7 @@ class ParameterSwap:
         self._put((self._number[parameter], "grad"), grad)
 
     def _norm(self, grad: Tensor) -> float:
-        norm: float = torch.linalg.vector_norm(grad, dtype=torch.float64).item()
-        return norm
+        return float(norm_of(grad).item())
 
     def _fetch_gradient(self, parameter: nn.Parameter) -> Tensor:
         parameter.grad = torch.empty_like(parameter)

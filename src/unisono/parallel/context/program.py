@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.noted_call import EXPERT_LIST
-from unisono.parallel.graph.program import Ref, refs, writes_of
+from unisono.parallel.graph.program import HOOKS, Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["ContextError", "ContextProgram"]
 
 STATE = ("parameter", "buffer")
-HOOKS = ("register_hook", "register_multi_grad_hook")
 NEW = {  # operators that make memory -> the place of its sizes among their arguments
     **dict.fromkeys(("aten.new_empty", "aten.new_zeros", "aten.new_ones", "aten.new_full"), 1),
     **dict.fromkeys(("aten.empty", "aten.zeros", "aten.ones", "aten.full"), 0),

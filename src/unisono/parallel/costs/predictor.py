@@ -13,7 +13,7 @@ from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.parallel.arguments import two
 from unisono.parallel.batches import rows_of, sizes
-from unisono.parallel.experts.layers import around, expert_layers, parameters_of
+from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
@@ -171,11 +171,8 @@ class StepPredictor:
         if plan.expert == 1:
             return _Experts()
         model = traced.model
-        layers = expert_layers(model, None, plan.expert, plan.tensor)
-        paths = {module: path for path, module in model.named_modules()}
-        called = {
-            layer.path if layer.kind == "stacked" else paths[around(model, layer.path)] for layer in layers
-        }
+        layers = expert_layers(model, None, plan)
+        called = {layer.path if layer.kind == "stacked" else caller_of(model, layer.path) for layer in layers}
         own = frozenset(parameters_of(model, layers))
         trained = {name: v.numel() for name, v in model.named_parameters() if v.requires_grad}
         inside = sum(count for name, count in trained.items() if name in own)
