@@ -58,6 +58,12 @@ class WrittenParameters:
         else:
             self._hooks = [built.units.root.register_forward_hook(self._note)]
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> WrittenParameters:
+        """A copy of the model, such as one that is recorded, is not watched."""
+        made = object.__new__(WrittenParameters)
+        made._before, made._hooks = {}, []
+        return made
+
     def begin(self) -> None:
         """A step begins."""
         self._lost, self._first = None, {}

@@ -3,7 +3,7 @@
 Two ways. "experts": a row for each expert of a token, as `unisono.parallel` sends them. "hosts": a row goes
 once to each host that has some of a token's experts, and there once to each rank that has some; a router may
 keep a token's experts on few hosts. Source: DeepSeek-V3, 2024 (arXiv:2412.19437), sections 2.1.2 and 3.2.2;
-DeepEP (github.com/deepseek-ai/DeepEP).
+DeepEP, DeepSeek (2025).
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class ElasticRanks:
         self._ranks = ranks
         self._say = say
         self._host = os.uname().nodename
-        self._size = self._here = 0  # ranks of the newest group: all, and those that were started here
+        self._size = 0  # of the newest group
+        self._here: list[RankProcess] = []  # its ranks that were started here
         self._generation = -1
         self._told: set[tuple[int, int]] = set()
         self._shown: tuple[str, ...] = ()
@@ -74,7 +75,7 @@ class ElasticRanks:
         rank.addresses, rank.listens = notice.addresses, notice.listens
         if notice.generation > self._generation:
             self._generation, self._size = notice.generation, notice.size
-            self._here = sum(pid in self._ranks for pid in notice.here)
+            self._here = [self._ranks[pid] for pid in notice.here if pid in self._ranks]
             self._forget_evicted(notice)
         for lost in notice.left:
             self._on_lost(lost, notice)
@@ -181,17 +182,17 @@ class ElasticRanks:
     @property
     def elsewhere(self) -> bool:
         """Whether the group has ranks on other machines, as far as the launcher knows."""
-        return self._size > self._here
+        return self._size > len(self._here)
 
     @property
     def over(self) -> bool:
         """Whether the processes that are left have nothing to do: the job is complete, or cannot go on."""
         if not self.formed:
             return False
-        members = self._members()
         if self.ending:
-            return not members
-        return not self.elsewhere and len(members) < self.least
+            return not self._members()
+        left = sum(rank.end is None and rank.out_since is None for rank in self._here)
+        return not self.elsewhere and left < self.least
 
     def give_up(self) -> None:
         """Replace nobody any more."""

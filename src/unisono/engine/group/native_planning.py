@@ -133,11 +133,12 @@ class NativePlanner(Planner[_native.Engine]):
             if cause:
                 publish_close_reason(engine, cause)
         finally:
+            if self.listener is not None:
+                self.listener.close()  # before the others know: the next listener takes its port
             engine.leave()
             self.former_connections.close()
-            for each in (self.listener, self.admission_store):
-                if each is not None:
-                    each.close()
+            if self.admission_store is not None:
+                self.admission_store.close()
             for end in self.leave_callbacks:
                 end()
             self.outstanding_messages.close()  # not earlier: a thread may still move bytes of these buffers

@@ -42,7 +42,7 @@ class DryContext(ContextModel):
         super().__init__(model, dtype, output, mesh, None, None)
 
     def _group(self, mesh: PlanMesh) -> ContextGroup:
-        return _Alone(None, mesh.plan.context - 1, mesh.plan.context)
+        return _ContextAlone(None, mesh.plan.context - 1, mesh.plan.context)
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
         return self._program(inputs, targets, loss)
@@ -55,7 +55,7 @@ class DryContext(ContextModel):
         return nullcontext()
 
 
-class _Alone(ContextGroup):
+class _ContextAlone(ContextGroup):
     """A group whose other ranks are not there."""
 
     def sum_(self, value: Tensor) -> None:

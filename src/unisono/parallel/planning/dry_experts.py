@@ -88,7 +88,7 @@ class EvenExperts(Forward):
         del goes
         there = owner[row] == rank.unsqueeze(1)
         local = torch.where(there, index[row] - rank.unsqueeze(1), -1)
-        exchange = _Alone([sent], [sent], None, "")
+        exchange = _RowsAlone([sent], [sent], None, "")
         x, i, w = exchange.there(rows[row], local, weight[row])
         back = exchange.back(self._here(x, i, w, (args, named), count * top))
         return back.new_zeros(rows.shape).index_add(0, row, back).view(given.shape)
@@ -110,12 +110,12 @@ class EvenExperts(Forward):
         return made.new_zeros(rows.shape).index_add(0, row, made)
 
 
-class _Alone(RowExchange):
+class _RowsAlone(RowExchange):
     """An exchange that sends nothing."""
 
     def back(self, rows: Tensor) -> Tensor:
         """As many rows as were sent."""
-        (own,) = _Alone(self.receives, self.sends, None, "").there(rows)
+        (own,) = _RowsAlone(self.receives, self.sends, None, "").there(rows)
         return own
 
     def move(self, rows: Tensor, *, forward: bool) -> Tensor:

@@ -19,7 +19,7 @@ from unisono.parallel.tensor_parallel import run_cut
 __all__ = ["cut_of_program", "run_parts"]
 
 
-class _Alone(TensorAxis):
+class _TensorAlone(TensorAxis):
     """An axis whose other ranks are not there."""
 
     def sum_(self, value: Tensor) -> None:
@@ -80,7 +80,7 @@ def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) 
     def part(value: Tensor, dim: int) -> Tensor:
         return value.new_empty([n // cut.parts if at == dim else n for at, n in enumerate(value.shape)])
 
-    run_cut(model, cut, part, _Alone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
+    run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
     return set(model.parameters()) - whole
 
 
