@@ -40,7 +40,8 @@ class Attention(nn.Module):
         )
         if self.rotary:
             half = q.shape[-1] // 2
-            places = torch.arange(x.shape[1])[:, None] * torch.pow(1e4, -torch.arange(half) / half)
+            steps, each = (torch.arange(n, device=x.device) for n in (x.shape[1], half))
+            places = steps[:, None] * torch.pow(1e4, -each / half)
             cos, sin = places.cos(), places.sin()
             q, k = (
                 torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
