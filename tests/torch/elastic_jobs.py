@@ -47,6 +47,9 @@ class Job:
         found: dict[int, tuple[float, str]] = {}
         # others may have had a step that did not count
         ended = [log for log in self.logs if log and "done" in log[-1]]
+        states: dict[int, str] = {}
+        for line in (line for log in ended for line in log if "random" in line):
+            assert states.setdefault(line["step_of_state"], line["random"]) == line["random"], line
         for line in (line for log in ended for line in log if "loss" in line):
             one = line["loss"], line["digest"]
             assert found.setdefault(line["step"], one) == one, (line, found[line["step"]])

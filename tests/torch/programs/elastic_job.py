@@ -7,6 +7,7 @@ STEPS 0: it ends 12 steps after a newcomer has come, if nothing has changed sinc
 newcomer dies while it takes the state.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -126,9 +127,13 @@ def main() -> None:
                 loss = run.step(batch)
                 scheduler.step()
                 log.write(step=run.steps, loss=loss, digest=digest(run), size=run.plan.data)
+                state = torch.get_rng_state()
+                log.write(step_of_state=run.steps, random=hashlib.md5(state.numpy().tobytes()).hexdigest())
                 written = FOLDER / f"generator-{os.getpid()}"
-                torch.save(torch.get_rng_state(), written)
-                written.rename(FOLDER / f"generator-{run.steps}")  # the same on all ranks
+                torch.save(state, written)
+                written.rename(
+                    FOLDER / f"generator-{run.steps}"
+                )  # the same on all ranks: `Job.losses` checks it
                 fault.reach("save")
                 if run.steps % SAVE_EVERY == 0:
                     run.save(FOLDER / "saved", also={"batches": batches})

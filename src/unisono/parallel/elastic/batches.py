@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from unisono.parallel.batches import RankBatches, cut_rows, rows_of
+from unisono.parallel.batches import END, RankBatches, cut_rows, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -220,13 +220,22 @@ class ElasticBatches(RankBatches):
         self._order = self._order[:first] + _regrouped(self._order[first:], rows)
 
     def _rows(self, first: int) -> Iterator[Any]:
-        if not self._resumed:
-            return super()._rows(first)
-        self._resumed = False
-        kept = torch.default_generator.get_state()
         rows = super()._rows(first)
-        torch.default_generator.set_state(kept)
-        return rows
+        if not self._resumed:
+            return rows
+        self._resumed = False
+        return self._begun(rows)
+
+    def _begun(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Go on where the others are: their loaders have drawn what this one draws when it begins."""
+        generators = [torch.default_generator, *([self._sampler_generator] if self._indexed else [])]
+        kept = [(generator, generator.get_state()) for generator in generators]
+        batch = next(rows, END)
+        for generator, state in kept:
+            generator.set_state(state)
+        if batch is not END:
+            yield batch
+            yield from rows
 
     # ---- what another rank gets ----
 
