@@ -133,9 +133,11 @@ class NativePlanner(Planner[_native.Engine]):
             if cause:
                 publish_close_reason(engine, cause)
         finally:
-            if self.listener is not None:
-                self.listener.close()  # before the others know: the next listener takes its port
-            engine.leave()
+            try:
+                if self.listener is not None:
+                    self.listener.close()  # before the others know: the next listener takes its port
+            finally:
+                engine.leave()
             self.former_connections.close()
             if self.admission_store is not None:
                 self.admission_store.close()

@@ -15,6 +15,7 @@ from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
+from unisono.planner.planner import NoPlanFitsError
 
 from .choice import ModelChoice
 from .machine import JobMachine, measure
@@ -94,8 +95,15 @@ def _chosen(
     if task.device_type == "cpu":
         others["swap"] = "disk"
     axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
-    search = PlanSearch(task, machine.memory if limit is None else limit, fixed, machine, axes)
-    return search.choose() if price is None else search.price(price)
+    memory = machine.memory if limit is None else limit
+    search = PlanSearch(task, memory, fixed, machine, set())
+    if price is not None:
+        return search.price(price)
+    try:
+        return search.choose()
+    except NoPlanFitsError:
+        # Seconds of these axes were not shown right: where another plan fits, only arguments choose them.
+        return PlanSearch(task, memory, fixed, machine, axes).choose()
 
 
 def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
