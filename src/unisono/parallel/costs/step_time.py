@@ -61,6 +61,7 @@ class StepParts:
         exchanges: of the context axis and the expert axis.
         spread: the share of the parameters that a rank has where experts are spread.
         swap_rate: bytes per second that are swapped.
+        together_s: more of a step of several ranks.
     """
 
     plan: Plan
@@ -79,6 +80,7 @@ class StepParts:
     exchanges: Sequence[PricedExchange] = ()
     spread: float = 1.0
     swap_rate: float = 1e9
+    together_s: float = 0.0
 
 
 @dataclass
@@ -169,7 +171,7 @@ class _StepPricer:
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._runtime.unit_byte_s / 2 * nbytes
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
         return compute, communication
 
@@ -182,7 +184,7 @@ class _StepPricer:
         compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._runtime.unit_byte_s / 2 * nbytes
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
@@ -271,7 +273,7 @@ class _StepPricer:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
         left = max(each.clock for each in ranks) - busy
-        seconds["waiting"] = left if left > ROUNDING * busy else 0.0
+        seconds["waiting"] = seconds.get("waiting", 0.0) + (left if left > ROUNDING * busy else 0.0)
         return StepForecast(seconds, source=self._parts.source)
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
@@ -308,7 +310,7 @@ class _StepPricer:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
-        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
+        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes, stride)
         rank.add("messages", taken + self._runtime.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
@@ -359,6 +361,7 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
+        rank.add("waiting", self._parts.together_s)
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
