@@ -128,7 +128,7 @@ class StagePrograms:
 class ProgramStage(nn.Module):
     """One stage. Called with the values that come, and with the inputs of the micro-batch.
 
-    The first stage also keeps the parameters that no stage needs: weights and checkpoints have all of the model.
+    The first stage also keeps the parameters that no stage needs, for weights and checkpoints.
 
     Args:
         model: the user's, cut on the tensor axis if the plan has one.
