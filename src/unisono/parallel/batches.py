@@ -171,7 +171,7 @@ class RankBatches(Iterable[Any]):
 
     def _draw(self, *, again: bool) -> None:
         """Take the order that rank 0 draws. `again`: that of the epoch from which a state was loaded."""
-        drawn = self._drawn(again=again) if dist.get_rank() == 0 else [None, None, None]
+        drawn: list[Any] = self._drawn(again=again) if dist.get_rank() == 0 else [None, None, None]
         dist.broadcast_object_list(drawn, src=0)
         self._order, self._generator, self._after = drawn
 

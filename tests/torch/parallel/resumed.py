@@ -121,6 +121,36 @@ def check_the_order_of_data_is_that_of_one_process(folder: Path) -> None:
         assert len({value % 1 for batch in whole for value in batch}) == 12, "data ranks draw other numbers"
 
 
+def check_a_stage_without_parameters_of_an_optimizer(folder: Path) -> None:
+    def made(*, groups: bool) -> up.Run:
+        def by_stage(parameters: Any) -> list[torch.optim.Optimizer]:
+            first, last = ([v for k, v in parameters.named.items() if k[0] == place] for place in "03")
+            given: Any = ([{"params": first}], [{"params": last}]) if groups else (first, last)
+            return [torch.optim.SGD(given[0], lr=0.1), torch.optim.AdamW(given[1], lr=1e-2)]
+
+        plan = up.Plan(pipeline=2)
+        return up.parallelize(seeded(net).eval(), plan, optimizer=by_stage, loss=functional.cross_entropy)
+
+    with pytest.raises(
+        ValueError, match=r"got no parameter on rank \d, which trains .* Give each optimizer a"
+    ):
+        made(groups=False)
+    x, y = next(iter(loader()))
+    run, alone = made(groups=True), seeded(net).eval()
+    optimizers = [torch.optim.SGD(alone[0].parameters(), 0.1), torch.optim.AdamW(alone[3].parameters(), 1e-2)]
+    shared: list[Any] = [(x, y)]
+    dist.broadcast_object_list(shared)
+    x, y = shared[0]
+    for _ in range(3):
+        loss = functional.cross_entropy(alone(x), y)
+        assert abs(run.step((x, y)) - loss.item()) < 1e-5
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
 def check_wrong_lists_of_optimizers_are_named(folder: Path) -> None:
     def made(optimizer: Any, **more: Any) -> up.Run:
         return up.parallelize(
