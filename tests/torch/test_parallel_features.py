@@ -13,7 +13,7 @@ MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
 MODULES += ("foreign", "adversarial", "wild")
 MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
-LOOP += ("forecasts",)
+LOOP += ("forecasts", "batch_kinds")
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:

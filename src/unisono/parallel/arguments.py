@@ -80,7 +80,8 @@ def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
         own_loss: the model computes its loss: a batch is its inputs, whose labels are the targets.
     """
     if own_loss:
-        return batch, batch.get("labels", ()) if isinstance(batch, dict) else ()
+        labels = batch.get("labels", ()) if isinstance(batch, Mapping) else getattr(batch, "labels", ())
+        return batch, labels
     if not isinstance(batch, (tuple, list)):
         raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
     if len(batch) != 2:

@@ -1,7 +1,7 @@
 """Batches: which rows are a rank's own, and how they are cut into micro-batches.
 
-A batch is (inputs, targets). Inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
-Dimension 0 of every tensor counts the rows.
+A batch is (inputs, targets). Inputs: a tensor, a tuple of arguments, a mapping of keyword arguments, or a
+dataclass, the one argument. Dimension 0 of every tensor counts the rows.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+
+from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
+
+from .generators import drawing, seed_of
 
 
 def sizes(rows: int, parts: int) -> list[int]:
@@ -23,26 +27,24 @@ def sizes(rows: int, parts: int) -> list[int]:
     return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 
-def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield every tensor in nested tuples, lists and dicts."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        yield from tensors_of(list(batch.values()))
-    elif isinstance(batch, (tuple, list)):
-        for part in batch:
-            yield from tensors_of(part)
-
-
 def rows_of(batch: Any) -> int:
     """Return the rows of a batch.
 
     Raises:
-        ValueError: it has no tensor, or its tensors disagree.
+        ValueError: it has no tensor, its tensors disagree, or it has tensors in objects of other kinds.
     """
-    if any(tensor.dim() == 0 for tensor in tensors_of(batch)):
+    if any(tensor.dim() == 0 for tensor in tensors_in(batch)):
         raise ValueError("a tensor of a batch has no dimension; dimension 0 counts the rows")
-    counts = {len(tensor) for tensor in tensors_of(batch)}
+    for thing in strange_in(batch):
+        held = next(tensors_in(getattr(thing, "__dict__", {})), None)
+        if held is not None or isinstance(thing, np.ndarray):
+            raise ValueError(
+                f"a batch has a {type(thing).__name__}, whose data cannot be cut into rows: give tensors, in "
+                "tuples, lists, mappings or dataclasses"
+            )
+    counts = {len(tensor) for tensor in tensors_in(batch)}
+    if not counts:
+        raise ValueError(f"a batch has no tensor: it is a {type(batch).__name__}")
     if len(counts) != 1:
         raise ValueError(
             f"the tensors of a batch must have one number of rows in dimension 0, not {sorted(counts)}"
@@ -53,7 +55,7 @@ def rows_of(batch: Any) -> int:
 def fingerprint(batch: Any) -> float:
     """A number that differs for batches with other shapes, types or values, but for one in four billion."""
     found = 0
-    for tensor in tensors_of(batch):
+    for tensor in tensors_in(batch):
         plain = tensor.detach().cpu().contiguous()
         found = zlib.crc32(f"{plain.dtype}, {[*plain.shape]}".encode(), found)
         found = zlib.crc32(plain.view(torch.uint8).numpy().data, found)
@@ -62,24 +64,12 @@ def fingerprint(batch: Any) -> float:
 
 def cut_rows(batch: Any, first: int, stop: int) -> Any:
     """Take rows [first, stop) of every tensor in `batch`; other objects do not change."""
-    if isinstance(batch, Tensor):
-        return batch[first:stop]
-    if isinstance(batch, dict):
-        return {key: cut_rows(value, first, stop) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(cut_rows(value, first, stop) for value in batch)
-    return batch
+    return mapped(batch, lambda tensor: tensor[first:stop])
 
 
 def stand_in(batch: Any) -> Any:
     """One row of ones like those of a batch without rows: valid as tokens, as masks and as labels."""
-    if isinstance(batch, Tensor):
-        return batch.new_ones((1, *batch.shape[1:]))
-    if isinstance(batch, dict):
-        return {key: stand_in(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map(stand_in, batch))
-    return batch
+    return mapped(batch, lambda tensor: tensor.new_ones((1, *tensor.shape[1:])))
 
 
 def micro_batches(batch: Any, parts: int) -> list[Any]:
@@ -94,9 +84,11 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
 class RankBatches(Iterable[Any]):
     """One data rank's part of a loader of whole batches: it yields that rank's rows of each batch.
 
-    A DataLoader over a map-style dataset loads these rows only; rank 0 draws the order for all, once an
-    epoch. Any other iterable must yield the same batches on every rank. Where a batch has fewer rows than
-    there are data ranks, the last ones get none: `evaluate` and `predict` take that.
+    A DataLoader over a map-style dataset loads these rows only. Rank 0 draws the order for all, once an
+    epoch: the order of one process whose generator has the state of rank 0's. What a dataset draws from
+    PyTorch's generators is the same on all ranks of a part, and other numbers for each part. Any other
+    iterable must yield the same batches on every rank. Where a batch has fewer rows than there are data
+    ranks, the last ones get none: `evaluate` and `predict` take that.
 
     Raises:
         ValueError: the loader's sampler leaves each rank a part of the data already.
@@ -106,12 +98,16 @@ class RankBatches(Iterable[Any]):
         _check_sampler(loader)
         self._loader, self._part, self._parts = loader, part, parts
         self._generator, self._taken, self._skipped = "", 0, 0
+        self._after = ""  # the state of the sampler's generator after it drew this epoch
         self._again = False  # the next epoch is that from which a state was loaded
         self._order: list[Any] = []  # what the sampler drew for this epoch
         self._pass = _EpochPass()
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in this epoch: how many batches were taken, and what drew their order."""
+        """The place in this epoch: how many batches were taken, and what drew their order.
+
+        Between epochs: what the next one is drawn from, if nothing else draws from that generator.
+        """
         return {"taken": self._taken, "generator": self._generator}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,7 +117,8 @@ class RankBatches(Iterable[Any]):
                 "this place in the data is that of a run under Plan(elastic=True), where set_batch_size made "
                 "other batches; load it under such a plan"
             )
-        self._skipped, self._generator = int(state["taken"]), str(state["generator"])
+        self._taken, self._generator = int(state["taken"]), str(state["generator"])
+        self._skipped = self._taken
         self._again = self._skipped > 0 or bool(self._generator)
 
     def __iter__(self) -> Iterator[Any]:
@@ -133,7 +130,7 @@ class RankBatches(Iterable[Any]):
         while (batch := next(this.rows, END)) is not END:
             self._taken += 1
             yield batch
-        self._taken, self._generator = 0, ""
+        self._taken, self._generator = 0, self._after
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -144,16 +141,17 @@ class RankBatches(Iterable[Any]):
         return first, first + counts[self._part]
 
     def _drawn(self, *, again: bool) -> list[Any]:
-        """The order of an epoch. `again`: that of the epoch from which a state was loaded."""
-        generator = self._sampler_generator
-        now = generator.get_state()
+        """The order of an epoch, and its generator's states before and after.
+
+        again: the epoch from which a state was loaded.
+        """
+        generator, loader = self._sampler_generator, self._loader
         if again and self._generator:
             generator.set_state(torch.tensor(list(bytes.fromhex(self._generator)), dtype=torch.uint8))
-        self._generator = bytes(generator.get_state().tolist()).hex()
-        order = list(self._sampler)
-        if again:
-            generator.set_state(now)
-        return order
+        before = _digits(generator)
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # type: ignore[attr-defined]
+        order = list(self._sampler)  # after a DataLoader's first draw, which seeds its workers
+        return [order, before, _digits(generator)]
 
     @property
     def _indexed(self) -> bool:
@@ -173,17 +171,15 @@ class RankBatches(Iterable[Any]):
 
     def _draw(self, *, again: bool) -> None:
         """Take the order that rank 0 draws. `again`: that of the epoch from which a state was loaded."""
-        drawn: list[Any] = [None, None]
-        if dist.get_rank() == 0:
-            drawn = [self._drawn(again=again), self._generator]
+        drawn: list[Any] = self._drawn(again=again) if dist.get_rank() == 0 else [None, None, None]
         dist.broadcast_object_list(drawn, src=0)
-        self._order, self._generator = drawn
+        self._order, self._generator, self._after = drawn
 
     def _rows(self, first: int) -> Iterator[Any]:
         """This rank's rows of each batch of this epoch, from number `first` on."""
         if not self._indexed:
             return self._cut(itertools.islice(self._loader, first, None))
-        loaded = self._loaded(self._order[first:])
+        loaded = self._seeded(self._loaded(self._order[first:]), first)
         return self._without(loaded, self._order[first:]) if self._by_rows else self._cut(loaded)
 
     @property
@@ -197,6 +193,7 @@ class RankBatches(Iterable[Any]):
         order: dict[str, Any] = {"sampler": drawn, "batch_size": None}
         if self._by_rows:
             order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] or batch[:1] for batch in drawn]}
+        workers = torch.Generator().manual_seed(seed_of(self._generator, self._part))
         return DataLoader(
             loader.dataset,
             **order,
@@ -205,7 +202,19 @@ class RankBatches(Iterable[Any]):
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
+            generator=workers,
         )
+
+    def _seeded(self, loaded: Iterable[Any], first: int) -> Iterator[Any]:
+        """Load each batch, the first of number `first`, with numbers that belong to it and this part."""
+        batches, number = iter(loaded), first
+        while True:
+            with drawing(seed_of(self._generator, self._part, number), "cpu"):
+                batch = next(batches, END)
+            if batch is END:
+                return
+            yield batch
+            number += 1
 
     def _without(self, loaded: Iterable[Any], drawn: Iterable[Any]) -> Iterator[Any]:
         """This rank's rows, as they were loaded; where it has none, one was loaded for its shape."""
@@ -220,6 +229,11 @@ class RankBatches(Iterable[Any]):
 
 
 END = object()
+
+
+def _digits(generator: torch.Generator) -> str:
+    """The state of a generator in hexadecimal digits."""
+    return bytes(generator.get_state().tolist()).hex()
 
 
 @dataclass

@@ -23,11 +23,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from .batches import cut_rows, rows_of, tensors_of
+from .batches import cut_rows, rows_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
+from .graph.containers import tensors_in
 from .graph.fused import split_
 from .graph.python_draws import draws_in_python, python_states
 from .sharded_parameters import own_memory
@@ -167,7 +168,7 @@ def _agree(
 def _same_rows(batch: Any, mesh: PlanMesh) -> None:
     """Refuse ranks of a tensor group that give different rows."""
     group = mesh.group("tensor")
-    sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_of(list(batch))]
+    sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_in(list(batch))]
     told: list[Any] = [None] * mesh.plan.tensor
     dist.all_gather_object(told, sums, group=group)
     if any(other != told[0] for other in told):
@@ -300,4 +301,4 @@ def train(
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    return (tensor for tensor in tensors_of(output) if not isinstance(tensor, DTensor))
+    return (tensor for tensor in tensors_in(output) if not isinstance(tensor, DTensor))

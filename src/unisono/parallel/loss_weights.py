@@ -24,7 +24,8 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import fingerprint, micro_batches, rows_of, stand_in, tensors_of
+from .batches import fingerprint, micro_batches, rows_of, stand_in
+from .graph.containers import tensors_in
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
@@ -73,7 +74,7 @@ def resolved(weigh: Weigh, ignored: int, model: object, *, own_loss: bool) -> We
     )
 
     def tokens(targets: Any) -> int:
-        labels = [t for t in tensors_of(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+        labels = [t for t in tensors_in(targets) if not t.is_floating_point() and t.dtype != torch.bool]
         if not labels:
             raise ValueError(
                 'weigh="tokens" counts integer labels, and this batch has none; write weigh= as a function'
@@ -295,6 +296,6 @@ def _count(given: object) -> float:
 
 def _kept(targets: Any, ignored: int) -> float:
     """The share of labels that are not ignored; 1.0 where targets have no labels."""
-    labels = [t for t in tensors_of(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+    labels = [t for t in tensors_in(targets) if not t.is_floating_point() and t.dtype != torch.bool]
     total = sum(label.numel() for label in labels)
     return sum(int((label != ignored).sum()) for label in labels) / total if total else 1.0

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .batches import rows_of, tensors_of
+from .batches import rows_of
+from .graph.containers import tensors_in
 from .model_flops import Utilization
 
 if TYPE_CHECKING:
@@ -121,10 +122,10 @@ class Progress:
 
 def _inputs(batch: Any) -> Any:
     """What the model is called with: all of a dict, the first of a pair."""
-    return batch if isinstance(batch, dict) else batch[0]
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
 def _tokens(batch: Any) -> int:
     """Numbers of an integer matrix are tokens; other inputs have none."""
-    first = next(tensors_of(_inputs(batch)))
+    first = next(tensors_in(_inputs(batch)))
     return first.numel() if first.dim() == 2 and not first.is_floating_point() else 0

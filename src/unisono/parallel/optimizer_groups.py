@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-__all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "optimizers_of"]
+__all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
 
 
 class Parameters(list[nn.Parameter]):
@@ -31,6 +32,24 @@ class Parameters(list[nn.Parameter]):
 
 
 Optimizer = Callable[[Parameters], torch.optim.Optimizer]
+
+
+def make_optimizers(make: Optimizer, given: Parameters) -> Any:
+    """What the caller's function makes.
+
+    Raises:
+        ValueError: this rank has no parameter for one of the optimizers, as a stage of a pipeline may.
+    """
+    try:
+        return make(given)
+    except ValueError as error:
+        if "empty parameter list" not in str(error):
+            raise
+        raise ValueError(
+            f"parallelize: an optimizer got no parameter on rank {dist.get_rank()}, which trains "
+            f"{', '.join([*given.named][:3])}{', ...' if len(given) > 3 else ''}. Give each optimizer a "
+            'group, which may be empty on some ranks: SGD([{"params": [...]}])'
+        ) from error
 
 
 def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.optim.Optimizer]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +32,10 @@ def kinds_of(inputs: Any, floats: torch.dtype | None = None) -> Any:
     if isinstance(inputs, Tensor):
         cast = floats is not None and inputs.is_floating_point()
         return tuple(inputs.shape), floats if cast else inputs.dtype
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return tuple((str(key), kinds_of(value, floats)) for key, value in inputs.items())
+    if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
+        return kinds_of({one.name: getattr(inputs, one.name) for one in dataclasses.fields(inputs)}, floats)
     if isinstance(inputs, (tuple, list)):
         return tuple(kinds_of(value, floats) for value in inputs)
     return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__

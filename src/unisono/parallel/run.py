@@ -31,7 +31,14 @@ from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
 from .model_setup import ModelSetup
-from .optimizer_groups import Optimizer, Parameters, check_groups, extend_optimizers, optimizers_of
+from .optimizer_groups import (
+    Optimizer,
+    Parameters,
+    check_groups,
+    extend_optimizers,
+    make_optimizers,
+    optimizers_of,
+)
 from .optimizer_step import has_cut_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
@@ -91,7 +98,7 @@ class Run:
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
-        self.optimizer = optimizer(given)
+        self.optimizer = make_optimizers(optimizer, given)
         self._optimizers = optimizers_of(self.optimizer, given, swap=self.swap is not None)
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)

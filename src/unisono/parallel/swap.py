@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .batches import tensors_of
 from .gradients import norm_of, same_bits, sum_of_squares
+from .graph.containers import tensors_in
 from .replicated_parameters import GradientBucket
 from .spill import Disk, Host, Key, SpillStorage
 from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
@@ -346,7 +346,7 @@ class ParameterSwap:
                     self._load(unit)
                     self._read_ahead(self._before[::-1], len(self._before) - self._place(unit))
 
-            for tensor in tensors_of(output):
+            for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(before_backward)
             if not self._in_backward and unit.module is not self.root:

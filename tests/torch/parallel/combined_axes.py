@@ -316,6 +316,21 @@ def sdpa(make: Make) -> Make:
     return made
 
 
+class TiedDecoder(Decoder):
+    """The table of words is the weight of the last layer, which another stage calls."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.head = nn.Linear(*reversed(self.words.weight.shape), bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor, padding: Tensor | None = None) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x, padding)
+        return self.head(self.norm(x))
+
+
 def check_context_with_pipeline(folder: Path) -> None:
     ids, classes = contexts.batches(18, STEPS), contexts.classes(STEPS)
     decoder = partial(Decoder, 4, 2)
@@ -329,6 +344,7 @@ def check_context_with_pipeline(folder: Path) -> None:
         whole = run.predict(x)
         assert abs(contexts.mean(whole, y).item() - run.evaluate((x, y))) < TOLERANCE
     same(up.Plan(context=2, pipeline=2), Encoder, classes, contexts.of_class, sample=classes[0][0])
+    same(up.Plan(context=2, pipeline=2, zero=1), TiedDecoder, ids, contexts.mean, sample=ids[0][0])
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

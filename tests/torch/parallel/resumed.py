@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import unisono.parallel as up
 from parallel.plain_training import seeded
 from parallel.run_features import in_group
+from unisono.parallel.batches import RankBatches
 
 
 def net() -> nn.Module:
@@ -76,6 +77,78 @@ def check_a_load_goes_on_where_the_save_was(folder: Path) -> None:
         again.run.load(f"{shared[0]}/2", also={"other": again.batches})
     with pytest.raises(TypeError, match="save: 'model' is a Sequential whose state cannot be saved"):
         again.run.save(f"{shared[0]}/3", also={"model": net()})
+
+
+class Noisy(Dataset[Tensor]):
+    """A row is its number and a fraction that is drawn when it is loaded, as augmentations are."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> Tensor:
+        return row + torch.rand((), dtype=torch.float64)
+
+
+def shuffled(data: Any, *, own: bool) -> DataLoader[Any]:
+    """own: by a generator of its own; else by PyTorch's default one."""
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(4) if own else None
+    return DataLoader(data, batch_size=5, shuffle=True, generator=generator)
+
+
+def check_the_order_of_data_is_that_of_one_process(folder: Path) -> None:
+    for own in (False, True):
+        alone = shuffled(range(12), own=own)
+        wanted = [[batch.tolist() for batch in alone] for _ in range(3)]
+        batches = RankBatches(shuffled(Noisy(), own=own), 0, 1)  # both ranks have all rows, as tensor ranks
+        first = [batch.tolist() for batch in batches]
+        between = batches.state_dict()
+        second = [batch.tolist() for batch in batches]
+        assert [[int(value) for value in batch] for batch in first] == wanted[0]
+        assert [[int(value) for value in batch] for batch in second] == wanted[1]
+        everyone: list[Any] = [None] * 2
+        dist.all_gather_object(everyone, first)
+        assert everyone[0] == everyone[1], "the ranks of a tensor group need the same rows"
+        again = RankBatches(shuffled(Noisy(), own=own), 0, 1)
+        again.load_state_dict(between)
+        assert again.state_dict() == between
+        assert [batch.tolist() for batch in again] == second
+        assert [[int(value) for value in batch.tolist()] for batch in again] == wanted[2]
+        part = RankBatches(shuffled(Noisy(), own=own), dist.get_rank(), 2)
+        dist.all_gather_object(everyone, [batch.tolist() for batch in part])
+        whole = [a + b for a, b in zip(*everyone, strict=True)]
+        assert [[int(value) for value in batch] for batch in whole] == wanted[0]
+        assert len({value % 1 for batch in whole for value in batch}) == 12, "data ranks draw other numbers"
+
+
+def check_a_stage_without_parameters_of_an_optimizer(folder: Path) -> None:
+    def made(*, groups: bool) -> up.Run:
+        def by_stage(parameters: Any) -> list[torch.optim.Optimizer]:
+            first, last = ([v for k, v in parameters.named.items() if k[0] == place] for place in "03")
+            given: Any = ([{"params": first}], [{"params": last}]) if groups else (first, last)
+            return [torch.optim.SGD(given[0], lr=0.1), torch.optim.AdamW(given[1], lr=1e-2)]
+
+        plan = up.Plan(pipeline=2)
+        return up.parallelize(seeded(net).eval(), plan, optimizer=by_stage, loss=functional.cross_entropy)
+
+    with pytest.raises(
+        ValueError, match=r"got no parameter on rank \d, which trains .* Give each optimizer a"
+    ):
+        made(groups=False)
+    x, y = next(iter(loader()))
+    run, alone = made(groups=True), seeded(net).eval()
+    optimizers = [torch.optim.SGD(alone[0].parameters(), 0.1), torch.optim.AdamW(alone[3].parameters(), 1e-2)]
+    shared: list[Any] = [(x, y)]
+    dist.broadcast_object_list(shared)
+    x, y = shared[0]
+    for _ in range(3):
+        loss = functional.cross_entropy(alone(x), y)
+        assert abs(run.step((x, y)) - loss.item()) < 1e-5
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def check_wrong_lists_of_optimizers_are_named(folder: Path) -> None:

@@ -27,6 +27,7 @@ class DrawnOrder:
         entries: what the sampler drew: of all batches, one after the other.
         sizes: rows of each batch; none: an entry is a batch.
         drawn_by: the state of the sampler's generator before it drew, in hexadecimal digits.
+        after: likewise, right after.
         generator: its state now, or right after the draw for a rank that is in it.
         at: the number of the newest batch.
         resized: what `set_batch_size` did to the order: (from which batch on, rows).
@@ -35,6 +36,7 @@ class DrawnOrder:
     entries: np.ndarray | list[Any]
     sizes: list[int] | None
     drawn_by: str
+    after: str
     generator: np.ndarray
     at: int
     resized: list[tuple[int, int]]
@@ -253,13 +255,15 @@ class ElasticBatches(RankBatches):
         state = self._after_draw
         if self._indexed and not drawn:
             state = self._sampler_generator.get_state()
-        return DrawnOrder(entries, sizes, self._generator, state.numpy(), self._at, list(self._resized))
+        drawn_by = self._generator, self._after
+        return DrawnOrder(entries, sizes, *drawn_by, state.numpy(), self._at, list(self._resized))
 
     def take_order(self, given: DrawnOrder) -> None:
         """Be in the epoch of another rank."""
         entries = given.entries if isinstance(given.entries, list) else given.entries.tolist()
         self._order = entries if given.sizes is None else _grouped(entries, given.sizes)
-        self._generator, self._resized = given.drawn_by, list(given.resized)
+        self._generator, self._after = given.drawn_by, given.after
+        self._resized = list(given.resized)
         if not self._has_order:  # the first batch of this epoch is as the others have it
             self._has_order, self._next = True, self._next + 1
         if self._indexed:

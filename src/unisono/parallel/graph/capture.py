@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -360,7 +360,7 @@ def _quiet() -> Iterator[None]:
 
 def call(module: Any, inputs: Any) -> Any:
     """Call a module with what a batch has as inputs."""
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 

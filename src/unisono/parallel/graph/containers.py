@@ -1,11 +1,11 @@
-"""Nested containers of tensors: tuples, lists, dicts, dataclasses, and what Hugging Face's models return."""
+"""Nested containers of tensors: tuples, lists, mappings, dataclasses, outputs of Hugging Face."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def tensors_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
     """Yield every tensor in nested containers and dataclasses, or every `kind`."""
     if isinstance(thing, kind):
         yield thing
-    elif isinstance(thing, dict):
+    elif isinstance(thing, Mapping):
         for part in thing.values():
             yield from tensors_in(part, kind)
     elif isinstance(thing, (tuple, list)):
@@ -38,7 +38,7 @@ def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
     """Yield what is neither `kind`, a container of it, nor plain data: objects with a state of their own."""
     if isinstance(thing, (kind, *PLAIN)):
         return
-    if isinstance(thing, dict):
+    if isinstance(thing, Mapping):
         for part in thing.values():
             yield from strange_in(part, kind)
     elif isinstance(thing, (tuple, list)):
@@ -69,7 +69,7 @@ def mapped(thing: Any, change: Callable[[Any], Any], kind: type[Any] = Tensor) -
     """Nested containers with `change` applied to every tensor, or to every `kind`."""
     if isinstance(thing, kind):
         return change(thing)
-    if isinstance(thing, dict):
+    if isinstance(thing, (dict, MutableMapping)):
         found = {key: mapped(value, change, kind) for key, value in thing.items()}
         return found if type(thing) is dict else _rebuilt(thing, found)
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):

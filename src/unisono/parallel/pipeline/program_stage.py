@@ -141,13 +141,23 @@ class ProgramStage(nn.Module):
         self._where: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.called = nn.ModuleList(dict.fromkeys(self._where[path] for path in here.calls))
         self.bare = nn.Module()  # has parameters that operators take, and no module that the stage calls
-        inside = {id(parameter) for parameter in self.called.parameters()}
+        inside = {
+            id(parameter): (module, leaf)
+            for module in self.called.modules()
+            for leaf, parameter in module.named_parameters(recurse=False)
+        }
         unused = programs.first.unused if stage == 0 else frozenset()
         named = {name: self._slot(name) for name in sorted(here.parameters | unused)}
         self._bare = {
             name: f"p{number}"
             for number, (name, (owner, leaf)) in enumerate(named.items())
             if owner is not None and id(owner._parameters[leaf]) not in inside
+        }
+        # where parameters are that a called module has; the one that names a tied one may be in another stage
+        self._inside = {
+            name: inside[id(owner._parameters[leaf])]
+            for name, (owner, leaf) in named.items()
+            if owner is not None and name not in self._bare
         }
         self.take_bare()
 
@@ -185,7 +195,7 @@ class ProgramStage(nn.Module):
         if name in self._bare:
             return getattr(self.bare, self._bare[name])
         path, _, leaf = name.rpartition(".")
-        return getattr(self._where[path], leaf)
+        return getattr(*self._inside.get(name, (self._where.get(path), leaf)))
 
     def forward(self, came: Sequence[Tensor], inputs: Any) -> Any:
         program = self._programs.of(inputs)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from unisono.parallel.batches import tensors_of
 from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.loss_weights import mean, pair
 from unisono.parallel.sharded_parameters import reshard
 from unisono.torch_internals import training
@@ -321,14 +321,14 @@ class PipelineRuntime:
 
 def _nothing(output: Any) -> Tensor:
     """A loss of 0 with gradients of 0: no label of these rows counts, and a mean over none is NaN."""
-    reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(output)]
+    reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_in(output)]
     total: Tensor = sum((t * 0.0).sum() for t in reals if t.is_floating_point())  # type: ignore[assignment]
     return total
 
 
 def _shape(inputs: Any) -> Hashable:
     """The shapes that determine those of all stages."""
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(inputs))
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
 
 
 def _check_outputs(stage: int, outputs: tuple[Any, ...]) -> None:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.batches import micro_batches, tensors_of
+from unisono.parallel.batches import micro_batches
 from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
+from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.optimizer_step import steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
@@ -195,7 +196,7 @@ class DryStep:
         with self._running():
             self._account.forget_peak()
             with self._watch.labelled("inputs"):
-                for tensor in tensors_of(batch):
+                for tensor in tensors_in(batch):
                     self._watch.see(tensor)
             del batch
             self._step(units, micros)
