@@ -60,6 +60,8 @@ def plan(
     dispatch: str = "experts",
     routed_hosts: int = 0,
     expert_overlap: bool = False,
+    loss: str = "eager",
+    autocast: bool = False,
     runtime: Runtime | None = None,
 ) -> PlanChoice:
     """Choose how to train a transformer: the fastest plan that fits, with its reasons. Nothing runs.
@@ -81,6 +83,7 @@ def plan(
             is trained, so none is taken unasked.
         imbalance: rows that the fullest rank's experts get, over the mean of all ranks.
         dispatch, routed_hosts, expert_overlap: how rows of experts travel, as in `TrainingJob`.
+        loss, autocast: cross entropy "eager" or "fused"; f32 sums between layers; as in `TrainingJob`.
         runtime: `unisono.parallel.Plan`: search only plans that it runs.
     Raises:
         NoPlanFitsError: a ValueError that names the plan which needs least.
@@ -93,6 +96,7 @@ def plan(
         shape, batch, gpus, hardware, hosts, network, memory,
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
         dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
+        loss=text(loss, "loss"), autocast=autocast,
     )  # fmt: skip
     model = model_of(job)
     result = _compared(model, plan, fix, runtime)
