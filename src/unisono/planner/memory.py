@@ -287,7 +287,9 @@ class MemoryModel:
         values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
         ends = values * flying if rank == 0 and job.shape.dropout else 0.0
         if rank == plan.pipeline - 1:  # the loss is computed in f32
-            ends += (job.residual_width + job.width) * values + LOGIT_BYTES * tokens * job.shape.vocab / plan.tensor
+            ends += (
+                job.residual_width + job.width
+            ) * values + LOGIT_BYTES * tokens * job.shape.vocab / plan.tensor
         return kept, again, ends
 
     def _loss(self, plan: TrainingPlan, rank: int) -> float:
