@@ -88,7 +88,7 @@ def main(hardware: str) -> None:
         numbers = {"layers": layers, "hidden": width, "heads": heads, "vocab": VOCAB, "sequence": length}
         shape = shape_of("gpt", **numbers, dropout=False, attention="fused")
         plan = f"micro_batch={rows},zero=0"
-        said = un.plan(shape, batch=rows, gpus=1, hardware=hardware, plan=plan).record()
+        said = un.plan(shape, batch=rows, gpus=1, hardware=hardware, plan=plan, autocast=True).record()
         seconds, peak = measured(layers, width, heads, rows, length)
         time_error, memory_error = said["seconds"] / seconds - 1, said["memory_bytes"] / peak - 1
         print(

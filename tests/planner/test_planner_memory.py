@@ -34,7 +34,7 @@ def test_the_published_values_are_exact(name: str) -> None:
     layers, hidden, heads, tensor, pipeline, batch, micro_batch, interleave = row
     shape = shape_of("gpt", layers=layers, hidden=hidden, heads=heads, vocab=51200, sequence=2048)
     plan = TrainingPlan(tensor=tensor, pipeline=pipeline, interleave=interleave, micro_batch=micro_batch)
-    job = job_of(shape, plan, batch)
+    job = job_of(shape, plan, 2 * batch)  # with one micro-batch the peak may be where backward has ended
     matrices = layers // pipeline * shape.matrices(tensor)
     assert sum(model_states(matrices, plan, job)) == states * GIB
     assert memory_of(plan, job).activations == pytest.approx(kept * GIB, rel=1e-12)
@@ -124,3 +124,45 @@ def test_zero_has_one_table_whole_while_it_is_at_work(zero: int, elements_bytes:
     layer = small.matrices() + small.vectors()
     assert buffers[0] == layer * (elements_bytes + (2 if zero == 3 else 0))
     assert buffers[1] - buffers[0] == (128256 * 4096 - layer) * elements_bytes
+
+
+@each(
+    "layers, hidden, heads, batch, sequence, seen",
+    [
+        (12, 768, 12, 16, 1024, 16.02),
+        (24, 1024, 16, 16, 1024, 27.46),
+        (24, 1536, 16, 8, 1024, 24.73),
+        (24, 2048, 16, 8, 1024, 35.34),
+        (24, 2048, 16, 4, 2048, 35.36),
+    ],
+)
+def test_one_step_on_a_gpu_has_the_measured_peak(
+    layers: int, hidden: int, heads: int, batch: int, sequence: int, seen: float
+) -> None:
+    """GiB on an H100, of PyTorch's operators under autocast: benchmarks/results/2026-11-26-gpu.md."""
+    shape = shape_of(
+        "gpt", layers=layers, hidden=hidden, heads=heads, vocab=50304, sequence=sequence, dropout=False,
+        attention="fused",
+    )  # fmt: skip
+    plan = f"micro_batch={batch},zero=0"
+    choice = un.plan(shape, batch=batch, gpus=1, hardware="h100-80g", plan=plan, autocast=True)
+    assert choice.memory_bytes == pytest.approx(seen * GIB, rel=0.01)
+
+
+def test_a_fused_loss_keeps_the_logits_in_f32() -> None:
+    shape = shape_of("gpt", layers=2, hidden=64, heads=4, vocab=50304, sequence=1024)
+    for compute, more in (("bf16", 12 - 4), ("f32", 16 - 4)):
+        ends = [
+            un.plan(
+                shape, batch=2, gpus=1, hardware="a100-80g", plan="micro_batch=1", compute=compute, loss=loss
+            ).chosen.memory.ends
+            for loss in ("eager", "fused")
+        ]
+        assert ends[0] - ends[1] == more * 1024 * 50304
+    for wrong, error in (
+        ({"loss": "slow"}, ValueError),
+        ({"loss": 1}, TypeError),
+        ({"autocast": "yes"}, TypeError),
+    ):
+        with pytest.raises(error):
+            un.plan(shape, batch=2, gpus=1, hardware="a100-80g", **wrong)

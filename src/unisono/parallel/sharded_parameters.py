@@ -200,9 +200,10 @@ def _shares(unit: nn.Module, root: nn.Module) -> bool:
 def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPolicy:
     if plan.precision == "f32":
         return MixedPrecisionPolicy()
-    reduce = torch.float32 if plan.reduce == "f32" else None
+    low = TYPES[plan.precision]  # None would be f32 since PyTorch 2.15, and the parameters' type before
+    reduce = torch.float32 if plan.reduce == "f32" else low
     casts = plan.context == 1  # a recorded program has its casts
-    return MixedPrecisionPolicy(TYPES[plan.precision], reduce, output, cast_forward_inputs=casts)
+    return MixedPrecisionPolicy(low, reduce, output, cast_forward_inputs=casts)
 
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:

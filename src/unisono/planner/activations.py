@@ -19,10 +19,12 @@ def layer_activations(
     experts: bool = False,
     imbalance: float = 1.0,
     inputs: int = 0,
+    residual: int = 0,
 ) -> float:
     """Bytes that a layer keeps of one micro-batch on one rank.
 
-    Of these, the inputs of matrix products that no other operator keeps have `inputs` bytes a value (fp8).
+    Of these, the inputs of matrix products that no other operator keeps have `inputs` bytes a value (fp8),
+    and those of norms `residual` bytes (f32 under autocast).
 
     Example: s b h (10 + 24/t + 5 a s / (h t)) for GPT in 16 bits; with sequence and selective recomputation
     34 s b h / t.
@@ -30,10 +32,10 @@ def layer_activations(
     tokens = plan.micro_batch * shape.sequence // plan.context
     values, cut = tokens * shape.hidden, plan.tensor if plan.sequence else 1
     if plan.recompute == "full":
-        return width * values / cut
-    inputs = inputs or width
+        return (residual or width) * values / cut
+    inputs, residual = inputs or width, residual or width
     # Inputs of norms and matrices; two masks.
-    whole = 2 * (width + inputs) * values + (2 * values if shape.dropout else 0)
+    whole = 2 * (residual + inputs) * values + (2 * values if shape.dropout else 0)
     tensor, latent = plan.tensor, shape.latent
     heads = (shape.heads // tensor) * (shape.head + shape.value_head)
     heads += shape.keys(tensor) + shape.values(tensor)

@@ -25,11 +25,16 @@ __all__ = [
 ]
 
 
+LOGIT_BYTES = 4
+"""Of a logit that a fused loss keeps: f32."""
+
+
 class MemoryUse(NamedTuple):
     """Bytes of one rank, by cause.
 
     Attributes:
         parameters, gradients, moments: of its layers and tables; moments with the f32 copy of parameters.
+            Of the only micro-batch those that are there at the peak: none at the loss.
         activations: what its layers keep for backward, of all micro-batches in flight.
         recomputed: one layer's activations while they are computed again.
         ends: activations of the embedding, the output matrix and the loss.
@@ -116,6 +121,7 @@ class RankParts(NamedTuple):
 
     Attributes:
         kept, again, ends: activations of its layers, of a layer that is computed again, and of the ends.
+        loss: what an eager loss has beside them while it is computed.
         messages: buffers of what it sends and receives.
         layer, largest: elements of its largest layer, and of its largest unit: a table is one, too.
         of_layers: elements of all its layers.
@@ -125,6 +131,7 @@ class RankParts(NamedTuple):
     kept: float
     again: float
     ends: float
+    loss: float
     messages: float
     layer: float
     largest: float
@@ -177,7 +184,8 @@ class MemoryModel:
 
     def least_of_part_bytes(self, each: RankParts, plan: TrainingPlan) -> float:
         """The same of one rank."""
-        return each.kept + each.again + each.ends + self._least_states(plan, each.elements)
+        again = 0.0 if _alone(plan, self.job) else each.again
+        return each.kept + again + each.ends + self._least_states(plan, each.elements)
 
     def least_of_layer_bytes(self, plan: TrainingPlan, rank: int) -> float:
         """A bound: what each layer of a rank takes at least, whatever stages, sharing and codec are."""
@@ -205,16 +213,18 @@ class MemoryModel:
                 if number:
                     one, more = self._layer(plan, experts=experts)
                     kept, again = kept + number * flying * one, max(again, more)
+            again = 0.0 if _alone(plan, self.job) else again
             elements = RankElements(dense * each.dense + mixed * each.mixed, mixed * each.experts)
             found.append(kept + again + self._least_states(plan, elements))
         return min(found)
 
     def _least_states(self, plan: TrainingPlan, elements: RankElements) -> float:
         job = self.job
-        width = job.width + job.gradient_bytes + job.moment_bytes
+        gradient_bytes = 0 if _alone(plan, job) else job.gradient_bytes
+        width = job.width + gradient_bytes + job.moment_bytes
         if job.hardware.host is not None:  # states or moments may be swapped
             only_data = plan.ranks == plan.data and plan.expert == 1
-            width = 0 if only_data else job.width + job.gradient_bytes
+            width = 0 if only_data else job.width + gradient_bytes
         shared = elements.common + elements.experts * min(plan.expert, plan.copies)
         return width * shared / plan.copies
 
@@ -251,8 +261,9 @@ class MemoryModel:
 
             def kept(of: TrainingPlan) -> float:
                 return layer_activations(
-                    shape, of, width, experts=experts, imbalance=imbalance, inputs=self.job.product_width
-                )
+                    shape, of, width, experts=experts, imbalance=imbalance, inputs=self.job.product_width,
+                    residual=self.job.residual_width,
+                )  # fmt: skip
 
             again = 0.0
             if plan.recompute != "none":
@@ -276,8 +287,17 @@ class MemoryModel:
         values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
         ends = values * flying if rank == 0 and job.shape.dropout else 0.0
         if rank == plan.pipeline - 1:  # the loss is computed in f32
-            ends += 2 * job.width * values + 4 * tokens * job.shape.vocab / plan.tensor
+            ends += (
+                job.residual_width + job.width
+            ) * values + LOGIT_BYTES * tokens * job.shape.vocab / plan.tensor
         return kept, again, ends
+
+    def _loss(self, plan: TrainingPlan, rank: int) -> float:
+        """What an eager loss has on a rank beside the logits in f32."""
+        if rank < plan.pipeline - 1:
+            return 0.0
+        job = self.job
+        return (job.logit_bytes - LOGIT_BYTES) * sequence_part(plan, job) * job.shape.vocab / plan.tensor
 
     def part(self, plan: TrainingPlan, rank: int) -> RankParts:
         """That of one rank of a pipeline."""
@@ -288,7 +308,8 @@ class MemoryModel:
         kept, again, ends = self._kept(plan, rank)
         messages = self._message_bytes(plan, experts=layers.mixed > 0)
         of_layers = layers.dense * each.dense + layers.mixed * (each.mixed + each.experts)
-        return RankParts(self.elements(plan, rank), kept, again, ends, messages, layer, largest, of_layers)
+        elements, loss = self.elements(plan, rank), self._loss(plan, rank)
+        return RankParts(elements, kept, again, ends, loss, messages, layer, largest, of_layers)
 
     def use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
         """Memory of a rank that has these parts."""
@@ -305,7 +326,20 @@ class MemoryModel:
             buffers += at_work
         if plan.codec != "none":  # errors that are sent later, in f32
             buffers += 4 * parts.elements.total
-        return MemoryUse(*states, parts.kept, parts.again, parts.ends, buffers)
+        parameters, gradients, moments = states
+        ends = parts.ends + parts.loss
+        whole = MemoryUse(parameters, gradients, moments, parts.kept, parts.again, ends, buffers)
+        if not _alone(plan, job):
+            return whole
+        # Gradients come as activations go: the peak is at the loss, or where backward begins or ends.
+        first = min(gradients, parts.largest * job.gradient_bytes)
+        one = parts.kept * parts.layer / max(1.0, parts.of_layers)
+        found = (
+            whole._replace(gradients=0.0, recomputed=0.0),
+            whole._replace(gradients=first, ends=parts.ends),
+            whole._replace(activations=one, ends=0.0),
+        )
+        return max(found, key=lambda use: use.total)
 
     def _message_bytes(self, plan: TrainingPlan, *, experts: bool) -> float:
         job = self.job
@@ -317,6 +351,11 @@ class MemoryModel:
             rows = tokens * job.shape.mixed.top_k * (1 + job.imbalance) / plan.tensor
             found += rows * job.shape.hidden * job.width
         return found
+
+
+def _alone(plan: TrainingPlan, job: TrainingJob) -> bool:
+    """Whether a step has one forward and one backward, so that no gradient is there at its loss."""
+    return plan.pipeline == 1 and plan.micro_batches(job.batch) == 1
 
 
 def _ranks(plan: TrainingPlan) -> list[int]:

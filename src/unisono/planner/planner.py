@@ -60,6 +60,8 @@ def plan(
     dispatch: str = "experts",
     routed_hosts: int = 0,
     expert_overlap: bool = False,
+    loss: str = "eager",
+    autocast: bool = False,
     runtime: Runtime | None = None,
 ) -> PlanChoice:
     """Choose how to train a transformer: the fastest plan that fits, with its reasons. Nothing runs.
@@ -76,11 +78,9 @@ def plan(
         fix: search only plans with these fields, such as "sequence=no,zero=1".
         compute: bf16, fp16, f32 or fp8, or several to compare; None: the hardware's first.
         reduce: gradients are kept and reduced in "f32", or "low" for the type of compute.
-        overlap: collectives of the data axis travel during compute; None: as the hardware's file says.
-        codecs: ways to compress gradients that a search may take: "bf16", "int8", "rank4". They change what
-            is trained, so none is taken unasked.
-        imbalance: rows that the fullest rank's experts get, over the mean of all ranks.
-        dispatch, routed_hosts, expert_overlap: how rows of experts travel, as in `TrainingJob`.
+        overlap: collectives of the data axis travel during compute; None: as the hardware says.
+        codecs: ways to compress gradients that a search may take: "bf16", "int8", "rank4"; none unasked.
+        imbalance, dispatch, routed_hosts, expert_overlap, loss, autocast: as in `TrainingJob`.
         runtime: `unisono.parallel.Plan`: search only plans that it runs.
     Raises:
         NoPlanFitsError: a ValueError that names the plan which needs least.
@@ -90,7 +90,7 @@ def plan(
     if plan is not None and fix is not None:
         raise ValueError("plan prices one plan and fix searches: give one or the other")
     job = _job(
-        shape, batch, gpus, hardware, hosts, network, memory,
+        shape, batch, gpus, hardware, hosts, network, memory, autocast=autocast, loss=text(loss, "loss"),
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
         dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
     )  # fmt: skip

@@ -14,6 +14,7 @@ __all__ = ["MOST", "TrainingJob", "codec_rank"]
 
 CODECS = ("none", "bf16", "int8")
 DISPATCHES = ("experts", "hosts")
+LOSSES = ("eager", "fused")
 MOST = 1 << 24
 
 
@@ -32,6 +33,9 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
         dispatch: rows of a token go to each of its "experts", or once to each of the "hosts" that have some.
         routed_hosts: hosts at most that a token's experts are on; 0: any.
         expert_overlap: rows of one micro-batch travel while another one is computed.
+        loss: cross entropy as PyTorch's operators compute it, "eager", or in one kernel, "fused", which keeps
+            the logits in f32 and nothing else.
+        autocast: parameters are f32, and so are the sums between layers, as under `torch.autocast`.
         cluster: the hosts, where they differ; `hardware` and `links` are then what all have in common.
     """
 
@@ -50,6 +54,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: str = "experts"
     routed_hosts: int = 0
     expert_overlap: bool = False
+    loss: str = "eager"
+    autocast: bool = False
     cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
@@ -63,8 +69,11 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{self.hardware.name} has no rate for {compute!r}, expected one of {known}")
         if self.dispatch not in DISPATCHES:
             raise ValueError(f"dispatch is {self.dispatch!r}, expected {' or '.join(DISPATCHES)}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss is {self.loss!r}, expected {' or '.join(LOSSES)}")
         whole(self.routed_hosts, "routed_hosts", 0, MOST)
         flag(self.expert_overlap, "expert_overlap")
+        flag(self.autocast, "autocast")
         if self.routed_hosts and self.dispatch != "hosts":
             raise ValueError(f"routed_hosts={self.routed_hosts} needs dispatch=hosts")
         if self.reduce not in ("f32", "low"):
@@ -78,6 +87,20 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     def width(self) -> int:
         """Bytes of a value that is computed with; under fp8 only inputs of matrix products are narrower."""
         return 4 if self.compute == "f32" else 2
+
+    @property
+    def residual_width(self) -> int:
+        """Bytes of a value between layers."""
+        return 4 if self.autocast else self.width
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of a logit at the peak of the loss.
+
+        Eager: logits and their log-softmax in the type of compute, which autocast copies to f32, and one
+        gradient in f32; in f32 two gradients. 12 bytes in 16 bits, and 16 in f32.
+        """
+        return 4 if self.loss == "fused" else 2 * self.width + 8
 
     @property
     def product_width(self) -> int:

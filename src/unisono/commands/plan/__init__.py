@@ -129,6 +129,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     ):
         add(f"--{name}", type=int, default=None, metavar="N", help=text)
     add("--family", default=None, metavar="NAME", help="gpt (default) or llama: gated MLP, no biases, untied")
+    add("--loss", default="eager", metavar="NAME", help="cross entropy: eager (default) or fused")
+    add("--autocast", action="store_true", help="sums between layers are f32, as under torch.autocast")
     add("--attention", default=None, metavar="NAME", help="unfused or fused (default: unfused for gpt)")
 
 
@@ -186,6 +188,8 @@ def _planned(args: argparse.Namespace) -> str:
         dispatch=args.dispatch,
         routed_hosts=args.routed_hosts,
         expert_overlap=args.expert_overlap,
+        loss=args.loss,
+        autocast=args.autocast,
         runtime=runtime,
     )
     if args.output:

@@ -60,6 +60,7 @@ class _DryUnit:
         self.sums: dict[nn.Parameter, Tensor] = {}  # gradients of earlier micro-batches in f32
         self.forwards: list[int] = []  # places in the order of forwards, whose backward is to come
         self.reduced: Charge | None = None  # this rank's part of the gradients
+        self.partial: Charge | None = None  # the same, which replicas have not added up yet
         self.began = self.ended = True
 
     @property
@@ -281,12 +282,21 @@ class DryShards:
         self._sent = account.charge(numel * parts * size, "buffers")
         grads.clear()
         made = account.charge(numel * size, "gradients", REDUCING)
+        if self._replicas and not self._last:  # replicas add up what all micro-batches have reduced
+            if group.partial is None:
+                group.partial = made
+            else:
+                account.release(made)
+            return
         if size != 4:
             low, made = made, account.charge(numel * 4, "gradients", REDUCING)
-            if self._replicas and self._last:
+            if self._replicas:
                 self._summed.append(low)  # kept until backward ends
             else:
                 account.release(low)
+        if group.partial is not None:
+            account.release(group.partial)
+            group.partial = None
         if group.reduced is None:
             group.reduced = made
         else:

@@ -30,6 +30,8 @@ INSIDE: dict[str, Callable[[Tensor, Tensor], int]] = {
     "aten::_safe_softmax": lambda _, made: (
         made.nbytes + made.numel()
     ),  # the result, and where nothing is seen
+    # CUDA's kernel multiplies the gradient and the result first: aten/src/ATen/native/cuda/SoftMax.cu
+    "aten::_softmax_backward_data": lambda grad, _: grad.nbytes * (grad.device.type == "cuda"),
     "aten::linalg_vector_norm": lambda given, made: (
         given.numel() * made.itemsize * (made.dtype != given.dtype)
     ),
