@@ -115,9 +115,16 @@ def _made(found: dict[str, Any], given: Mapping[str, Any]) -> Plan | None:
     if any(name in given and value not in values(given, name, ()) for name, value in found.items()):
         return None
     try:
-        return Plan(**found)
+        made = Plan(**found)
     except ValueError:
         return None
+    return None if _repeats(made, given) else made
+
+
+def _repeats(plan: Plan, given: Mapping[str, Any]) -> bool:
+    """Whether another plan that is searched does the same: no gradient of this one travels."""
+    alone = plan.compression is not None and plan.copies == 1
+    return alone and None in values(given, "compression", ())
 
 
 def neighbours(
@@ -147,6 +154,7 @@ def neighbours(
         and batch % each.data == 0
         and host % each.tensor == 0
         and allows(given, each)
+        and not _repeats(each, given)
     ]
 
 

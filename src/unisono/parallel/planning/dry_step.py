@@ -300,7 +300,7 @@ class DryStep:
             f"{path}.{leaf}".lstrip("."): value
             for module, path in self._here.names.items()
             for leaf, value in module._parameters.items()
-            if value in inside
+            if value is not None and value in inside
         }
         ranks = plan.copies if plan.local_steps is None else plan.copies // plan.shards
         return DryCompression(plan.compression, named, ranks, self._watch)
