@@ -1,4 +1,4 @@
-"""What `up.plan` searches: lists of values, compression, hosts that differ; all against an exhaustive search."""
+"""What `up.plan` searches: lists of values, compression, hosts that differ; against an exhaustive search."""
 
 from __future__ import annotations
 

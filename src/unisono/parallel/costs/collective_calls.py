@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from .collectives import CollectiveCosts
 
-__all__ = ["CollectiveCall", "collective_calls"]
+__all__ = ["PricedCollective", "collective_calls"]
 
 
-class CollectiveCall(NamedTuple):
+class PricedCollective(NamedTuple):
     """All calls of one kind in a step, on the mean rank of a pipeline.
 
     Attributes:
@@ -56,14 +56,14 @@ class _LoggedCosts:
         return taken
 
 
-def collective_calls(parts: StepParts) -> list[CollectiveCall]:
+def collective_calls(parts: StepParts) -> list[PricedCollective]:
     """Those of a step, what takes longest first. What `context` and `expert` exchange is not among them."""
     plan, costs = parts.plan, _LoggedCosts(parts.collectives)
     parts.collectives = costs  # type: ignore[assignment]
     step_forecast(parts)
     tensor = tuple(range(plan.tensor))
     meetings = plan.local_steps or 1
-    found: dict[tuple[str, str, int], CollectiveCall] = {}
+    found: dict[tuple[str, str, int], PricedCollective] = {}
     rows = [
         (name, "pipeline" if name == "message" else "data", members, nbytes, taken, 1 / meetings)
         for name, members, nbytes, taken in costs.found
@@ -73,8 +73,8 @@ def collective_calls(parts: StepParts) -> list[CollectiveCall]:
     for name, axis, members, nbytes, taken, times in rows:
         share = (1 if axis == "pipeline" else times) / plan.pipeline
         key = name, axis, len(members)
-        before = found.get(key, CollectiveCall(*key, 0.0, 0.0, 0.0))
-        found[key] = CollectiveCall(
+        before = found.get(key, PricedCollective(*key, 0.0, 0.0, 0.0))
+        found[key] = PricedCollective(
             *key, before.nbytes + nbytes * share, before.calls + share, before.seconds + taken * share
         )
     return sorted(found.values(), key=lambda each: -each.seconds)

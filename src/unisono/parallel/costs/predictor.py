@@ -28,7 +28,7 @@ from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
-from .collective_calls import CollectiveCall, collective_calls
+from .collective_calls import PricedCollective, collective_calls
 from .collectives import CollectiveCosts
 from .compressed_gradients import CompressedGradients, of_stages
 from .exchanges import of_attentions, of_experts
@@ -141,7 +141,7 @@ class StepPredictor:
         """
         return step_forecast(self._parts(plan))
 
-    def collectives(self, plan: Plan) -> list[CollectiveCall]:
+    def collectives(self, plan: Plan) -> list[PricedCollective]:
         """The collectives and messages of a step on a rank. Raises as `forecast` does."""
         return collective_calls(self._parts(plan))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from unisono.parallel.costs.collective_calls import CollectiveCall
+from unisono.parallel.costs.collective_calls import PricedCollective
 from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
@@ -72,7 +72,7 @@ class ModelChoice(NamedTuple):
     tried: int
     speed: str
     complete: bool
-    collectives: list[CollectiveCall]
+    collectives: list[PricedCollective]
 
     @property
     def plan(self) -> Plan:
