@@ -27,6 +27,9 @@ RECOMPUTE = (False, "selective", True)
 SCHEDULES = ("1f1b", "zb-h1", "zbv", "interleaved")
 """GPipe has the bubble of 1F1B and keeps more: it is for who gives it."""
 
+MOST_MICRO_BATCHES = 2048
+"""That are searched: a schedule of more takes seconds to price."""
+
 INTERLEAVED = (2, 3, 4)
 """Stages on each rank."""
 
@@ -67,7 +70,7 @@ def plans(
             (False, True) if tensor > 1 else (False,),
             _schedules(pipeline, given),
             _sharings(data, context),
-            divisors(batch // data),
+            _micro_batches(batch // data, given),
             RECOMPUTE,
             divisors(data * context) if "expert" in axes else values(given, "expert", (1,)),
             values(given, "swap", swaps),
@@ -90,6 +93,13 @@ def _meshes(
             for context in divisors(copies) if "context" in axes else values(given, "context", (1,)):
                 if copies % context == 0:
                     yield copies // context, tensor, pipeline, context
+
+
+def _micro_batches(rows: int, given: Mapping[str, Any]) -> list[int]:
+    """Numbers of micro-batches of so many rows, which they divide."""
+    if "micro_batches" in given:
+        return [each for each in values(given, "micro_batches", ()) if rows % each == 0]
+    return [each for each in divisors(rows) if each <= MOST_MICRO_BATCHES]
 
 
 def _schedules(pipeline: int, given: Mapping[str, Any]) -> list[tuple[str, int | None]]:
@@ -152,6 +162,7 @@ def neighbours(
         if each != plan
         and each.ranks == ranks
         and batch % each.data == 0
+        and batch // each.data >= each.micro_batches
         and host % each.tensor == 0
         and allows(given, each)
         and not _repeats(each, given)
