@@ -46,8 +46,8 @@ class _LoggedCosts:
         taken = self._costs.coded(members, nbytes, codec)
         return self._note(f"all_reduce in {codec.label}", members, nbytes, taken)
 
-    def message(self, sender: int, receiver: int, nbytes: float) -> float:
-        taken = self._costs.message(sender, receiver, nbytes)
+    def message(self, sender: int, receiver: int, nbytes: float, beside: int = 1) -> float:
+        taken = self._costs.message(sender, receiver, nbytes, beside)
         return self._note("message", (sender, receiver), nbytes, taken)
 
     def _note(self, collective: str, members: Sequence[int], nbytes: float, taken: float) -> float:

@@ -62,6 +62,7 @@ class StepParts:
         exchanges: of the context axis and the expert axis.
         spread: the share of the parameters that a rank has where experts are spread.
         swap_rate: bytes per second that are swapped.
+        together_s: more of a step of several ranks.
         compressed: stage -> what it sends of its gradients; empty: whole gradients.
         slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
     """
@@ -82,6 +83,7 @@ class StepParts:
     exchanges: Sequence[PricedExchange] = ()
     spread: float = 1.0
     swap_rate: float = 1e9
+    together_s: float = 0.0
     compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
     slow: Sequence[float] = ()
 
@@ -174,7 +176,7 @@ class _StepPricer:
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._runtime.unit_byte_s / 2 * nbytes
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
         return compute, communication
 
@@ -187,7 +189,7 @@ class _StepPricer:
         compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            compute += self._runtime.unit_s / 2 + self._runtime.unit_byte_s / 2 * nbytes
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
@@ -277,14 +279,14 @@ class _StepPricer:
             self._finish(schedule, rank, time)
         crowd = self._parts.crowd
         mean = mean_of([each.crowded(crowd) for each in ranks])
-        least = sum(taken for cause, taken in mean.items() if cause != "messages")
+        least = sum(taken for cause, taken in mean.items() if cause not in ("messages", "waiting"))
         if crowd > 1.0:  # a core works for another rank while one waits
             seconds = mean
         else:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
         left = max(each.clock for each in ranks) - busy
-        seconds["waiting"] = left if left > ROUNDING * busy else 0.0
+        seconds["waiting"] = seconds.get("waiting", 0.0) + (left if left > ROUNDING * busy else 0.0)
         return StepForecast(seconds, source=self._parts.source, least_s=least)
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
@@ -321,7 +323,7 @@ class _StepPricer:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
-        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
+        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes, stride)
         rank.add("messages", taken + self._runtime.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
@@ -372,6 +374,7 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
+        rank.add("waiting", self._parts.together_s)
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
