@@ -95,6 +95,7 @@ class StageProgram:
         starts: where the stages but the first begin.
         places: the operators with which they begin.
         stages: one after the other.
+        unused: names of parameters that no stage needs.
         open: modules (paths) that span stages.
         written: memory that some operator writes in place.
     Raises:
@@ -137,6 +138,7 @@ class StageProgram:
                 if graph.values[storage].kind == "constant" and item.frame is None:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
+        self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
 
     # ---- items ----

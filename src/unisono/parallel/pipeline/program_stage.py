@@ -128,6 +128,8 @@ class StagePrograms:
 class ProgramStage(nn.Module):
     """One stage. Called with the values that come, and with the inputs of the micro-batch.
 
+    The first stage also keeps the parameters that no stage needs, for weights and checkpoints.
+
     Args:
         model: the user's, cut on the tensor axis if the plan has one.
     """
@@ -140,7 +142,8 @@ class ProgramStage(nn.Module):
         self.called = nn.ModuleList(dict.fromkeys(self._where[path] for path in here.calls))
         self.bare = nn.Module()  # has parameters that operators take, and no module that the stage calls
         inside = {id(parameter) for parameter in self.called.parameters()}
-        named = {name: self._slot(name) for name in sorted(here.parameters)}
+        unused = programs.first.unused if stage == 0 else frozenset()
+        named = {name: self._slot(name) for name in sorted(here.parameters | unused)}
         self._bare = {
             name: f"p{number}"
             for number, (name, (owner, leaf)) in enumerate(named.items())
