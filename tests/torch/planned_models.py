@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import unisono.parallel as up
+
 WORDS, LENGTH, WIDTH = 64, 16, 64
 
 
@@ -180,3 +182,15 @@ KINDS: dict[str, Kind] = MODELS | {
     "cnn": (cnn, functional.cross_entropy, images),
     "unet": (UNet, functional.cross_entropy, images),
 }
+
+
+def planned(**more: Any) -> up.ModelChoice:
+    """A choice for the MLP on two ranks."""
+    options: dict[str, Any] = {
+        "sample": features(4),
+        "batch": 16,
+        "optimizer": adamw,
+        "loss": functional.cross_entropy,
+        "ranks": 2,
+    }
+    return up.plan(mlp(), **{**options, **more})

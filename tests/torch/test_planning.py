@@ -11,7 +11,7 @@ from torch import nn
 
 import suite
 import unisono.parallel as up
-from planned_models import KINDS, MODELS, adamw, features, gpt, ids, mlp, tokens_loss
+from planned_models import KINDS, MODELS, adamw, features, gpt, ids, mlp, planned, tokens_loss
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.trace import trace_step
 from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
@@ -279,17 +279,6 @@ def test_other_rows_follow_from_those_that_were_recorded(
 # ---- the choice ----
 
 
-def planned(**more: Any) -> up.ModelChoice:
-    options: dict[str, Any] = {
-        "sample": features(4),
-        "batch": 16,
-        "optimizer": adamw,
-        "loss": CROSS,
-        "ranks": 2,
-    }
-    return up.plan(mlp(), **{**options, **more})
-
-
 def test_axes_whose_seconds_are_not_shown_right_are_for_what_fits_no_other_plan() -> None:
     options: dict[str, Any] = {"optimizer": adamw, "loss": tokens_loss, "batch": 16, "ranks": 2}
     free = up.plan(gpt(), sample=ids(4), **options)
@@ -315,6 +304,10 @@ def test_a_choice_fits_and_says_why() -> None:
     assert max(map(len, text.splitlines())) <= 120
     assert any(each.excess_bytes > 0 for each in tight.refused), text
     assert "too many" in text
+    assert f"limit: {tight.limit}" in text
+    page = tight.html()
+    assert "too many" in page
+    assert str(tight.plan) in page
     assert tight.record()["plan"] == str(tight.plan)
     assert all(each.problem or each.excess_bytes or each.excess_s >= 0 for each in tight.refused), text
     with pytest.raises(up.NoPlanFitsError, match="ranks fits into 1000 bytes"):
@@ -353,6 +346,17 @@ def test_a_buffer_that_changes_is_not_computed_again() -> None:
         ({"elastic": True}, ValueError, "not predicted"),
         ({"expert": 2}, up.NoPlanFitsError, "no module of Sequential is known as a layer of experts"),
         ({"stages": 2}, TypeError, "neither an argument"),
+        ({"zero": 7}, ValueError, "zero is 7"),
+        ({"zero": [1, "2"]}, TypeError, "zero is '2'"),
+        ({"precision": []}, ValueError, "empty list"),
+        ({"compression": "int8"}, TypeError, "compression is 'int8'"),
+        ({"ranks": 10**12}, ValueError, "ranks is 1000000000000"),
+        ({"batch": 10**30}, ValueError, "batch is 10"),
+        ({"hosts": [1, 2]}, ValueError, "hosts have 3 ranks, and ranks is 2"),
+        ({"hosts": [0, 2]}, ValueError, "ranks is 0"),
+        ({"hosts": [1, "b"]}, TypeError, "ranks is 'b'"),
+        ({"hosts": 0}, ValueError, "hosts is 0"),
+        ({"batch": 1, "data": 2}, up.NoPlanFitsError, "no plan of 2 ranks can run"),
         ({"zero": 3, "data": 1}, up.NoPlanFitsError, "no plan of 2 ranks"),
     ],
 )

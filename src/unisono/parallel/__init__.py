@@ -29,6 +29,7 @@ from .optimizer_groups import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
 from .planning.choice import ModelChoice
+from .planning.job_hosts import JobHost
 from .planning.planner import plan
 from .planning.search import NoPlanFitsError
 from .run import Run
@@ -50,6 +51,7 @@ __all__ = [
     "ForecastWarning",
     "Graph",
     "Host",
+    "JobHost",
     "Link",
     "ModelChoice",
     "NoPlanFitsError",

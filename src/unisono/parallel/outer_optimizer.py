@@ -42,6 +42,11 @@ class DifferenceBucket:
         self._parts = [part.view(anchor.shape) for part, anchor in zip(parts, anchors, strict=True)]
         self._work: Any = None
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """The difference of each parameter."""
+        return self._parts
+
     def begin(self, group: dist.ProcessGroup, compression: Compression | None) -> None:
         """Begin to average the differences over the replicas."""
         self.fill()

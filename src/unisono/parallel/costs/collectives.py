@@ -7,8 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from unisono.codecs.codec import Codec
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.engine.costs.tuner import Tuner
+from unisono.engine.group.codec_arguments import BLOCK_OF_ALL
+from unisono.engine.group.codec_planning import coded_algorithm
+from unisono.plans.coded_edges import ALL, BETWEEN
 
 __all__ = ["CollectiveCosts"]
 
@@ -43,6 +47,23 @@ class CollectiveCosts:
         if len(hosts) < 2:
             return 0.0
         return self._price(collective, hosts, max(1, round(nbytes))) + self._turn_s
+
+    def coded(self, members: Sequence[int], nbytes: float, codec: Codec) -> float:
+        """An all_reduce of f32 values that travel as codes: between hosts only, where there are several.
+
+        Args:
+            nbytes: of the values.
+        """
+        hosts = tuple(self._hosts[rank] for rank in members)
+        if len(hosts) < 2:
+            return 0.0
+        edges = BETWEEN if len(set(hosts)) > 1 else ALL
+        per_value = codec.nbytes(BLOCK_OF_ALL) / BLOCK_OF_ALL
+        whole = max(1, round(nbytes))
+        algorithm, _ = coded_algorithm("all_reduce", None, edges, whole)
+        return (
+            self._tuner(hosts).predict_coded("all_reduce", algorithm, whole, per_value, edges) + self._turn_s
+        )
 
     def message(self, sender: int, receiver: int, nbytes: float, beside: int = 1) -> float:
         """A message between two ranks, at one end.

@@ -33,6 +33,7 @@ class StepForecast:
         seconds: of each of CAUSES; their sum is the step. Causes that are missing count 0.
         memory_bytes: of the fullest rank, as the device's allocator counts them; None: nothing is said.
         source: where the costs are from, such as the file of a calibration.
+        least_s: with other stages or another schedule, ranks of a pipeline do not take less; 0: not known.
     Raises:
         TypeError, ValueError: an unknown cause, or a number that is none.
     Example: StepForecast({"forward": 0.1, "backward": 0.2, "data": 0.05}).total is 0.35.
@@ -41,6 +42,7 @@ class StepForecast:
     seconds: Mapping[str, float]
     memory_bytes: int | None = None
     source: str = ""
+    least_s: float = 0.0
     _kinds: Mapping[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +14,9 @@ from unisono.parallel.arguments import two
 from unisono.parallel.batches import rows_of, sizes
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
-from unisono.parallel.graph.capture import CaptureError, Recorder, Shapes
+from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
@@ -28,14 +28,17 @@ from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
+from .collective_calls import PricedCollective, collective_calls
 from .collectives import CollectiveCosts
+from .compressed_gradients import CompressedGradients, of_stages
 from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
-from .operator_prices import OperatorPrices
+from .operator_prices import BY_BYTES, OperatorPrices
+from .stage_starts import StageStarts
 from .step_time import ParameterSizes, StepParts, step_forecast
 from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
-from .traced_step import NO_UNIT, ModuleCall, StepLayout, TracedOperator, TracedStep
+from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
     from unisono.parallel.planning.task import TrainingTask
 
 __all__ = ["StepPredictor"]
-
-NOT_PRICED = (("compression", None),)
 
 
 class StepPredictor:
@@ -62,6 +63,7 @@ class StepPredictor:
         hosts: number of the host of each rank; (): all ranks are on this one.
         own_device: each rank computes on a device of its own, which `compute` is of: its cores are one.
             There collectives of the data axis run beside backward.
+        speeds: of each rank, its rate of compute beside that of `compute`; (): all are alike.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
     Example: StepPredictor(model, (x, y), loss=mse_loss).forecast(Plan(data=2)).total is in seconds.
@@ -81,6 +83,7 @@ class StepPredictor:
         machine: MachineCalibration | None = None,
         hosts: Sequence[int] = (),
         own_device: bool = False,
+        speeds: Sequence[float] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
@@ -95,7 +98,7 @@ class StepPredictor:
                 config.use_cache = False
         self._output = identity if loss is None else self._family.output
         self._given, self._explicit = pieces is not None, cuts
-        self._hosts, self._own_device = tuple(hosts), own_device
+        self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
         settings = env.read()
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
@@ -108,8 +111,9 @@ class StepPredictor:
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
-        self._cuts: dict[Any, Cut | CaptureError] = {}
-        self._starts: dict[Any, _Starts] = {}
+        self._update_seconds: dict[Any, float] = {}
+        self._cuts = KnownCuts()
+        self._starts: dict[Any, StageStarts] = {}
         self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
         self._prices: dict[tuple[tuple[int, ...], bool], _HostPrices] = {}
 
@@ -135,9 +139,13 @@ class StepPredictor:
             ValueError: the plan has an axis or a feature that is not priced, does not fit the model or the
                 batch, or needs other ranks than there are.
         """
-        for name, plain in NOT_PRICED:
-            if getattr(plan, name) != plain:
-                raise ValueError(f"StepPredictor: plans with {name}={getattr(plan, name)!r} are not priced")
+        return step_forecast(self._parts(plan))
+
+    def collectives(self, plan: Plan) -> list[PricedCollective]:
+        """The collectives and messages of a step on a rank. Raises as `forecast` does."""
+        return collective_calls(self._parts(plan))
+
+    def _parts(self, plan: Plan) -> StepParts:
         hosts = self._hosts or (0,) * plan.ranks
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
@@ -158,13 +166,12 @@ class StepPredictor:
         if plan.expert > 1:
             members = [place * plan.tensor for place in range(plan.expert)]
             exchanges += of_experts(traced, experts.called, collectives, members, 1 / plan.context)
-        return step_forecast(
-            StepParts(
-                plan, traced, stages, sent, self._updated(plan, traced),
-                self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
-                self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
-                experts.spread, self._machine.copy.memory, priced.together_s * (plan.ranks > 1),
-            )
+        return StepParts(
+            plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
+            self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
+            self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
+            experts.spread, self._machine.copy.memory, priced.together_s * (plan.ranks > 1),
+            self._compressed(plan, traced, stages), self._slow(plan),
         )  # fmt: skip
 
     def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:
@@ -196,7 +203,7 @@ class StepPredictor:
 
     def _staged(self, plan: Plan, rows: int) -> tuple[TracedStep, list[int], list[float]]:
         """A micro-batch, the stage of each of its module calls, and the bytes from each stage to the next."""
-        starts = self._stages(plan) if plan.pipeline > 1 else _Starts()
+        starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
         traced = self._traced(plan, rows, starts.opened)
         return traced, *starts.of(traced, rows)
 
@@ -236,21 +243,42 @@ class StepPredictor:
             self._updates[key] = trace_update(traced, self._optimizer, Parameters(named))
         return self._updates[key]
 
+    def _update_s(self, plan: Plan, traced: TracedStep, prices: OperatorPrices) -> float | None:
+        """Seconds of the optimizer on a rank's share of all parameters; None: as Adam takes it."""
+        update = self._updated(plan, traced)
+        if update is None:
+            return None
+        parts = 1 / (plan.shards * plan.context if plan.zero else 1)
+        key = *self._key(plan), parts, prices
+        if key not in self._update_seconds:
+            wide = 1 if plan.precision == "f32" else 2  # its parameters are f32, the traced ones are not
+            self._update_seconds[key] = sum(
+                prices.seconds(operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0))
+                for operator in update
+            )
+        return self._update_seconds[key]
+
+    def _compressed(
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int]
+    ) -> dict[int, CompressedGradients]:
+        """Stage -> what a rank sends of its gradients; empty: whole gradients."""
+        if plan.compression is None:
+            return {}
+        return of_stages(plan.compression, traced, stages, plan.stages)
+
+    def _slow(self, plan: Plan) -> list[float]:
+        """Of each rank of the pipeline, how many times as long as `compute` says the slowest there takes."""
+        each = plan.ranks // plan.pipeline
+        speeds = self._speeds or (1.0,) * plan.ranks
+        return [1 / min(speeds[place * each : (place + 1) * each]) for place in range(plan.pipeline)]
+
     def _paths(self, modules: Sequence[nn.Module]) -> tuple[str, ...]:
         wanted = set(modules)
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
     def _cut(self, plan: Plan, opened: frozenset[str]) -> Cut:
         key = plan.tensor, plan.sequence, opened
-        if key not in self._cuts:
-            try:
-                self._cuts[key] = self._proved(plan, opened)
-            except CaptureError as error:
-                self._cuts[key] = error
-        found = self._cuts[key]
-        if isinstance(found, CaptureError):
-            raise found
-        return found
+        return self._cuts.of(key, lambda: self._proved(plan, opened))
 
     def _proved(self, plan: Plan, opened: frozenset[str]) -> Cut:
         if self._task is not None:
@@ -270,7 +298,7 @@ class StepPredictor:
         """Rows on which programs are compared."""
         return min(2, self._rows)
 
-    def _stages(self, plan: Plan) -> _Starts:
+    def _stages(self, plan: Plan) -> StageStarts:
         """Where stages begin."""
         key = plan.stages, plan.cuts, plan.precision
         if key not in self._starts:
@@ -278,7 +306,7 @@ class StepPredictor:
             tensor = isinstance(self._batch[0], torch.Tensor)
             plain = self._given or isinstance(self._base.model, nn.Sequential)
             if plain or (family.pieces and not family.no_pieces and tensor):
-                self._starts[key] = _Starts(self._of_pieces(plan, family))
+                self._starts[key] = StageStarts(self._of_pieces(plan, family))
             else:
                 self._starts[key] = self._of_program(plan)
         return self._starts[key]
@@ -292,7 +320,7 @@ class StepPredictor:
             found.append((paths[first], 0))
         return tuple(found)
 
-    def _of_program(self, plan: Plan) -> _Starts:
+    def _of_program(self, plan: Plan) -> StageStarts:
         shapes = Shapes(self._base)
         inputs = self._micro(self._few)[0]
         if plan.precision != "f32":
@@ -307,7 +335,7 @@ class StepPredictor:
             sum(graph.values[number].nbytes for number in stage.goes) / self._few
             for stage in program.stages[:-1]
         ]
-        return _Starts(tuple((start.path, start.call) for start in starts), tuple(sent), program.open)
+        return StageStarts(tuple((start.path, start.call) for start in starts), tuple(sent), program.open)
 
     # ---- sizes ----
 
@@ -364,37 +392,3 @@ class _Experts(NamedTuple):
     called: frozenset[str] = frozenset()
     parameters: frozenset[str] = frozenset()
     spread: float = 1.0
-
-
-class _Starts(NamedTuple):
-    """Where the stages of a pipeline begin.
-
-    Args:
-        starts: (path, which call of it) of each stage but the first.
-        sent: bytes of a row that go from each stage to the next; (): the first module's inputs.
-        opened: modules that span several stages.
-    """
-
-    starts: tuple[tuple[str, int], ...] = ()
-    sent: tuple[float, ...] = ()
-    opened: frozenset[str] = frozenset()
-
-    def of(self, traced: TracedStep, rows: int) -> tuple[list[int], list[float]]:
-        """The stage of each module call, and the bytes from each stage to the next.
-
-        Raises:
-            ValueError: a stage begins at a module that a forward does not call.
-        """
-        first, sent = [], []
-        for path, count in self.starts:
-            found = next((n for n, call in enumerate(traced.calls) if _begins(call, path, count)), None)
-            if found is None:
-                raise ValueError(f'StepPredictor: a stage begins at "{path}", which a forward does not call')
-            first.append(found)
-            sent.append(float(traced.calls[found].nbytes))
-        stages = [bisect.bisect_right(first, number) for number in range(len(traced.calls))]
-        return stages, [each * rows for each in self.sent] or sent
-
-
-def _begins(call: ModuleCall, path: str, count: int) -> bool:
-    return call.number == count and (call.path == path or call.path.startswith(f"{path}."))

@@ -24,14 +24,16 @@ class RankClock:
     stages: set[int] = field(default_factory=set)  # that have run
     micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
     beside: float = 0.0  # seconds of collectives that run beside backward
+    slow: float = 1.0  # its seconds of compute beside those that are added
 
     @classmethod
-    def of(cls, schedule: Schedule) -> list[RankClock]:
+    def of(cls, schedule: Schedule, slow: Sequence[float] = ()) -> list[RankClock]:
         """One for each rank."""
-        return [cls() for _ in range(schedule.ranks)]
+        return [cls(slow=each) for each in slow or [1.0] * schedule.ranks]
 
     def add(self, cause: str, seconds: float) -> None:
         """Spend time."""
+        seconds *= self.slow if CAUSES[cause] == "compute" else 1.0
         self.clock += seconds
         self.parts[cause] = self.parts.get(cause, 0.0) + seconds
 

@@ -15,14 +15,15 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
+from .compressed_gradients import CompressedGradients, exchange_s
 from .exchanges import PricedExchange
 from .forecast import StepForecast
-from .operator_prices import BY_BYTES, OperatorPrices
+from .operator_prices import OperatorPrices
 from .rank_clock import RankClock, mean_of
-from .traced_step import NO_UNIT, TracedOperator, TracedStep
+from .traced_step import NO_UNIT, TracedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts
@@ -54,7 +55,7 @@ class StepParts:
     Attributes:
         traced: a micro-batch.
         stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
-        update: operators of the optimizer on all parameters; None: as Adam's.
+        update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
         crowd: ranks of a host per core, at least 1.
         hides: collectives of the data axis run beside backward.
@@ -62,13 +63,15 @@ class StepParts:
         spread: the share of the parameters that a rank has where experts are spread.
         swap_rate: bytes per second that are swapped.
         together_s: more of a step of several ranks.
+        compressed: stage -> what it sends of its gradients; empty: whole gradients.
+        slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
     """
 
     plan: Plan
     traced: TracedStep
     stages: Sequence[int]
     sent: Sequence[float]
-    update: list[TracedOperator] | None
+    update_s: float | None
     units: dict[int, dict[str, ParameterSizes]]
     buffers: ParameterSizes
     prices: OperatorPrices
@@ -81,6 +84,8 @@ class StepParts:
     spread: float = 1.0
     swap_rate: float = 1e9
     together_s: float = 0.0
+    compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
+    slow: Sequence[float] = ()
 
 
 @dataclass
@@ -201,18 +206,30 @@ class _StepPricer:
         compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._parts.prices.light(
             2 * nbytes
         )
+        if self._parts.compressed:
+            coding, communication = self._compressed(stage, "copies")
+            return compute + coding, communication
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             compute += self._runtime.bucket_s
             communication += self._parts.collectives.seconds("all_reduce", self._members("copies"), size)
         return compute, communication
 
+    def _compressed(self, stage: int, axis: str) -> tuple[float, float]:
+        """Seconds to average the compressed gradients of a stage: coding, communication."""
+        sent = self._parts.compressed[stage]
+        return exchange_s(sent, self._members(axis), self._parts.collectives, self._parts.prices)
+
     def _met(self, stage: int) -> tuple[float, float]:
         """A step's share of a meeting of replicas: compute, communication."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._shards
         steps = self._plan.local_steps or 1
+        compute = self._parts.prices.light(9 * 4 * elements)
+        if self._parts.compressed:
+            coding, communication = self._compressed(stage, "replica")
+            return (compute + coding) / steps, communication / steps
         communication = self._parts.collectives.seconds("all_reduce", self._members("replica"), 4 * elements)
-        return self._parts.prices.light(9 * 4 * elements) / steps, communication / steps
+        return compute / steps, communication / steps
 
     def _swapped(self, stage: int) -> float:
         """Parameters are read for forward and backward, gradients written; all states are read and written.
@@ -238,19 +255,13 @@ class _StepPricer:
         if not held:
             return 0.0
         share, parts = held / every * self._parts.spread, 1 / self._shards
-        if self._parts.update is None:  # as Adam: two moments, twelve operators
+        if self._parts.update_s is None:  # as Adam: two moments, twelve operators
             taken = 12 * sum(
                 self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
                 for size in sizes
             )
         else:
-            wide = 4 / self._width  # the optimizer's parameters are f32, the traced ones are not
-            taken = share * sum(
-                self._parts.prices.seconds(
-                    operator, parts * (wide if operator.size.kind in BY_BYTES else 1.0)
-                )
-                for operator in self._parts.update
-            )
+            taken = share * self._parts.update_s
         if self._plan.clip is not None or self._plan.precision == "fp16":
             taken += self._parts.prices.light(12 * held * parts) + self._runtime.parameter_s * sum(
                 s.number for s in sizes
@@ -262,19 +273,21 @@ class _StepPricer:
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        ranks = RankClock.of(schedule)
+        ranks = RankClock.of(schedule, self._parts.slow)
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
         crowd = self._parts.crowd
+        mean = mean_of([each.crowded(crowd) for each in ranks])
+        least = sum(taken for cause, taken in mean.items() if cause not in ("messages", "waiting"))
         if crowd > 1.0:  # a core works for another rank while one waits
-            seconds = mean_of([each.crowded(crowd) for each in ranks])
+            seconds = mean
         else:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
         left = max(each.clock for each in ranks) - busy
         seconds["waiting"] = seconds.get("waiting", 0.0) + (left if left > ROUNDING * busy else 0.0)
-        return StepForecast(seconds, source=self._parts.source)
+        return StepForecast(seconds, source=self._parts.source, least_s=least)
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
         arrived: dict[StageMessage, float] = {}

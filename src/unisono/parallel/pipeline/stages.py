@@ -77,12 +77,15 @@ def _balanced(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[in
     return balance(costs[0], stages)
 
 
-def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
+def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> tuple[int, ...]:
     """Cut pieces into `stages` runs whose largest cost is smallest; return the first piece of each but the
     first.
 
-    Example: costs 1 1 1 3, 2 stages -> (3,).
+    Args:
+        slow: of each stage, by what its costs are multiplied; (): by 1.
+    Example: costs 1 1 1 3, 2 stages -> (3,); costs 1 1 1 1 with slow 1 3 -> (3,).
     """
+    slow = slow or (1.0,) * stages
     if len(costs) < stages:
         raise ValueError(f"the model has {len(costs)} pieces, too few for {stages} stages")
     sums = [0.0]
@@ -93,11 +96,11 @@ def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
         """(largest cost, sum of squares, cuts) of pieces from `first` in `left` stages."""
         if left == 1:
-            cost = sums[-1] - sums[first]
+            cost = (sums[-1] - sums[first]) * slow[-1]
             return cost, cost * cost, ()
         found = []
         for cut in range(first + 1, len(costs) - left + 2):
-            cost = sums[cut] - sums[first]
+            cost = (sums[cut] - sums[first]) * slow[stages - left]
             largest, squares, cuts = best(cut, left - 1)
             found.append((max(cost, largest), squares + cost * cost, (cut, *cuts)))
         return min(found)

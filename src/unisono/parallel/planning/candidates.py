@@ -1,71 +1,116 @@
-"""The plans of a model on some ranks: what `up.Plan` and the model allow, and what one step away is."""
+"""The plans of a model on some ranks: what `up.Plan` and the model allow, and what one step away is.
+
+A field that is given has its value, or those of a list: `precision=["f32", "bf16"]` searches both.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from unisono.parallel.plan import Plan
+from unisono.parallel.plan import SPLIT_BACKWARD, Plan
 
-__all__ = ["OPTIONAL", "SEARCHED", "changes", "divisors", "neighbours", "plans"]
+__all__ = ["OPTIONAL", "RECOMPUTE", "allows", "changes", "divisors", "neighbours", "plans", "values"]
 
 SEARCHED = (
-    "data", "tensor", "sequence", "pipeline", "zero", "shard", "micro_batches", "recompute", "context",
-    "expert", "swap",
+    "data", "tensor", "sequence", "pipeline", "schedule", "stages_per_rank", "zero", "shard",
+    "micro_batches", "recompute", "context", "expert", "swap",
 )  # fmt: skip
 SWAPS = ("disk", "memory")
 OPTIONAL = ("context", "expert", *SWAPS)
 """What is searched where it is asked for: axes, and where to swap."""
 
 RECOMPUTE = (False, "selective", True)
+SCHEDULES = ("1f1b", "zb-h1", "zbv", "interleaved")
+"""GPipe has the bubble of 1F1B and keeps more: it is for who gives it."""
+
+MOST_MICRO_BATCHES = 2048
+"""That are searched: a schedule of more takes seconds to price."""
+
+INTERLEAVED = (2, 3, 4)
+"""Stages on each rank."""
 
 
 def divisors(number: int) -> list[int]:
     """Of a number, the smallest first."""
-    return [each for each in range(1, number + 1) if number % each == 0]
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return list(dict.fromkeys([*small, *(number // each for each in reversed(small))]))
+
+
+def values(given: Mapping[str, Any], name: str, otherwise: Sequence[Any]) -> list[Any]:
+    """The values of a field that are searched. Example: {"zero": [1, 3]}, "zero" -> [1, 3]."""
+    found = given.get(name, list(otherwise))
+    return found if isinstance(found, list) else [found]
+
+
+def allows(given: Mapping[str, Any], plan: Plan) -> bool:
+    """Whether a plan has the fields that are given."""
+    return all(getattr(plan, name) in values(given, name, ()) for name in given)
 
 
 def plans(
-    ranks: int, batch: int, fixed: Mapping[str, Any], *, host: int, axes: Collection[str] = ()
+    ranks: int, batch: int, given: Mapping[str, Any], *, host: int, axes: Collection[str] = ()
 ) -> Iterator[Plan]:
     """Every plan of so many ranks that `up.Plan` allows.
 
     Args:
         batch: rows of a step, which the data ranks and the micro-batches divide.
-        fixed: fields that are given.    host: ranks of a host, in which a tensor axis stays.
+        given: fields that are given.    host: ranks of a host, in which a tensor axis stays.
         axes: of OPTIONAL, which are searched, too.
     """
-    swaps = (fixed["swap"],) if "swap" in fixed else (None, *(each for each in SWAPS if each in axes))
-    for data, tensor, pipeline, context in _meshes(ranks, fixed, axes):
+    others = [name for name in given if name not in SEARCHED]
+    swaps = (None, *(each for each in SWAPS if each in axes))
+    for data, tensor, pipeline, context in _meshes(ranks, given, axes):
         if batch % data or host % tensor:
             continue
         choices = itertools.product(
             (False, True) if tensor > 1 else (False,),
+            _schedules(pipeline, given),
             _sharings(data, context),
-            divisors(batch // data),
+            _micro_batches(batch // data, given),
             RECOMPUTE,
-            divisors(data * context) if "expert" in axes else (fixed.get("expert", 1),),
-            swaps,
+            divisors(data * context) if "expert" in axes else values(given, "expert", (1,)),
+            values(given, "swap", swaps),
+            *(values(given, name, ()) for name in others),
         )
-        for sequence, (zero, shard), parts, recompute, expert, swap in choices:
-            values = data, tensor, sequence, pipeline, zero, shard, parts, recompute, context, expert, swap
-            made = _made(dict(zip(SEARCHED, values, strict=True)), fixed)
+        for sequence, timing, sharing, parts, recompute, expert, swap, *more in choices:
+            searched = data, tensor, sequence, pipeline, *timing, *sharing, parts, recompute, context, expert
+            made = _made(dict(zip((*SEARCHED, *others), (*searched, swap, *more), strict=True)), given)
             if made is not None:
                 yield made
 
 
 def _meshes(
-    ranks: int, fixed: Mapping[str, Any], axes: Collection[str]
+    ranks: int, given: Mapping[str, Any], axes: Collection[str]
 ) -> Iterator[tuple[int, int, int, int]]:
     """(data, tensor, pipeline, context) of so many ranks."""
     for pipeline in divisors(ranks):
         for tensor in divisors(ranks // pipeline):
             copies = ranks // pipeline // tensor
-            for context in divisors(copies) if "context" in axes else (fixed.get("context", 1),):
+            for context in divisors(copies) if "context" in axes else values(given, "context", (1,)):
                 if copies % context == 0:
                     yield copies // context, tensor, pipeline, context
+
+
+def _micro_batches(rows: int, given: Mapping[str, Any]) -> list[int]:
+    """Numbers of micro-batches of so many rows, which they divide."""
+    if "micro_batches" in given:
+        return [each for each in values(given, "micro_batches", ()) if rows % each == 0]
+    return [each for each in divisors(rows) if each <= MOST_MICRO_BATCHES]
+
+
+def _schedules(pipeline: int, given: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+    """(schedule, stages_per_rank) of a pipeline. One rank has one schedule."""
+    if pipeline == 1:
+        return [(values(given, "schedule", ("1f1b",))[0], values(given, "stages_per_rank", (None,))[0])]
+    return [
+        (name, stages)
+        for name in values(given, "schedule", SCHEDULES)
+        for stages in values(given, "stages_per_rank", INTERLEAVED if name == "interleaved" else (None,))
+    ]
 
 
 def _sharings(data: int, context: int = 1) -> list[tuple[int, int | None]]:
@@ -75,66 +120,125 @@ def _sharings(data: int, context: int = 1) -> list[tuple[int, int | None]]:
     return [(0, None), *((zero, shard) for zero in (1, 2, 3) for shard in (None, *divisors(data)[1:-1]))]
 
 
-def _made(fields: dict[str, Any], fixed: Mapping[str, Any]) -> Plan | None:
+def _made(found: dict[str, Any], given: Mapping[str, Any]) -> Plan | None:
     """The plan; None: the given fields are others, or `up.Plan` refuses it."""
-    if any(name in fields and fields[name] != value for name, value in fixed.items()):
+    if any(name in given and value not in values(given, name, ()) for name, value in found.items()):
         return None
     try:
-        return Plan(**{**fields, **fixed})
+        made = Plan(**found)
     except ValueError:
         return None
+    return None if _repeats(made, given) else made
 
 
-def neighbours(plan: Plan, ranks: int, batch: int, *, host: int, axes: Collection[str] = ()) -> list[Plan]:
+def _repeats(plan: Plan, given: Mapping[str, Any]) -> bool:
+    """Whether another plan that is searched does the same: no gradient of this one travels."""
+    alone = plan.compression is not None and plan.copies == 1
+    return alone and None in values(given, "compression", ())
+
+
+def neighbours(
+    plan: Plan,
+    ranks: int,
+    batch: int,
+    *,
+    host: int,
+    axes: Collection[str] = (),
+    given: Mapping[str, Any] | None = None,
+) -> list[Plan]:
     """The plans that differ from this one in one choice; a larger axis takes its ranks from the data axis."""
-    found: list[Plan | None] = []
+    given = given or {}
+    around = (
+        *_other_meshes(plan, axes),
+        *_other_sharings(plan),
+        *_other_schedules(plan, given),
+        *_other_steps(plan, batch, axes),
+        *({name: value} for name in given for value in values(given, name, ())),
+    )
+    found = dict.fromkeys(made for each in around if (made := _changed(plan, each)) is not None)
+    return [
+        each
+        for each in found
+        if each != plan
+        and each.ranks == ranks
+        and batch % each.data == 0
+        and batch // each.data >= each.micro_batches
+        and host % each.tensor == 0
+        and allows(given, each)
+        and not _repeats(each, given)
+    ]
 
-    def add(**fields: Any) -> None:
-        if "pipeline" in fields:
-            fields["cuts"] = None
+
+def _changed(plan: Plan, change: dict[str, Any]) -> Plan | None:
+    """The plan with these fields. What a schedule does not run gets 1F1B; None: `up.Plan` refuses it."""
+    if change.keys() & {"pipeline", "schedule", "stages_per_rank"}:
+        change = {**change, "cuts": change.get("cuts")}
+    plain = {"schedule": "1f1b", "stages_per_rank": None, "cuts": None}
+    if change.get("pipeline") == 1:
+        change = {**change, **plain}
+    tries = [change]
+    if plan.schedule in SPLIT_BACKWARD and "schedule" not in change:
+        tries.append({**change, **plain})
+    for each in tries:
         try:
-            found.append(replace(plan, **fields))
+            return replace(plan, **each)
         except ValueError:
-            found.append(None)
+            continue
+    return None
 
+
+def _other_meshes(plan: Plan, axes: Collection[str]) -> Iterator[dict[str, Any]]:
     for axis in ("tensor", "pipeline", *({"context"} & set(axes))):
         size, data = getattr(plan, axis), plan.data
         for larger in divisors(data)[1:2]:
             more: dict[str, Any] = {"shard": None}
             more |= {"zero": 0} if data == larger and axis != "context" and plan.context == 1 else {}
-            add(**{axis: size * larger, "data": data // larger, **more})
+            yield {axis: size * larger, "data": data // larger, **more}
         for smaller in divisors(size)[1:2]:
             more = {"shard": None}
             more |= {"sequence": False} if axis == "tensor" and size == smaller else {}
-            add(**{axis: size // smaller, "data": data * smaller, **more})
-    for zero in (plan.zero - 1, plan.zero + 1):
-        if 0 <= zero <= 3 and plan.copies > 1:
-            add(zero=zero, shard=plan.shard if zero else None)
-    sharings = [shard for zero, shard in _sharings(plan.data, plan.context) if zero == plan.zero]
-    for shard in sharings:
-        if shard != plan.shard:
-            add(shard=shard)
+            yield {axis: size // smaller, "data": data * smaller, **more}
     if "expert" in axes:
         spreads = divisors(plan.copies)
         here = spreads.index(plan.expert)
         for expert in spreads[max(0, here - 1) : here] + spreads[here + 1 : here + 2]:
-            add(expert=expert)
-    for swap in {None, *axes} & {None, *SWAPS}:
+            yield {"expert": expert}
+
+
+def _other_sharings(plan: Plan) -> Iterator[dict[str, Any]]:
+    for zero in (plan.zero - 1, plan.zero + 1):
+        if 0 <= zero <= 3 and plan.copies > 1:
+            yield {"zero": zero, "shard": plan.shard if zero else None}
+    sharings = [shard for zero, shard in _sharings(plan.data, plan.context) if zero == plan.zero]
+    for shard in sharings:
+        if shard != plan.shard:
+            yield {"shard": shard}
+
+
+def _other_schedules(plan: Plan, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for schedule, stages in _schedules(plan.pipeline, given) if plan.pipeline > 1 else ():
+        if (schedule, stages) != (plan.schedule, plan.stages_per_rank):
+            yield {"schedule": schedule, "stages_per_rank": stages}
+
+
+def _other_steps(plan: Plan, batch: int, axes: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Other ways to swap, to compute again, and to cut activations and batches."""
+    for swap in (None, *(each for each in SWAPS if each in axes)):
         if swap != plan.swap:
-            add(swap=swap)
+            yield {"swap": swap}
     for recompute in RECOMPUTE:
         if recompute != plan.recompute:
-            add(recompute=recompute)
+            yield {"recompute": recompute}
     if plan.tensor > 1:
-        add(sequence=not plan.sequence)
+        yield {"sequence": not plan.sequence}
     for parts in (plan.micro_batches // 2, plan.micro_batches * 2):
         if parts and batch // plan.data % parts == 0:
-            add(micro_batches=parts)
-    kept = [each for each in found if each is not None and each.ranks == ranks]
-    return [each for each in kept if batch % each.data == 0 and host % each.tensor == 0]
+            yield {"micro_batches": parts}
 
 
 def changes(plan: Plan, other: Plan) -> str:
     """The fields in which a plan differs from another, such as "data=8, zero=1"."""
-    pairs = ((name, getattr(plan, name)) for name in SEARCHED if getattr(plan, name) != getattr(other, name))
-    return ", ".join(f"{name}={value}" for name, value in pairs)
+    differ = [f.name for f in fields(plan) if getattr(plan, f.name) != getattr(other, f.name)]
+    if "cuts" in differ and (plan.stages != other.stages or plan.cuts is None or other.cuts is None):
+        differ.remove("cuts")  # they follow from the number of stages
+    return ", ".join(f"{name}={getattr(plan, name)}" for name in differ)

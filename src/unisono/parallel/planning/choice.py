@@ -6,26 +6,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from unisono.parallel.costs.collective_calls import PricedCollective
 from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
+from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective
+from unisono.planner.trade_picture import TradePoint
 
-from .candidates import changes
+from .candidates import RECOMPUTE, changes
 from .memory_account import CAUSES, MemoryPeak
 
 __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
 MIB = 1 << 20
-MOST_REFUSED = 9
+MOST_CALLS, MOST_REFUSED = 4, 8
 
 
 class PlanForecast(NamedTuple):
-    """A plan, the seconds of its step by cause, and the peak of its fullest rank."""
+    """A plan, the seconds of its step by cause, and the peak of its fullest rank, which may use so much."""
 
     plan: Plan
     time: StepForecast
     peak: MemoryPeak
     rank: int
+    limit_bytes: int
 
 
 class RefusedPlan(NamedTuple):
@@ -50,24 +54,25 @@ class ModelChoice(NamedTuple):
 
     Attributes:
         model: its name.    parameters: how many.    batch: rows of a step, of all ranks.
-        chosen: the plan, its time and its memory.    limit_bytes: what a rank may use; None: not limited.
-        next_best: others that fit.    refused: the plans one step away.
-        candidates: how many plans were priced.    tried: how many of them in a dry run.
+        chosen: the plan, its time and its memory.
+        next_best: up to five others that fit.    refused: the plans one step away.
+        candidates: how many plans were compared.    tried: how many of them in a dry run.
         speed: where the costs of operators come from: a calibration's file, or a roofline.
         complete: no plan that may be faster was left out.
+        collectives: of a step on a rank, what takes longest first.
     """
 
     model: str
     parameters: int
     batch: int
     chosen: PlanForecast
-    limit_bytes: int | None
     next_best: list[PlanForecast]
     refused: list[RefusedPlan]
     candidates: int
     tried: int
     speed: str
     complete: bool
+    collectives: list[PricedCollective]
 
     @property
     def plan(self) -> Plan:
@@ -91,9 +96,51 @@ class ModelChoice(NamedTuple):
         return self.chosen.peak.reserved
 
     @property
+    def limit_bytes(self) -> int:
+        """What the fullest rank may use."""
+        return self.chosen.limit_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether a rank has this memory."""
         return self.chosen.peak.exceeded == 0
+
+    @property
+    def limit(self) -> str:
+        """The cause that takes the largest share of the step."""
+        return max(self.chosen.time.seconds.items(), key=lambda item: item[1])[0]
+
+    @property
+    def bubble_seconds(self) -> float:
+        """What a rank of the pipeline waits in a step."""
+        return self.chosen.time.seconds.get("waiting", 0.0)
+
+    def html(self) -> str:
+        """One page with all of it, which needs no network."""
+        head, found = list(self._head()), [_point(self.chosen), *map(_point, self.next_best)]
+        return ChoicePage(
+            title=head[0],
+            chosen=found[0],
+            summary=[line.strip() for line in (head[2], head[4])],
+            time=dict(self.chosen.time.seconds),
+            memory=dict(self.chosen.peak.parts),
+            limit_bytes=self.limit_bytes,
+            collectives=[
+                PageCollective(
+                    f"{each.collective} ({each.axis})",
+                    each.ranks,
+                    each.nbytes,
+                    round(each.calls),
+                    each.seconds,
+                    each.seconds,
+                )
+                for each in self.collectives
+            ],
+            others=found[1:],
+            refused=[Neighbour(each.change, _refusal(each)) for each in self.refused],
+            points=found,
+            groups={str(each): f"recompute={each}" for each in RECOMPUTE},
+        ).html()
 
     def record(self) -> dict[str, Any]:
         """All of it as plain data; seconds and bytes."""
@@ -105,6 +152,8 @@ class ModelChoice(NamedTuple):
             "plan": str(self.plan),
             "seconds": self.seconds,
             "time": dict(self.chosen.time.seconds),
+            "limit": self.limit,
+            "bubble_seconds": self.bubble_seconds,
             "memory_bytes": self.memory_bytes,
             "tensor_bytes": peak.nbytes,
             "memory": dict(peak.parts),
@@ -115,6 +164,7 @@ class ModelChoice(NamedTuple):
                 {"plan": str(each.plan), "seconds": each.time.total, "memory_bytes": each.peak.reserved}
                 for each in self.next_best
             ],
+            "collectives": [each._asdict() for each in self.collectives],
             "refused": [each._asdict() for each in self.refused],
             "candidates": self.candidates,
             "tried": self.tried,
@@ -123,7 +173,9 @@ class ModelChoice(NamedTuple):
         }
 
     def __str__(self) -> str:
-        return "\n".join([*self._head(), "", *self._parts(), *self._others(), *self._refusals()])
+        return "\n".join(
+            [*self._head(), "", *self._parts(), *self._calls(), *self._others(), *self._refusals()]
+        )
 
     def _head(self) -> Iterator[str]:
         ranks, peak = self.plan.ranks, self.chosen.peak
@@ -131,7 +183,7 @@ class ModelChoice(NamedTuple):
         left = "" if self.complete else "; a faster one may be among those that were not tried"
         yield f"  {self.plan}   (of {self.candidates:,}, {self.tried} in a dry run{left})"
         yield f"  {_seconds(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s   ({self.speed})"
-        limit = "" if self.limit_bytes is None else f" of {_mib(self.limit_bytes)}"
+        limit = f" of {_mib(self.limit_bytes)}"
         state = "fits" if self.fits else f"DOES NOT FIT: {_mib(peak.exceeded)} MiB are missing"
         held = f"{_mib(peak.reserved)}{limit} MiB on rank {self.chosen.rank}"
         yield f"  {held}, {_mib(peak.nbytes)} in tensors: {state}"
@@ -146,10 +198,18 @@ class ModelChoice(NamedTuple):
             for name, value in time.items()
         ]
         right = [f"{name:<14}{_mib(value):>10} MiB" for name, value in parts]
-        left += [""] * (len(right) - len(left))
+        right.append(f"limit: {self.limit}")
         right += [""] * (len(left) - len(right))
+        left += [""] * (len(right) - len(left))
         for one, other in zip(left, right, strict=True):
             yield f"  {one:<34}    {other}".rstrip()
+
+    def _calls(self) -> Iterator[str]:
+        if self.collectives:
+            yield f"  {'collectives of a rank':<30}{'ranks':>6}{'calls':>9}{'MiB':>11}{'time':>12}"
+        for each in self.collectives[:MOST_CALLS]:
+            name, size = f"{each.collective} ({each.axis})", f"{each.ranks:>6}{each.calls:>9,.4g}"
+            yield f"    {name:<28}{size}{_mib(each.nbytes):>11}{_seconds(each.seconds):>12}"
 
     def _others(self) -> Iterator[str]:
         if self.next_best:
@@ -173,6 +233,10 @@ def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanFor
     else:
         cause = _grown(chosen.time.seconds, time.seconds)
     return RefusedPlan(changes(plan, chosen.plan), "", excess, time.total - chosen.time.total, cause)
+
+
+def _point(each: PlanForecast) -> TradePoint:
+    return TradePoint(str(each.plan), each.time.total, each.peak.reserved, str(each.plan.recompute))
 
 
 def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from unisono.parallel.plan import Plan
 
+    from .dry_compression import DryCompression
+
 __all__ = ["DryMeetings"]
 
 
@@ -23,9 +25,13 @@ class DryMeetings(OuterOptimizer):
 
     Args:
         trained: this rank's parameters by name.    plan: of all replicas.
+        compressed: of differences; None: they are whole.
     """
 
-    def __init__(self, trained: Mapping[str, Tensor], plan: Plan) -> None:
+    def __init__(
+        self, trained: Mapping[str, Tensor], plan: Plan, compressed: DryCompression | None = None
+    ) -> None:
+        self._compressed = compressed
         everyone = SimpleNamespace(plan=plan, group=lambda _: None)
         buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
         mesh: Any = SimpleNamespace(everyone=everyone)
@@ -39,5 +45,9 @@ class DryMeetings(OuterOptimizer):
     def _exchange(self) -> None:
         for bucket in self._buckets:
             bucket.fill()
+            if self._compressed is not None:
+                self._compressed.exchange(list(zip(bucket.parameters, bucket.parts, strict=True)))
+        if self._compressed is not None:
+            self._compressed.finish()
         for bucket in self._buckets:
             bucket.finish()

@@ -15,6 +15,8 @@ from .storage_watch import StorageWatch
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
+    from .dry_compression import DryCompression
+
 __all__ = ["DryReplicas"]
 
 
@@ -23,11 +25,22 @@ class DryReplicas:
 
     Args:
         experts: parameters that one in `expert` ranks holds.
+        compression: of gradients; None: they are whole.
     """
 
-    def __init__(self, root: nn.Module, plan: Plan, watch: StorageWatch, experts: set[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        plan: Plan,
+        watch: StorageWatch,
+        experts: set[nn.Parameter],
+        compression: DryCompression | None = None,
+    ) -> None:
         self.root, self.compression = root, None
+        self._compression, self._reducing = compression, False
         self._buckets: list[tuple[list[nn.Parameter], list[Tensor]]] = []
+        self._missing: list[set[nn.Parameter]] = []  # of each bucket, whose gradients are not complete
+        self._sent = 0  # buckets
         trained = [value for value in root.parameters() if value.requires_grad]
         for copies, held in (
             (plan.copies, [value for value in trained if value not in experts]),
@@ -54,9 +67,27 @@ class DryReplicas:
         self._buckets.append(
             (held, [part.view(value.shape) for part, value in zip(parts, held, strict=True)])
         )
+        missing = set(held)
+        for value in held if self._compression is not None else ():
+            value.register_post_accumulate_grad_hook(lambda value: self._count(missing, value))
+        self._missing.append(missing)
+
+    def _count(self, missing: set[nn.Parameter], value: nn.Parameter) -> None:
+        """The gradient of a parameter is complete; buckets are sent in their order."""
+        if self._reducing:
+            missing.discard(value)
+            while self._sent < len(self._buckets) and not self._missing[self._sent]:
+                self._send()
+
+    def _send(self) -> None:
+        held, parts = self._buckets[self._sent]
+        self._sent += 1
+        if self._compression is not None:
+            self._compression.exchange(list(zip(held, parts, strict=True)), used=len(held))
 
     def before_backward(self, *, last: bool) -> None:
-        """Nothing changes."""
+        """Whether the next backward is the last one of the step."""
+        self._reducing = last
 
     def after_backward(self) -> None:
         """Nothing changes."""
@@ -72,6 +103,10 @@ class DryReplicas:
 
     def finish(self) -> None:
         """The averages take the place of the gradients."""
+        while self._sent < len(self._buckets):
+            self._send()
+        if self._compression is not None:
+            self._compression.finish()
         for held, parts in self._buckets:
             for value, part in zip(held, parts, strict=True):
                 if value.grad is not None:

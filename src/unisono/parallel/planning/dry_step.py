@@ -29,6 +29,7 @@ from unisono.parallel.sharded_parameters import apart, gathered_units, own_memor
 from unisono.torch_internals.fake import is_about_data
 
 from .allocator import CachingAllocator, allowed
+from .dry_compression import DryCompression
 from .dry_meetings import DryMeetings
 from .dry_replicas import DryReplicas
 from .dry_swap import DrySwap
@@ -285,11 +286,25 @@ class DryStep:
         if plan.swap is not None:
             return DrySwap(root, given, plan, watch, self._task.device_type), held
         if replicas:
-            return DryReplicas(root, plan, watch, spread), held
+            return DryReplicas(root, plan, watch, spread, self._compression(plan, root)), held
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
         outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
         return DryShards(root, outer, alone, plan, watch, last=self._here.last, experts=experts), held
+
+    def _compression(self, plan: Plan, root: Any) -> DryCompression | None:
+        """The compression of a plan's gradients, or of its differences; None: they are sent whole."""
+        if plan.compression is None or plan.copies == 1:
+            return None
+        inside = {value for value in root.parameters() if value.requires_grad}
+        named = {
+            f"{path}.{leaf}".lstrip("."): value
+            for module, path in self._here.names.items()
+            for leaf, value in module._parameters.items()
+            if value is not None and value in inside
+        }
+        ranks = plan.copies if plan.local_steps is None else plan.copies // plan.shards
+        return DryCompression(plan.compression, named, ranks, self._watch)
 
     def _shard(self, value: nn.Parameter, spread: set[nn.Parameter]) -> nn.Parameter:
         """What this rank keeps. `spread`: parameters that fewer ranks hold."""
@@ -332,7 +347,7 @@ class DryStep:
         watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
         with watch.labelled("moments"):
             watch.numbers = True
-            meetings = DryMeetings(trained, self._everyone)
+            meetings = DryMeetings(trained, self._everyone, self._compression(self._everyone, self._root))
             if meetings.optimizer is not None:
                 self._together(meetings.optimizer, plain=True)
             meetings.meet()

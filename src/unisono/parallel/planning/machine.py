@@ -7,15 +7,20 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import roofline_of
+
+from .job_hosts import JobHost, bytes_of
+
+if TYPE_CHECKING:
+    from unisono.parallel.plan import Plan
 
 __all__ = ["JobMachine", "measure"]
 
@@ -24,6 +29,7 @@ SIDES = (512, 4096)  # of the matrices whose product is timed
 LONG_S = 1e-3  # what is timed takes at least as long
 COPIED = 64 << 20  # bytes
 ROUNDS = 5
+NOISE = 1.1  # rates of equal devices differ by up to so much
 MANY = 100  # small operators
 
 
@@ -31,26 +37,48 @@ class JobMachine(NamedTuple):
     """What a job has.
 
     Args:
-        memory: bytes that a rank may use.    hosts: the number of the host of each rank.
+        memory: bytes that each rank may use.    hosts: the number of the host of each rank.
+        speeds: of each rank, its rate of compute beside `compute`.
         compute: what operators take on its GPUs; None: its hosts compute.
     """
 
-    memory: int
+    memory: tuple[int, ...]
     hosts: tuple[int, ...]
+    speeds: tuple[float, ...]
     compute: ComputeCalibration | None
 
-    def with_ranks(self, ranks: int, hosts: int | None) -> JobMachine:
-        """The same with other ranks, evenly on so many hosts; None: as here, or on one.
+    def with_ranks(self, ranks: int, hosts: int | Sequence[JobHost] | None) -> JobMachine:
+        """The same with other ranks, which are as the least here: evenly on so many hosts, or on these.
 
+        Args:
+            hosts: None: as here, or one.
         Raises:
             ValueError: they are not evenly on them.
         """
         if hosts is None and ranks == len(self.hosts):
             return self
-        each, left = divmod(ranks, hosts or 1)
-        if left:
-            raise ValueError(f"plan: {ranks} ranks are not evenly on {hosts} hosts")
-        return self._replace(hosts=tuple(rank // each for rank in range(ranks)))
+        least, slowest = min(self.memory), min(self.speeds)
+        if hosts is None or isinstance(hosts, int):
+            each, left = divmod(ranks, hosts or 1)
+            if left:
+                raise ValueError(f"plan: {ranks} ranks are not evenly on {hosts} hosts")
+            hosts = [JobHost(ranks=each)] * (hosts or 1)
+        every = [(number, host) for number, host in enumerate(hosts) for _ in range(host.ranks)]
+        return self._replace(
+            memory=tuple(bytes_of(host.memory) or least for _, host in every),
+            hosts=tuple(number for number, _ in every),
+            speeds=tuple(slowest * host.speed for _, host in every),
+        )
+
+    def of_places(self, plan: Plan) -> list[tuple[int, float]]:
+        """Of each place of a pipeline, the least memory and the lowest speed of its ranks."""
+        each = plan.ranks // plan.pipeline
+        blocks = [slice(first, first + each) for first in range(0, plan.ranks, each)]
+        return [(min(self.memory[block]), min(self.speeds[block])) for block in blocks]
+
+    def limited(self, memory: int | None) -> JobMachine:
+        """The same where each rank has so many bytes; None: those that are free."""
+        return self if memory is None else self._replace(memory=(memory,) * len(self.memory))
 
 
 class _DeviceSpeed(NamedTuple):
@@ -76,12 +104,20 @@ def measure(device_type: str, held: int) -> JobMachine:
         dist.all_gather_object(told, mine)
     names = [host for host, *_ in told]
     here = Counter(names)
-    memory = min(  # the ranks of a host share what is free there
+    memory = tuple(  # the ranks of a host share what is free there
         int(SHARE * (free // (here[host] if on_host else 1) + taken)) for host, free, taken, _ in told
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     speeds = [speed for *_, speed in told if speed is not None]
-    return JobMachine(memory, tuple(numbers[name] for name in names), _of_devices(speeds))
+    slowest = min((each.flops for each in speeds), default=1.0)
+    rates = tuple(_rounded(each.flops / slowest) for each in speeds) or (1.0,) * len(told)
+    hosts = tuple(numbers[name] for name in names)
+    return JobMachine(memory, hosts, rates, _of_devices(speeds))
+
+
+def _rounded(rate: float) -> float:
+    """The rate of a device beside the slowest; what may be noise is none."""
+    return rate if rate > NOISE else 1.0
 
 
 def _of_devices(speeds: list[_DeviceSpeed]) -> ComputeCalibration | None:

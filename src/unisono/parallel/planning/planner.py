@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import nn
 
-from unisono.engine.environment.env import parse_size
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
@@ -18,13 +17,15 @@ from unisono.parallel.plan import Plan
 from unisono.planner.planner import NoPlanFitsError
 
 from .choice import ModelChoice
+from .job_hosts import MOST_RANKS, JobHost, bytes_of, hosts_of
 from .machine import JobMachine, measure
 from .search import PlanSearch
 from .task import TrainingTask
 
 __all__ = ["plan", "resolved"]
 
-UNSEEN = {"compression": None, "elastic": False, "sync_batch_norm": False}
+UNSEEN = {"elastic": False, "sync_batch_norm": False}
+MOST_ROWS = 1 << 32
 
 
 def plan(
@@ -35,12 +36,12 @@ def plan(
     loss: Callable[[Any, Any], Any] | None,
     batch: int | None = None,
     ranks: int | None = None,
-    hosts: int | None = None,
+    hosts: int | Sequence[int | JobHost] | None = None,
     memory: int | str | None = None,
     pieces: Sequence[nn.Module] | None = None,
     weigh: Any = None,
     price: Plan | None = None,
-    **fixed: Any,
+    **given: Any,
 ) -> ModelChoice:
     """Choose how to train a model: the fastest plan that fits into a rank's memory, with its reasons.
 
@@ -53,10 +54,12 @@ def plan(
         sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs.
         batch: rows of a step, of all ranks; None: those of the sample.
         ranks: None: those of this job; one without a process group.
-        hosts: on which they are, evenly; None: as in this job.
+        hosts: on which they are, evenly; or a list of hosts that differ: ranks, or a `JobHost`, each, in the
+            order of ranks. None: as in this job.
         memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
         price: give the bytes and seconds of this plan; nothing is searched.
-        fixed: fields of `Plan` that are given, such as precision="bf16" or zero=3.
+        given: fields of `Plan`, such as precision="bf16" or zero=3. A list is searched, as in
+            precision=["f32", "bf16"] or compression=[None, Compressed("int8")].
     Raises:
         NoPlanFitsError: no plan fits; the text names the leanest.
         CaptureError: the model cannot be recorded.
@@ -64,46 +67,40 @@ def plan(
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
     check_arguments(model, price or Plan(), optimizer, loss, pieces, None)
-    _check_fixed(
-        fixed if price is None else {field.name: getattr(price, field.name) for field in fields(price)}
+    _check_given(
+        given if price is None else {field.name: getattr(price, field.name) for field in fields(price)}
     )
-    for name, value in (("batch", batch), ("ranks", ranks), ("hosts", hosts)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of at least 1")
-    limit = _bytes(memory)
+    for name, value, most in (("batch", batch, MOST_ROWS), ("ranks", ranks, MOST_RANKS)):
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of 1 to {most}")
+    places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
     rows = batch if batch is not None else rows_of(sample)
     task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
     held = sum(v.nbytes for v in [*model.parameters(), *model.buffers()] if not v.is_meta)
     machine = measure(task.device_type, held)
-    return _agreed(lambda: _chosen(task, machine, limit, ranks, hosts, price, fixed))
+    count = price.ranks if price is not None else ranks or len(machine.hosts)
+    if isinstance(places, list):
+        count = sum(host.ranks for host in places)
+    return _agreed(lambda: _chosen(task, machine.limited(limit).with_ranks(count, places), price, given))
 
 
 def _chosen(
-    task: TrainingTask,
-    machine: JobMachine,
-    limit: int | None,
-    ranks: int | None,
-    hosts: int | None,
-    price: Plan | None,
-    fixed: dict[str, Any],
+    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any]
 ) -> ModelChoice:
-    count = price.ranks if price is not None else ranks or len(machine.hosts)
-    machine = machine.with_ranks(count, hosts)
     others = {"context": "context", "expert": "expert", "swap": "memory"}
     if task.device_type == "cpu":
         others["swap"] = "disk"
     axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
-    memory = machine.memory if limit is None else limit
-    search = PlanSearch(task, memory, fixed, machine, set())
+    search = PlanSearch(task, given, machine)
     if price is not None:
         return search.price(price)
     try:
         return search.choose()
     except NoPlanFitsError:
         # Seconds of these axes were not shown right: where another plan fits, only arguments choose them.
-        return PlanSearch(task, memory, fixed, machine, axes).choose()
+        return PlanSearch(task, given, machine, axes).choose()
 
 
 def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
@@ -124,24 +121,33 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     return told[0]  # type: ignore[no-any-return]
 
 
-def _bytes(memory: object) -> int | None:
-    if isinstance(memory, str):
-        try:
-            memory = parse_size(memory)
-        except ValueError as error:
-            raise ValueError(f"plan: memory is {memory!r}, expected {error}") from None
-    if memory is not None and (type(memory) is not int or memory < 1):
-        raise ValueError(f'plan: memory is {memory!r}, expected bytes of a rank, such as 16 << 30 or "16G"')
-    return memory
-
-
-def _check_fixed(fixed: dict[str, Any]) -> None:
+def _check_given(given: dict[str, Any]) -> None:
     known = {field.name for field in fields(Plan)}
-    for name, value in fixed.items():
+    for name, value in given.items():
         if name not in known:
             raise TypeError(f"plan: {name} is neither an argument nor a field of Plan")
-        if name in UNSEEN and value != UNSEEN[name]:
-            raise ValueError(f"plan: {name}={value!r}: its memory is not predicted. Write a Plan by hand")
+        each = value if isinstance(value, list) else [value]
+        if not each:
+            raise ValueError(f"plan: {name} is an empty list; write the values that are searched")
+        for one in each:
+            if name in UNSEEN and one != UNSEEN[name]:
+                raise ValueError(f"plan: {name}={one!r}: its memory is not predicted. Write a Plan by hand")
+            _check_value(name, one)
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Refuse a value that no plan has, whatever its other fields are."""
+    count = value if type(value) is int and value > 0 else 2
+    beside: dict[str, dict[str, Any]] = {
+        "sequence": {"tensor": 2},
+        "shard": {"data": count, "zero": 1},
+        "expert": {"data": count},
+        "local_steps": {"data": 2},
+        "stages_per_rank": {"pipeline": 2, "schedule": "interleaved"},
+        "cuts": {"pipeline": len(value) + 1 if isinstance(value, tuple) else 2},
+        "copy_every": {"elastic": True, "zero": 1},
+    }
+    Plan(**{**beside.get(name, {}), name: value})
 
 
 class ResolvedPlan(NamedTuple):

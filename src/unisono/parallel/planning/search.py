@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.graph.capture import CaptureError
-from unisono.parallel.graph.program import Graph
-from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
 from unisono.planner.planner import NoPlanFitsError
 
@@ -19,43 +21,54 @@ from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
 from .memory_account import MemoryPeak
+from .stage_cuts import ROWS, StageCuts
 from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
 
-ROWS = 2  # of the recorded program
-SHOWN = 4  # plans beside the chosen one
+SHOWN = 5  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
 FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at least
 RECOMPUTED = {False: 0, "selective": 1, True: 2}
+
+
+class _Queued(NamedTuple):
+    """A plan that waits: its seconds, or without a forecast what it takes at least."""
+
+    seconds: float
+    simplicity: tuple[Any, ...]
+    number: int
+    plan: Plan
+    time: StepForecast | None
 
 
 class PlanSearch:
     """Plans of one task on some ranks.
 
     Args:
-        limit: bytes of a rank; None: any plan fits.
-        fixed: fields of the plan that are given.
-        machine: the ranks' hosts, and what operators take on their devices.
+        given: fields of the plan; a list has several values, which are searched.
+        machine: the ranks' hosts and memory, and what operators take on their devices.
         axes: of candidates.OPTIONAL, that are searched, too.
     """
 
     def __init__(
         self,
         task: TrainingTask,
-        limit: int | None,
-        fixed: dict[str, Any],
+        given: dict[str, Any],
         machine: JobMachine,
         axes: Collection[str] = (),
     ) -> None:
         self._axes = axes
-        self._task, self._ranks, self._limit, self._fixed = task, len(machine.hosts), limit, fixed
-        self._host = min(machine.hosts.count(host) for host in machine.hosts)
+        self._task, self._ranks, self._given, self._machine = task, len(machine.hosts), given, machine
+        self._host = math.gcd(*Counter(machine.hosts).values())
+        self._most = max(machine.memory)
         self._predictor = StepPredictor.of(
-            task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None
-        )
+            task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None,
+            speeds=machine.speeds,
+        )  # fmt: skip
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
-        self._cuts: dict[int, tuple[int, ...]] = {}  # by the number of stages
+        self._cuts = StageCuts(task)
+        self._least_s: dict[Plan, float] = {}  # of plans with 1F1B: what no other schedule is below
         self._known: dict[Plan, PlanForecast] = {}
         self._needs: list[tuple[Plan, int]] = []  # bytes of what is not state
         self._least: tuple[int, Plan] | None = None
@@ -68,29 +81,31 @@ class PlanSearch:
         """
         self._task.graph(ROWS)  # or its error
         self._leave_out_context()
-        priced = sorted(self._priced(), key=lambda pair: (pair[0].total, _simplicity(pair[1])))
-        if not priced:
-            raise NoPlanFitsError(f"no plan of {self._ranks} ranks can run: {self._why()}")
+        queue = [*self._queued()]
+        heapq.heapify(queue)
+        candidates = len(queue)
         fitting: list[PlanForecast] = []
         complete = True
-        for time, plan in priced:
+        while queue:
+            entry = heapq.heappop(queue)
             if len(self._known) == MOST_TRIED or len(fitting) > SHOWN:
                 complete = bool(fitting)
                 break
-            if self._floor(plan) > (self._limit or 1 << 62):
+            if self._floor(entry.plan) > self._most:
                 continue
-            found = self._try(time, plan)
+            time = entry.time
+            if time is None:  # only a bound is known
+                time = self._time(entry.plan)
+                if time is not None:
+                    heapq.heappush(queue, entry._replace(seconds=time.total, time=time))
+                continue
+            found = self._try(time, entry.plan)
             if found is not None and not found.peak.exceeded:
                 fitting.append(found)
         if not fitting:
-            raise NoPlanFitsError(self._nothing(len(priced)))
+            raise NoPlanFitsError(self._nothing(candidates))
         chosen, *others = fitting
-        refused = self._refused(chosen)
-        task = self._task
-        return ModelChoice(
-            type(task.model).__name__, task.parameters, task.batch, chosen, self._limit, others, refused,
-            len(priced), len(self._known), self._predictor.source, complete,
-        )  # fmt: skip
+        return self._choice(chosen, others, self._refused(chosen), candidates, complete=complete)
 
     def price(self, plan: Plan) -> ModelChoice:
         """One plan, whether it fits or not.
@@ -98,11 +113,23 @@ class PlanSearch:
         Raises:
             CaptureError, ValueError: it cannot run; the text says why.
         """
-        task, staged = self._task, self._staged(plan)
+        staged = self._staged(plan)[0]
         found = self._dry(self._predictor.forecast(staged), staged)
+        return self._choice(found, [], [], 1, complete=True)
+
+    def _choice(
+        self,
+        chosen: PlanForecast,
+        others: list[PlanForecast],
+        refused: list[RefusedPlan],
+        candidates: int,
+        *,
+        complete: bool,
+    ) -> ModelChoice:
+        task = self._task
         return ModelChoice(
-            type(task.model).__name__, task.parameters, task.batch, found, self._limit, [], [], 1, 1,
-            self._predictor.source, True,
+            type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
+            len(self._known), self._predictor.source, complete, self._predictor.collectives(chosen.plan),
         )  # fmt: skip
 
     # ---- candidates ----
@@ -110,19 +137,27 @@ class PlanSearch:
     def _leave_out_context(self) -> None:
         """Search no context axis where the model has none: a dry run says so, once for all plans."""
         parts = next((n for n in divisors(self._ranks)[1:] if self._task.batch % (self._ranks // n) == 0), 0)
-        if "context" not in self._axes or "context" in self._fixed or not parts:
+        if "context" not in self._axes or "context" in self._given or not parts:
             return
         try:
-            DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._limit).peak_of(0)
+            DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._most).peak_of(0)
         except (CaptureError, ValueError):
             self._axes = {axis for axis in self._axes if axis != "context"}
 
-    def _priced(self) -> Iterable[tuple[StepForecast, Plan]]:
-        for plan in plans(self._ranks, self._task.batch, self._fixed, host=self._host, axes=self._axes):
-            staged = self._staged(plan)
-            time = self._time(staged)
-            if time is not None:
-                yield time, staged
+    def _queued(self) -> Iterable[_Queued]:
+        """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
+        number = itertools.count()
+        for plan in plans(self._ranks, self._task.batch, self._given, host=self._host, axes=self._axes):
+            plain = _plain(plan)
+            for staged in self._staged(plan):
+                if plain in self._least_s and plain != plan:
+                    least = self._least_s[plain]
+                    yield _Queued(least, _simplicity(staged), next(number), staged, None)
+                    continue
+                time = self._time(staged)
+                if time is not None:
+                    self._least_s.setdefault(plan, time.least_s)
+                    yield _Queued(time.total, _simplicity(staged), next(number), staged, time)
 
     def _time(self, plan: Plan) -> StepForecast | None:
         """The seconds of a step; None: the model has no such axes."""
@@ -139,17 +174,12 @@ class PlanSearch:
         """What decides whether a step can be recorded: one row may be refused, such as by a BatchNorm."""
         return self._task.batch // plan.data // plan.micro_batches == 1, *_axes(plan)
 
-    def _staged(self, plan: Plan) -> Plan:
-        """The plan with its cuts, where the model is a chain of pieces."""
+    def _staged(self, plan: Plan) -> list[Plan]:
+        """The plan with cuts, the best balanced first, where the model is a chain of pieces."""
         if plan.pipeline == 1 or plan.cuts is not None:
-            return plan
-        if plan.stages not in self._cuts:
-            task = self._task
-            family = task.family(task.model, task.pieces)
-            enough = task.in_pieces(family) and len(family.pieces) >= plan.stages
-            costs = _costs(task.graph(ROWS), task.model, family.pieces) if enough else []
-            self._cuts[plan.stages] = balance(costs, plan.stages) if enough else ()
-        return replace(plan, cuts=self._cuts[plan.stages] or None)
+            return [plan]
+        found = self._cuts.of(plan, self._machine)
+        return [replace(plan, cuts=cuts) for cuts in found] or [plan]
 
     # ---- memory ----
 
@@ -168,13 +198,19 @@ class PlanSearch:
 
     def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
-        peaks = DryRun(self._task, plan, self._limit).peaks()
-        stage = max(range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved))
-        peak = _checked(peaks[stage], self._limit)
+        limits = self._machine.of_places(plan)
+        peaks = [
+            _checked(DryRun(self._task, plan, limit).peak_of(place), limit)
+            for place, (limit, _) in enumerate(limits)
+        ]
+        stage = max(
+            range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved / limits[at][0])
+        )
+        peak = peaks[stage]
         self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
         if self._least is None or peak.reserved < self._least[0]:
             self._least = peak.reserved, plan
-        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline))
+        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline), limits[stage][0])
         self._known[plan] = found
         return found
 
@@ -201,11 +237,11 @@ class PlanSearch:
     def _refused(self, chosen: PlanForecast) -> list[RefusedPlan]:
         """What is one step away. A slower one is refused by its seconds: only a faster one gets a dry run."""
         found = []
-        around = neighbours(chosen.plan, self._ranks, self._task.batch, host=self._host, axes=self._axes)
+        around = neighbours(
+            chosen.plan, self._ranks, self._task.batch, host=self._host, axes=self._axes, given=self._given
+        )
         for plan in around:
-            change, staged = changes(plan, chosen.plan), self._staged(plan)
-            if any(name in change for name in self._fixed):
-                continue
+            change, staged = changes(plan, chosen.plan), self._staged(plan)[0]
             time, other = self._time(staged), self._known.get(staged)
             slower = time is not None and time.total >= chosen.time.total
             if time is not None and other is None and not slower:
@@ -224,29 +260,34 @@ class PlanSearch:
         return next(iter(texts), "no axis divides the ranks and the batch")
 
     def _nothing(self, candidates: int) -> str:
-        if self._least is None and self._problems:
+        if self._least is None and (self._problems or not candidates):
             return f"no plan of {self._ranks} ranks can run: {self._why()}"
         if self._least is None:
             return (
-                f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes: "
+                f"none of {candidates} plans of {self._ranks} ranks fits into {self._most} bytes: "
                 "parameters, gradients and moments alone take more. Use more ranks"
             )
         least, plan = self._least
         return (
-            f"none of {candidates} plans of {self._ranks} ranks fits into {self._limit} bytes of a rank; the "
+            f"none of {candidates} plans of {self._ranks} ranks fits into {self._most} bytes of a rank; the "
             f"leanest that was tried, {plan}, needs {least}. Use more ranks, a smaller batch, or more memory"
         )
 
 
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
-    axes = plan.pipeline, plan.tensor, plan.sequence, plan.context, plan.expert
-    return *axes, plan.swap, str(plan.recompute)
+    axes = plan.pipeline, plan.schedule, plan.chunks, plan.tensor, plan.sequence, plan.context, plan.expert
+    return *axes, plan.swap, str(plan.recompute), plan.precision, plan.compression, plan.local_steps
 
 
-def _checked(peak: MemoryPeak, limit: int | None) -> MemoryPeak:
+def _plain(plan: Plan) -> Plan:
+    """The plan with 1F1B."""
+    return replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
+
+
+def _checked(peak: MemoryPeak, limit: int) -> MemoryPeak:
     """A peak of the host's memory beside the limit, which its allocator does not know."""
-    if limit is None or peak.exceeded or peak.reserved <= limit:
+    if peak.exceeded or peak.reserved <= limit:
         return peak
     return peak._replace(exceeded=peak.reserved - limit)
 
@@ -262,19 +303,6 @@ def _simplicity(plan: Plan) -> tuple[Any, ...]:
         plan.sequence,
         RECOMPUTED[plan.recompute],
         plan.micro_batches,
+        plan.schedule,
+        plan.chunks,
     )
-
-
-def _costs(graph: Graph, model: Any, pieces: Any) -> list[float]:
-    """The FLOPs of each piece in forward, and the bytes that it makes."""
-    paths = {module: path for path, module in model.named_modules()}
-    found = []
-    for piece in pieces:
-        inside = [module for module in piece.modules() if module in paths]
-        tops = [paths[module] for module in inside]
-        here = [frame for frame in graph.frames if frame.path in tops]
-        nodes = {number for frame in here for number in range(frame.first, frame.last)}
-        made = [n for number in nodes for n in graph.nodes[number].outputs if n is not None]
-        work = sum(graph.nodes[number].flops for number in nodes)
-        found.append(1.0 + work + sum(graph.values[n].nbytes for n in made))
-    return found

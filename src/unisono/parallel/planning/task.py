@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
 from unisono.parallel.families import ModelFamily, family_of, identity
-from unisono.parallel.graph.capture import CaptureError, Recorder
+from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut
+from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.loss_weights import own_loss
@@ -70,7 +71,7 @@ class TrainingTask:
     loss: Callable[[Any, Any], Any] | None
     pieces: Sequence[nn.Module] | None = None
     counts: bool = False  # the loss returns (sum, count)
-    _cuts: dict[Any, Cut | CaptureError] = field(default_factory=dict)
+    _cuts: KnownCuts = field(default_factory=KnownCuts)
     _graphs: dict[int, Graph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -138,21 +139,14 @@ class TrainingTask:
         Raises:
             CaptureError: it cannot.
         """
-        key = parts, sequence, in_pieces, opened
-        if key not in self._cuts:
+
+        def find() -> Cut:
             shapes = self.shapes()
             family = self.family(shapes.model, shapes.also)
             inputs, pieces = self.blank_batch(rows, shapes)[0], family.pieces if in_pieces else None
-            try:
-                self._cuts[key] = cut_of_program(
-                    shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened
-                )
-            except CaptureError as error:
-                self._cuts[key] = error
-        found = self._cuts[key]
-        if isinstance(found, CaptureError):
-            raise found
-        return found
+            return cut_of_program(shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened)
+
+        return self._cuts.of((parts, sequence, in_pieces, opened), find)
 
     def graph(self, rows: int) -> Graph:
         """The program of the model on so many rows, with its loss left out. It is recorded once.

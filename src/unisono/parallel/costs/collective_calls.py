@@ -1,0 +1,92 @@
+"""The collectives and messages of a step on one rank: calls, bytes and seconds of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .step_time import StepParts, step_forecast
+
+if TYPE_CHECKING:
+    from unisono.codecs.codec import Codec
+
+    from .collectives import CollectiveCosts
+
+__all__ = ["PricedCollective", "collective_calls"]
+
+
+class PricedCollective(NamedTuple):
+    """All calls of one kind in a step, on the mean rank of a pipeline.
+
+    Attributes:
+        collective: such as all_reduce.    axis: tensor, data, or pipeline.    ranks: of a call.
+        nbytes: of all calls, each of the whole buffer.    calls: may be a part of one, under local_steps.
+        seconds: of all calls, whether compute hides them or not.
+    """
+
+    collective: str
+    axis: str
+    ranks: int
+    nbytes: float
+    calls: float
+    seconds: float
+
+
+class _LoggedCosts:
+    """Prices, and what was priced: (collective, ranks, bytes, seconds)."""
+
+    def __init__(self, costs: CollectiveCosts) -> None:
+        self._costs = costs
+        self.found: list[tuple[str, tuple[int, ...], float, float]] = []
+
+    def seconds(self, collective: str, members: Sequence[int], nbytes: float) -> float:
+        return self._note(collective, members, nbytes, self._costs.seconds(collective, members, nbytes))
+
+    def coded(self, members: Sequence[int], nbytes: float, codec: Codec) -> float:
+        taken = self._costs.coded(members, nbytes, codec)
+        return self._note(f"all_reduce in {codec.label}", members, nbytes, taken)
+
+    def message(self, sender: int, receiver: int, nbytes: float, beside: int = 1) -> float:
+        taken = self._costs.message(sender, receiver, nbytes, beside)
+        return self._note("message", (sender, receiver), nbytes, taken)
+
+    def _note(self, collective: str, members: Sequence[int], nbytes: float, taken: float) -> float:
+        if len(members) > 1:
+            self.found.append((collective, tuple(members), nbytes, taken))
+        return taken
+
+
+def collective_calls(parts: StepParts) -> list[PricedCollective]:
+    """Those of a step, what takes longest first. What `context` and `expert` exchange is not among them."""
+    plan, costs = parts.plan, _LoggedCosts(parts.collectives)
+    parts.collectives = costs  # type: ignore[assignment]
+    step_forecast(parts)
+    tensor = tuple(range(plan.tensor))
+    meetings = plan.local_steps or 1
+    found: dict[tuple[str, str, int], PricedCollective] = {}
+    rows = [
+        (name, "pipeline" if name == "message" else "data", members, nbytes, taken, 1 / meetings)
+        for name, members, nbytes, taken in costs.found
+        if members != tensor
+    ]
+    rows += [(name, "tensor", tensor, *rest) for name, *rest in _tensor_moves(parts)]  # type: ignore[misc]
+    for name, axis, members, nbytes, taken, times in rows:
+        share = (1 if axis == "pipeline" else times) / plan.pipeline
+        key = name, axis, len(members)
+        before = found.get(key, PricedCollective(*key, 0.0, 0.0, 0.0))
+        found[key] = PricedCollective(
+            *key, before.nbytes + nbytes * share, before.calls + share, before.seconds + taken * share
+        )
+    return sorted(found.values(), key=lambda each: -each.seconds)
+
+
+def _tensor_moves(parts: StepParts) -> Iterator[tuple[str, float, float, float]]:
+    """(collective, bytes, seconds, how often in a step) of the tensor axis."""
+    plan, members = parts.plan, range(parts.plan.tensor)
+    for move in parts.traced.moves if plan.tensor > 1 else ():
+        if move.phase == "regather" and not (plan.sequence and not plan.recompute):
+            continue
+        again = bool(plan.recompute) and move.phase == "forward" and bool(move.unit)
+        nbytes = move.nbytes / plan.context
+        taken = parts.collectives.seconds(move.collective, members, nbytes)
+        yield move.collective, nbytes, taken, plan.micro_batches * (1.0 + again)

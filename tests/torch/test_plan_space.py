@@ -1,0 +1,121 @@
+"""What `up.plan` searches: lists of values, compression, hosts that differ; against an exhaustive search."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from torch import nn
+
+import unisono.parallel as up
+from planned_models import adamw, features, mlp, planned
+from unisono.parallel.planning.candidates import plans
+from unisono.parallel.planning.dry_run import DryRun
+from unisono.parallel.planning.machine import JobMachine
+from unisono.parallel.planning.search import PlanSearch
+from unisono.parallel.planning.task import TrainingTask
+
+CROSS = nn.functional.cross_entropy
+
+
+def test_a_list_of_values_is_searched() -> None:
+    codecs = [None, up.Compressed("int8"), up.PowerSGD(rank=2)]
+    given: dict[str, Any] = {"data": 2, "zero": 0, "recompute": False, "micro_batches": 1}
+    choice = planned(**given, compression=codecs, local_steps=[None, 8])
+    assert choice.candidates == 6
+    tried = [choice.plan, *(each.plan for each in choice.next_best)]
+    assert {each.compression for each in tried} == {*codecs}
+    assert {each.local_steps for each in tried} == {None, 8}
+    assert any("compression=" in each.change for each in choice.refused)
+    one = list(plans(1, 4, {"compression": codecs}, host=1))
+    assert {each.compression for each in one} == {None}  # nothing travels
+    alone = planned(**given, compression=codecs[1])
+    assert alone.plan.compression == codecs[1]
+    assert planned(**given).plan.compression is None
+    low = planned(**given, precision=["f32", "bf16"])
+    assert {low.plan.precision, *(each.plan.precision for each in low.next_best)} == {"f32", "bf16"}
+
+
+def test_compression_keeps_its_errors_and_factors() -> None:
+    task = TrainingTask(mlp(), features(16), 16, adamw, CROSS)
+    whole, coded, half, ranked = (
+        DryRun(task, up.Plan(data=2, compression=each)).peaks()[0].parts["buffers"]
+        for each in (
+            None, up.Compressed("int8", small=0), up.Compressed("int8", small=0, errors="1-6-9"),
+            up.PowerSGD(rank=2),
+        )
+    )  # fmt: skip
+    assert coded - half == 2 * task.parameters
+    assert coded >= whole + 4 * 4 * task.parameters  # errors; a vector, its sum and what is left
+    matrices = sum(v.numel() for v in task.model.parameters() if v.dim() == 2)
+    assert ranked >= whole + 4 * matrices
+    with pytest.raises(ValueError, match="compression takes f32 gradients in CPU memory"):
+        up.plan(
+            mlp().double(), sample=features(4), optimizer=adamw, loss=CROSS,
+            price=up.Plan(data=2, compression=up.Compressed("bf16")),
+        )  # fmt: skip
+
+
+def test_stages_follow_the_speed_and_the_memory_of_hosts() -> None:
+    given: dict[str, Any] = {"pipeline": 2, "data": 1, "tensor": 1, "schedule": "1f1b", "ranks": None}
+    equal = planned(**given, hosts=[1, 1])
+    hosts = [up.JobHost(ranks=1), up.JobHost(ranks=1, speed=0.25)]
+    slow = planned(**given, hosts=hosts)
+    assert slow.plan.cuts > equal.plan.cuts  # the second rank has fewer pieces
+    assert slow.seconds > equal.seconds
+    same = planned(price=equal.plan, ranks=None, hosts=hosts)
+    assert same.seconds > slow.seconds
+    least = planned(price=equal.plan).memory_bytes
+    small = [up.JobHost(ranks=1), up.JobHost(ranks=1, memory=least // 2)]
+    refused = planned(price=equal.plan, ranks=None, hosts=small)
+    assert not refused.fits
+    assert refused.limit_bytes == least // 2
+
+
+def test_the_search_equals_an_exhaustive_one() -> None:
+    compare_searches(random.Random(5), 3)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(6000)
+def test_the_search_equals_an_exhaustive_one_on_many_spaces() -> None:
+    compare_searches(random.Random(7), 1000)
+
+
+def compare_searches(draw: random.Random, count: int) -> None:
+    """Search random small spaces, and price and run all their plans."""
+    tasks = {rows: TrainingTask(mlp(), features(4), rows, adamw, CROSS) for rows in (4, 8, 12)}
+    for _ in range(count):
+        ranks, rows = draw.choice((1, 2, 4)), draw.choice((4, 8, 12))
+        given = {
+            "recompute": [False],
+            "tensor": [1],
+            "pipeline": draw.sample([1, 2, 4], 2),
+            "schedule": draw.sample(["1f1b", "zb-h1", "zbv", "interleaved"], 2),
+            "zero": draw.sample([0, 1, 2, 3], 2),
+            "micro_batches": draw.sample([1, 2, 4], 2),
+            "shard": [None],
+        }
+        speeds, memory = [draw.choice((1.0, 0.5)) for _ in range(ranks)], draw.randint(2**20, 2**23)
+        machine = JobMachine((memory,) * ranks, (0,) * ranks, tuple(speeds), None)
+        every = PlanSearch(tasks[rows], given, machine)
+        try:
+            choice = every.choose()
+        except up.NoPlanFitsError:
+            choice = None
+        fitting = []
+        for plan in plans(ranks, rows, given, host=ranks):
+            for staged in every._staged(plan):
+                time = every._time(staged)
+                found = None if time is None else every._try(time, staged)
+                if time is not None and found is not None and not found.peak.exceeded:
+                    fitting.append(time.total)
+        if choice is None:
+            assert not fitting, (given, speeds, memory)
+            continue
+        best = sorted(fitting)[:6]
+        shown = [choice.seconds, *(each.time.total for each in choice.next_best)]
+        assert shown == pytest.approx(best), (given, speeds, memory)
+        assert choice.complete
+        assert all(each.problem or each.excess_bytes or each.excess_s >= 0 for each in choice.refused)
