@@ -18,7 +18,7 @@ from unisono.parallel.replicated_parameters import BUCKET_BYTES
 from .exchanges import PricedExchange
 from .forecast import StepForecast
 from .operator_prices import BY_BYTES, OperatorPrices
-from .rank_clock import RankClock, mean_of
+from .rank_clock import DataWork, RankClock, mean_of
 from .traced_step import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ ROUNDING = 1e-9  # of a sum in another order
 
 HIDDEN = 0.5
 """The share of backward during which a GPU's collectives of the data axis run."""
+
+UNIT_LAUNCHES, SAVED_LAUNCHES = 4, 4
+"""What the host of a GPU does, in the time of so many operators: for each parameter that a unit gathers or
+reduces, and for each operator whose inputs recomputation drops. Source: a profile of H100 hosts,
+benchmarks/results/2026-11-26-gpu.md.
+"""
 
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
@@ -83,10 +89,16 @@ class StepParts:
 
 @dataclass
 class _StageTime:
-    """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis."""
+    """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis.
+
+    `host_...`: of the host, where a device computes.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
+    host_forward: float = 0.0
+    host_backward: float = 0.0
+    host_units: float = 0.0
     units: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # compute of forward, again
     tensor_forward: float = 0.0
     tensor_backward: float = 0.0
@@ -114,12 +126,17 @@ class _StepPricer:
         seconds = self._parts.prices.seconds
         for operator in self._parts.traced.operators:
             stage, taken = self._stage_of(operator.call), seconds(operator, share)
+            host = self._parts.prices.host(operator)
             if operator.phase == "backward":
                 stage.backward += taken
+                stage.host_backward += host
                 continue
             stage.forward += taken
+            stage.host_forward += host
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken
+                saved = SAVED_LAUNCHES * (operator.followed and bool(operator.size.kind))
+                stage.host_units += host + self._parts.prices.launch(saved)
         regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
             if move.phase == "regather" and not regathers:
@@ -158,59 +175,59 @@ class _StepPricer:
 
     # ---- parameters ----
 
-    def _gathered(self, stage: int, *, again: bool = False) -> tuple[float, float]:
-        """Seconds to gather all units of a stage once: compute, communication.
+    def _gathered(self, stage: int, *, again: bool = False) -> DataWork:
+        """Seconds to gather all units of a stage once.
 
         Args:
             again: for backward, which begins right after the forward of a root where there is one stage.
         """
-        compute = communication = 0.0
+        host = compute = communication = 0.0
         for unit, size in self._parts.units.get(stage, {}).items():
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            host += self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+            compute += self._parts.prices.light(2 * nbytes)
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
-        return compute, communication
+        return DataWork(compute, communication, host)
 
-    def _reduced(self, stage: int) -> tuple[float, float]:
+    def _reduced(self, stage: int) -> DataWork:
         """Seconds to reduce all gradients of a stage once."""
         if self._plan.zero == 0 and self._plan.precision == "f32":
             return self._replicas_reduced(stage)
         axis = "shard" if self._plan.zero else "replica"
         what = "reduce_scatter" if self._plan.zero else "all_reduce"
-        compute = communication = 0.0
+        host = compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            compute += self._runtime.unit_s / 2 + self._parts.prices.light(2 * nbytes)
+            host += self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+            compute += self._parts.prices.light(2 * nbytes)
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
                 part = nbytes / self._shards
                 communication += self._parts.collectives.seconds("all_reduce", self._members("replica"), part)
-        return compute, communication
+        return DataWork(compute, communication, host)
 
-    def _replicas_reduced(self, stage: int) -> tuple[float, float]:
+    def _replicas_reduced(self, stage: int) -> DataWork:
         if self._plan.copies == 1 or self._plan.local_steps is not None:
-            return 0.0, 0.0
+            return DataWork()
         sizes = self._parts.units.get(stage, {}).values()
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._parts.prices.light(
-            2 * nbytes
-        )
+        host = self._runtime.parameter_s * sum(size.number for size in sizes)
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
-            compute += self._runtime.bucket_s
+            host += self._runtime.bucket_s
             communication += self._parts.collectives.seconds("all_reduce", self._members("copies"), size)
-        return compute, communication
+        return DataWork(self._parts.prices.light(2 * nbytes), communication, host)
 
-    def _met(self, stage: int) -> tuple[float, float]:
-        """A step's share of a meeting of replicas: compute, communication."""
+    def _met(self, stage: int) -> DataWork:
+        """A step's share of a meeting of replicas."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._shards
         steps = self._plan.local_steps or 1
         communication = self._parts.collectives.seconds("all_reduce", self._members("replica"), 4 * elements)
-        return self._parts.prices.light(9 * 4 * elements) / steps, communication / steps
+        return DataWork(self._parts.prices.light(9 * 4 * elements) / steps, communication / steps)
 
     def _swapped(self, stage: int) -> float:
         """Parameters are read for forward and backward, gradients written; all states are read and written.
@@ -255,12 +272,20 @@ class _StepPricer:
             )
         return taken
 
+    def _started(self, stage: int) -> float:
+        """Seconds of the host for an update that a device runs: its operators, and each parameter."""
+        if not self._parts.prices.queued:
+            return 0.0
+        number = sum(size.number for size in self._parts.units.get(stage, {}).values())
+        operators = 12 if self._parts.update is None else len(self._parts.update)
+        return self._parts.prices.launch(operators) + self._runtime.parameter_s * number
+
     # ---- a step ----
 
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        ranks = RankClock.of(schedule)
+        ranks = RankClock.of(schedule, queued=self._parts.prices.queued)
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
@@ -314,8 +339,8 @@ class _StepPricer:
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
         stage = self._stages[number]
         rank.stages.add(number)
-        rank.add("fixed", self._runtime.micro_s)
-        rank.add("forward", stage.forward)
+        rank.add("fixed", 0.0, self._runtime.micro_s)
+        rank.add("forward", stage.forward, stage.host_forward)
         rank.add("tensor", stage.tensor_forward)
         for exchange in stage.exchanges:
             rank.add(exchange.cause, exchange.forward_s)
@@ -326,15 +351,15 @@ class _StepPricer:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
         again = self._plan.recompute is not False and action.kind == "B"
-        rank.add("backward", stage.backward * half)
+        rank.add("backward", stage.backward * half, stage.host_backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
         for exchange in stage.exchanges:
             rank.add(exchange.cause, exchange.backward_s)
             if self._plan.recompute is True:
                 rank.add(exchange.cause, exchange.forward_s)
         if again:
-            rank.add("recompute", sum(stage.units.values()))
-            rank.add("fixed", self._runtime.recompute_s * len(stage.units))
+            rank.add("recompute", sum(stage.units.values()), stage.host_units)
+            rank.add("fixed", 0.0, self._runtime.recompute_s * len(stage.units))
         if action.kind != "I":
             count = rank.micros[action.stage] = rank.micros.get(action.stage, 0) + 1
             if count > 1:
@@ -348,21 +373,21 @@ class _StepPricer:
     def _sharded(self) -> bool:
         return self._plan.zero > 0 or self._plan.precision != "f32"
 
-    def _data(self, rank: RankClock, both: tuple[float, float]) -> None:
+    def _data(self, rank: RankClock, work: DataWork) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
-        rank.add("fixed", both[0])
+        rank.add("fixed", work.compute, work.host)
         if self._parts.hides:
-            rank.beside += both[1]
+            rank.beside += work.communication
         else:
-            rank.add("data", both[1])
+            rank.add("data", work.communication)
 
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
-        rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
+        rank.add("fixed", 0.0, self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
-            rank.add("update", self._updated(stage))
+            rank.add("update", self._updated(stage), self._started(stage))
             if self._plan.local_steps is not None:
                 self._data(rank, self._met(stage))
             if self._plan.swap is not None:

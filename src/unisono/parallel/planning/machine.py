@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import roofline_of
+from unisono.planner.operator_costs import OperatorCosts, roofline_of
+
+from .device_costs import NEEDED_BYTES, device_costs
 
 __all__ = ["JobMachine", "measure"]
 
@@ -25,6 +27,8 @@ LONG_S = 1e-3  # what is timed takes at least as long
 COPIED = 64 << 20  # bytes
 ROUNDS = 5
 MANY = 100  # small operators
+FAST = 1e12
+"""FLOP/s in f32 of a device whose operators are all measured: it does that in seconds."""
 
 
 class JobMachine(NamedTuple):
@@ -53,15 +57,6 @@ class JobMachine(NamedTuple):
         return self._replace(hosts=tuple(rank // each for rank in range(ranks)))
 
 
-class _DeviceSpeed(NamedTuple):
-    """FLOP/s of a product in f32 and in bf16, bytes copied per second, and seconds of a small operator."""
-
-    flops: float
-    low: float
-    rate: float
-    operator_s: float
-
-
 def measure(device_type: str, held: int) -> JobMachine:
     """Measure this job. All ranks call this, and get the same, if there is a process group.
 
@@ -69,7 +64,7 @@ def measure(device_type: str, held: int) -> JobMachine:
         held: bytes that this process has taken already for what is planned.
     """
     alone, on_host = not dist.is_initialized(), device_type == "cpu"
-    mine = _host(), _free(device_type), held, None if on_host else _speed(device_type)
+    mine = _host(), _free(device_type), held, None if on_host else _costs(device_type)
     told: list[Any] = [mine] if alone else [None] * dist.get_world_size()
     if not alone:
         dist.all_gather_object(told, mine)
@@ -79,23 +74,24 @@ def measure(device_type: str, held: int) -> JobMachine:
         int(SHARE * (free // (here[host] if on_host else 1) + taken)) for host, free, taken, _ in told
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    speeds = [speed for *_, speed in told if speed is not None]
-    return JobMachine(memory, tuple(numbers[name] for name in names), _of_devices(speeds))
+    costs = [each for *_, each in told if each is not None]
+    return JobMachine(memory, tuple(numbers[name] for name in names), _of_devices(costs))
 
 
-def _of_devices(speeds: list[_DeviceSpeed]) -> ComputeCalibration | None:
+def _of_devices(costs: list[OperatorCosts]) -> ComputeCalibration | None:
     """What operators take on the slowest of these devices, each of which is a rank's own."""
-    if not speeds:
+    if not costs:
         return None
-    flops, rate = min(each.flops for each in speeds), min(each.rate for each in speeds)
-    low = min(each.low for each in speeds) / flops
-    costs = roofline_of(flops, rate, max(each.operator_s for each in speeds), low=low)
-    return ComputeCalibration("", str(torch.__version__), "", 1, (costs,))
+    slowest = max(costs, key=lambda each: each.at("product", SIDES[-1], SIDES[-1], SIDES[-1]))
+    return ComputeCalibration("", str(torch.__version__), "", 1, (slowest,))
 
 
-def _speed(device_type: str) -> _DeviceSpeed:
-    exact, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
-    return _DeviceSpeed(exact, low, _copy_rate(device_type), _operator_s(device_type))
+def _costs(device_type: str) -> OperatorCosts:
+    """What operators take on this rank's device: measured, or a roofline of a slow or a full one."""
+    flops, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
+    if device_type == "cuda" and flops > FAST and _free(device_type) > NEEDED_BYTES:
+        return device_costs(flops)
+    return roofline_of(flops, _copy_rate(device_type), _operator_s(device_type), low=low / flops)
 
 
 def _copy_rate(device_type: str) -> float:
