@@ -100,7 +100,7 @@ class _Queue:
             call()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / CALLS
+        return float(begin.elapsed_time(end)) / 1e3 / CALLS
 
 
 def _host_seconds() -> tuple[float, float, float, float]:
