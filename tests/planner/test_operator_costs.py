@@ -13,6 +13,7 @@ from unisono.engine.costs.machine import MachineCalibration, identity
 from unisono.engine.environment import env
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
+    SharedSteps,
     compute_file,
     keep_compute,
     recall_compute,
@@ -65,6 +66,16 @@ def test_ranks_beyond_the_cores_take_turns() -> None:
 
 def settings_in(folder: Path) -> env.Settings:
     return env.Settings(cache_home=str(folder))
+
+
+def test_ranks_together_pay_what_the_nearest_measured_ones_do() -> None:
+    two, four = SharedSteps(2, 1.1), SharedSteps(4, 1.2, 1.3, 1e-3, 1e-4)
+    compute = ComputeCalibration("", "", "", 2, (roofline(FOUR),), shared=(two, four))
+    assert [compute.together(ranks) for ranks in (2, 3, 4, 64)] == [two, four, four, four]
+    assert compute.together(1) == SharedSteps(1)  # it waits for nobody
+    assert two.sane
+    assert four.sane
+    assert not any(each.sane for each in (SharedSteps(0), SharedSteps(2, 0.0), SharedSteps(2, turn_s=-1.0)))
 
 
 def test_a_file_is_read_back_and_another_one_is_ignored(tmp_path: Path) -> None:

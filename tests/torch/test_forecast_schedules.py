@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from torch import nn
@@ -70,3 +72,27 @@ def test_ranks_that_share_cores_take_what_all_compute_or_what_the_schedule_takes
     for cores in (1, 2):
         crowded = step_forecast(parts(plan, plan.pipeline / cores)).total
         assert crowded == pytest.approx(max(alone, work / cores), rel=1e-3)
+
+
+def test_a_collective_and_a_message_pay_for_their_turn() -> None:
+    alone, turns = (CollectiveCosts(MACHINE, (0, 0), turn_s) for turn_s in (0.0, 1e-3))
+    for size in (8, 1 << 20):
+        more = turns.seconds("all_reduce", (0, 1), size) - alone.seconds("all_reduce", (0, 1), size)
+        assert more == pytest.approx(1e-3)
+        assert turns.message(0, 1, size) - alone.message(0, 1, size) == pytest.approx(1e-3)
+    assert turns.seconds("all_reduce", (0,), 8) == 0.0
+
+
+def test_groups_of_a_host_share_its_link() -> None:
+    machine, size = msgspec.structs.replace(MACHINE, wire_s=1e-5, wire=1e8), 1 << 22
+    one = CollectiveCosts(machine, (0, 1)).seconds("all_reduce", (0, 1), size)
+    two = CollectiveCosts(machine, (0, 0, 1, 1)).seconds("all_reduce", (0, 2), size)
+    assert two == pytest.approx(2 * one, rel=0.05)
+    whole = CollectiveCosts(machine, (0, 0, 1, 1))
+    assert whole.message(0, 2, size, 2) == pytest.approx(2 * whole.message(0, 2, size, 1), rel=0.01)
+
+
+def test_a_step_of_several_ranks_pays_for_meeting() -> None:
+    said = step_forecast(dataclasses.replace(parts(up.Plan(pipeline=2)), together_s=0.5))
+    alone = step_forecast(parts(up.Plan(pipeline=2)))
+    assert said.total == pytest.approx(alone.total + 0.5)

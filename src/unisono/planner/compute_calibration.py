@@ -7,6 +7,7 @@ roofline counts; it is never an error.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 from pathlib import Path
@@ -21,12 +22,13 @@ __all__ = [
     "ComputeCalibration",
     "LoadedCompute",
     "RuntimeCosts",
+    "SharedSteps",
     "compute_file",
     "keep_compute",
     "recall_compute",
 ]
 
-VERSION = 1
+VERSION = 2
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
@@ -40,6 +42,7 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
         micro_s: a micro-batch.
         parameter_s: a parameter in a bucket of gradients (zero=0).  bucket_s: a bucket.
         unit_s: a unit that is gathered, reduced and resharded once, under zero 1 to 3.
+        unit_byte_s: more for each of its bytes: copies into and out of buffers, which are new memory.
         recompute_s: a unit that backward computes again.
         message_s: a message between stages, at one end.  move_s: a collective of the tensor axis.
     """
@@ -50,9 +53,36 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
     parameter_s: float = 6e-6
     bucket_s: float = 8e-5
     unit_s: float = 5e-4
+    unit_byte_s: float = 4e-10
     recompute_s: float = 1.5e-4
     message_s: float = 8e-5
     move_s: float = 5e-5
+
+
+class SharedSteps(msgspec.Struct, frozen=True):
+    """What training together takes beside the sum of its costs, as steps of reference models show it.
+
+    Attributes:
+        ranks: of a host, which trained.
+        scale: of operators under plans whose ranks meet at the end of a step.
+        cut_scale: the same where they wait for each other within it, under tensor and pipeline.
+        step_s: seconds more of a step.  turn_s: of each collective and message.
+    """
+
+    ranks: int
+    scale: float = 1.0
+    cut_scale: float = 1.0
+    step_s: float = 0.0
+    turn_s: float = 0.0
+
+    @property
+    def sane(self) -> bool:
+        """Whether its numbers are those of some machine."""
+        return (
+            self.ranks >= 1
+            and all(0.1 < each < 10 for each in (self.scale, self.cut_scale))
+            and all(0 <= each < 1 for each in (self.step_s, self.turn_s))
+        )
 
 
 class ComputeCalibration(msgspec.Struct, frozen=True):
@@ -63,6 +93,7 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
         torch: the version of PyTorch that was measured.  measured: when.
         cores: that processes may use.
         settings: one for each number of ranks that shared the cores, fewest first.
+        shared: the same for steps; (): not measured.
     """
 
     machine: str
@@ -71,6 +102,7 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
     cores: int
     settings: tuple[OperatorCosts, ...]
     runtime: RuntimeCosts = RuntimeCosts()
+    shared: tuple[SharedSteps, ...] = ()
     version: int = VERSION
 
     @property
@@ -88,6 +120,12 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
         threads = max(1, self.cores // ranks)
         nearest = min(self.settings, key=lambda each: (abs(each.threads - threads), abs(each.ranks - ranks)))
         return nearest, nearest.threads / threads, max(1.0, ranks / self.cores)
+
+    def together(self, ranks: int) -> SharedSteps:
+        """What steps of `ranks` of a host take beside their costs; a rank alone waits for nobody."""
+        if ranks == 1 or not self.shared:
+            return SharedSteps(ranks)
+        return min(self.shared, key=lambda each: abs(math.log(each.ranks / ranks)))
 
 
 _decode = msgspec.json.Decoder(ComputeCalibration).decode
@@ -145,7 +183,8 @@ def _load(file: Path, torch: str) -> tuple[ComputeCalibration | None, str]:
         return None, f"{file} is of another machine or version and is ignored"
     if not (found.cores >= 1 and found.settings and all(each.sane for each in found.settings)):
         return None, f"{file} holds numbers that no machine has and is ignored"
-    if not all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime)):
+    shared = all(each.sane for each in found.shared)
+    if not (shared and all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime))):
         return None, f"{file} holds numbers that no machine has and is ignored"
     return found, ""
 

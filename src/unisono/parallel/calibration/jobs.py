@@ -20,6 +20,7 @@ from unisono.planner.compute_calibration import (
     ComputeCalibration,
     LoadedCompute,
     RuntimeCosts,
+    SharedSteps,
     compute_file,
     keep_compute,
     recall_compute,
@@ -33,6 +34,9 @@ __all__ = ["ComputeCalibrationError", "calibrated", "compute_lines"]
 
 LIMIT_S = 900
 """Of one job: a machine that is busy with other programs takes far longer than its ten seconds or twenty."""
+
+MOST_CORES = 8
+"""On more of them no job with two ranks a core is measured: it would take their memory."""
 
 BUSY = 0.5
 """Programs that run on the average of the last minute: with more of them the machine is not quiet."""
@@ -48,7 +52,7 @@ SHOWN = (
 )
 
 _DECODE: dict[type[Any], Callable[[bytes], Any]] = {
-    kind: msgspec.json.Decoder(kind).decode for kind in (OperatorCosts, RuntimeCosts)
+    kind: msgspec.json.Decoder(kind).decode for kind in (OperatorCosts, RuntimeCosts, SharedSteps)
 }
 
 
@@ -82,7 +86,7 @@ def _keep(calibration: ComputeCalibration, settings: Settings) -> LoadedCompute:
 
 
 def _measured(say: Callable[[str], object]) -> ComputeCalibration:
-    """One rank with all cores, as many ranks as cores, and the runtime between two."""
+    """Operators on one rank, and on a rank for each core; the runtime of two; steps of ranks together."""
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     if load > BUSY:
@@ -92,16 +96,28 @@ def _measured(say: Callable[[str], object]) -> ComputeCalibration:
     every = [_job(ranks, "operator_worker", OperatorCosts, say) for ranks in counts]
     runtime = _job(2, "runtime_worker", RuntimeCosts, say)
     measured = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return ComputeCalibration(identity(), str(torch.__version__), measured, cores, tuple(every), runtime)
+    found = ComputeCalibration(identity(), str(torch.__version__), measured, cores, tuple(every), runtime)
+    together = sorted({max(2, cores), max(2, 2 * cores)}) if cores <= MOST_CORES else [cores]
+    shared = [_job(ranks, "shared_worker", SharedSteps, say, found) for ranks in together]
+    return msgspec.structs.replace(found, shared=tuple(shared))
 
 
-def _job(ranks: int, worker: str, kind: type[Any], say: Callable[[str], object]) -> Any:
-    """Run one job; its rank 0 writes what it has measured."""
+def _job(
+    ranks: int,
+    worker: str,
+    kind: type[Any],
+    say: Callable[[str], object],
+    so_far: ComputeCalibration | None = None,
+) -> Any:
+    """Run one job; its rank 0 writes what it has measured. It may read what was measured before."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measured.json")
         module = f"unisono.parallel.calibration.{worker}"
         command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", module, str(file)]
+        if so_far is not None:
+            (before := Path(folder, "so_far.json")).write_bytes(msgspec.json.encode(so_far))
+            command.append(str(before))
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired as error:
@@ -112,8 +128,8 @@ def _job(ranks: int, worker: str, kind: type[Any], say: Callable[[str], object])
                 f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
             )
         found = _DECODE[kind](file.read_bytes())
-    what = "operators" if kind is OperatorCosts else "the runtime"
-    say(f"{what}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
+    names: dict[Any, str] = {OperatorCosts: "operators", RuntimeCosts: "the runtime", SharedSteps: "steps"}
+    say(f"{names[kind]}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
     return found
 
 
@@ -135,6 +151,14 @@ def compute_lines(found: LoadedCompute) -> list[str]:
         shares = [each.scale.get(phase, 1.0) for each in one.settings]
         lines.append(f"{phase + ', of its operators':34}" + "".join(f"{each:12.2f}" for each in shares))
     runtime = msgspec.structs.asdict(one.runtime)
-    names = ", ".join(f"{name.removesuffix('_s')} {value * 1e6:.0f}" for name, value in runtime.items())
-    lines.append(f"the runtime, us: {names}")
+    names = ", ".join(
+        f"{name.removesuffix('_s')} {value * 1e6:.0f}" for name, value in runtime.items() if value > 1e-8
+    )
+    lines.append(f"the runtime, us: {names}; a byte of a unit {one.runtime.unit_byte_s * 1e9:.2f} ns")
+    lines += [
+        f"steps of {each.ranks} ranks: operators {each.scale:.2f} of their sum, under tensor and pipeline "
+        f"{each.cut_scale:.2f}; a step {each.step_s * 1e6:.0f} us more, "
+        f"a collective {each.turn_s * 1e6:.0f} us"
+        for each in one.shared
+    ]
     return [*lines, f"kept in {found.source}" if "/" in found.source else found.source]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ class Reference(NamedTuple):
 
 
 class PhaseSeconds(NamedTuple):
-    """The least seconds of each phase of a step."""
+    """The seconds of each phase of a step."""
 
     forward: float
     backward: float
@@ -96,7 +97,7 @@ def reference_models() -> list[Reference]:
 def timed_phases(
     reference: Reference, rounds: int, between: Callable[[], object], optimizer: Any = torch.optim.AdamW
 ) -> PhaseSeconds:
-    """Train in a plain loop. `between`: called between rounds."""
+    """Train in a plain loop: the medians of the rounds. `between`: called between rounds."""
     made = optimizer(reference.model.parameters(), lr=1e-3)
     found: list[tuple[float, float, float]] = []
     for _ in range(rounds):
@@ -110,4 +111,4 @@ def timed_phases(
         done = clock()
         made.zero_grad()
         found.append((ran - began, back - ran, done - back))
-    return PhaseSeconds(*(min(column) for column in zip(*found[1:], strict=True)))
+    return PhaseSeconds(*(statistics.median(column) for column in zip(*found[1:], strict=True)))

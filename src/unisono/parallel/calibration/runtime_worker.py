@@ -18,14 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from unisono.engine.costs.machine import recall
+from unisono.engine.environment import env
 from unisono.parallel.calibration.reference_models import clock
 from unisono.parallel.calibration.worker import measure_as_rank
+from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.planner.compute_calibration import RuntimeCosts
 
 SHORT, LONG = 4, 16
-WIDTH, ROWS = 16, 8
+WIDTH, WIDE, ROWS = 16, 512, 8
 WARM, ROUNDS = 2, 12
-LEAST_SECONDS = 1e-7
+LEAST_SECONDS, LEAST_BYTE_SECONDS = 1e-7, 1e-12
 
 
 def measure() -> RuntimeCosts:
@@ -53,22 +56,34 @@ def measure() -> RuntimeCosts:
         parameter_s=parameter,
         bucket_s=bucket,
         unit_s=slope(up.Plan(data=2, zero=1), plain.__getitem__),
+        unit_byte_s=_unit_byte(),
         recompute_s=slope(up.Plan(data=2, recompute=True), with_replicas.__getitem__) - _forward(),
         message_s=_message(),
         move_s=slope(up.Plan(tensor=2), plain.__getitem__),
     )
-    values = torch.tensor(msgspec.structs.astuple(found), dtype=torch.float64).clamp(min=LEAST_SECONDS)
+    values = torch.tensor(msgspec.structs.astuple(found), dtype=torch.float64).clamp(min=LEAST_BYTE_SECONDS)
     dist.all_reduce(values)
     return RuntimeCosts(*(values / dist.get_world_size()).tolist())
 
 
-def _chain(layers: int) -> nn.Sequential:
+def _unit_byte() -> float:
+    """What a byte of a unit takes to be gathered and reduced once, beside the collectives."""
+    plan, nbytes = up.Plan(data=2, zero=1), 4.0 * WIDE * (WIDE + 1)
+    more = _under(plan, SHORT, WIDE) - _under(plan, SHORT)
+    operators = _plain(SHORT, width=WIDE) - _plain(SHORT)
+    update = _plain(SHORT, width=WIDE) - _plain(SHORT, width=WIDE, update=False)
+    collectives = CollectiveCosts(recall(env.read()).calibration, (0, 0))
+    moved = sum(collectives.seconds(name, (0, 1), nbytes) for name in ("all_gather", "reduce_scatter"))
+    return (more - operators + update / 2 - SHORT * moved) / (SHORT * nbytes)
+
+
+def _chain(layers: int, width: int = WIDTH) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
 
-def _batch(parts: int) -> tuple[Tensor, Tensor]:
-    return torch.ones(ROWS * parts, WIDTH), torch.zeros(ROWS * parts, WIDTH)
+def _batch(parts: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
+    return torch.ones(ROWS * parts, width), torch.zeros(ROWS * parts, width)
 
 
 def _least(step: Callable[[], object]) -> float:
@@ -82,9 +97,9 @@ def _least(step: Callable[[], object]) -> float:
     return min(taken[WARM:])
 
 
-def _under(plan: up.Plan, layers: int) -> float:
-    run = up.parallelize(_chain(layers), plan, optimizer=_sgd, loss=functional.mse_loss)
-    batch = _batch(plan.micro_batches)
+def _under(plan: up.Plan, layers: int, width: int = WIDTH) -> float:
+    run = up.parallelize(_chain(layers, width), plan, optimizer=_sgd, loss=functional.mse_loss)
+    batch = _batch(plan.micro_batches, width)
     return _least(lambda: run.step(batch))
 
 
@@ -92,8 +107,8 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3)
 
 
-def _plain(layers: int, parts: int = 1, *, update: bool = True) -> float:
-    model, (x, y) = _chain(layers), _batch(1)
+def _plain(layers: int, parts: int = 1, *, width: int = WIDTH, update: bool = True) -> float:
+    model, (x, y) = _chain(layers, width), _batch(1, width)
     optimizer = _sgd(model.parameters())
 
     def step() -> None:

@@ -19,11 +19,12 @@ class CollectiveCosts:
     Args:
         machine: the figures of its hosts. Between hosts those of the network count, as for the engine.
         hosts: number of the host of each rank, by rank.
+        turn_s: more of each call and message, see `SharedSteps`.
     """
 
-    def __init__(self, machine: MachineCalibration, hosts: Sequence[int]) -> None:
+    def __init__(self, machine: MachineCalibration, hosts: Sequence[int], turn_s: float = 0.0) -> None:
         self._machine = machine.between_networks() if len(set(hosts)) > 1 else machine
-        self._hosts = tuple(hosts)
+        self._hosts, self._turn_s = tuple(hosts), turn_s
         self._price = functools.cache(self._priced)
         self._tuner = functools.cache(self._of)
 
@@ -41,15 +42,20 @@ class CollectiveCosts:
         hosts = tuple(self._hosts[rank] for rank in members)
         if len(hosts) < 2:
             return 0.0
-        return self._price(collective, hosts, max(1, round(nbytes)))
+        return self._price(collective, hosts, max(1, round(nbytes))) + self._turn_s
 
-    def message(self, sender: int, receiver: int, nbytes: float) -> float:
-        """A message between two ranks, at one end."""
+    def message(self, sender: int, receiver: int, nbytes: float, beside: int = 1) -> float:
+        """A message between two ranks, at one end.
+
+        Args:
+            beside: ranks that send at the same time; between hosts those of a host share its link.
+        """
         machine = self._machine
         if self._hosts[sender] != self._hosts[receiver]:
-            return 2 * machine.tcp_s + nbytes / machine.tcp
+            shared = min(beside, self.here)
+            return 2 * machine.tcp_s + nbytes * shared / machine.tcp + self._turn_s
         rate = min(machine.take, machine.copy.all_memory)
-        return machine.flag_s + nbytes / rate
+        return machine.flag_s + nbytes / rate + self._turn_s
 
     def _priced(self, collective: str, hosts: tuple[int, ...], nbytes: int) -> float:
         tuner = self._tuner(hosts)
@@ -57,8 +63,10 @@ class CollectiveCosts:
         return tuner.predict(collective, tuner.choose(collective, per_rank), nbytes)
 
     def _of(self, hosts: tuple[int, ...]) -> Tuner:
-        """The tuner of such a group; its ranks have their share of the cores."""
-        cores = self._machine.cores
+        """The tuner of such a group; its ranks have their share of the cores, and of their host's link."""
+        cores, tcp = self._machine.cores, self._machine.tcp
         if cores and len(set(hosts)) == 1:
             cores = max(1, cores * len(hosts) // max(self.here, len(hosts)))
-        return Tuner(len(hosts), hosts, msgspec.structs.replace(self._machine, cores=cores))
+        if len(set(hosts)) > 1:  # the other groups of a host call at the same time
+            tcp /= max(1, self.here // max(hosts.count(host) for host in hosts))
+        return Tuner(len(hosts), hosts, msgspec.structs.replace(self._machine, cores=cores, tcp=tcp))

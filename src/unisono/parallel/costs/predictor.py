@@ -111,7 +111,7 @@ class StepPredictor:
         self._cuts: dict[Any, Cut | CaptureError] = {}
         self._starts: dict[Any, _Starts] = {}
         self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
-        self._prices: dict[tuple[int, ...], tuple[CollectiveCosts, OperatorPrices, float]] = {}
+        self._prices: dict[tuple[tuple[int, ...], bool], _HostPrices] = {}
 
     @classmethod
     def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
@@ -148,7 +148,8 @@ class StepPredictor:
                 f"{plan.micro_batches} micro-batches"
             )
         traced, stages, sent = self._staged(plan, rows)
-        collectives, prices, crowd = self._priced(hosts)
+        priced = self._priced(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
+        collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
         if plan.context > 1:
@@ -160,9 +161,9 @@ class StepPredictor:
         return step_forecast(
             StepParts(
                 plan, traced, stages, sent, self._updated(plan, traced),
-                self._units(plan, traced, stages, experts), self._buffers(), prices, self._compute.runtime,
-                collectives, crowd, self._own_device, self._source, exchanges, experts.spread,
-                self._machine.copy.memory,
+                self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
+                self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
+                experts.spread, self._machine.copy.memory, priced.together_s * (plan.ranks > 1),
             )
         )  # fmt: skip
 
@@ -180,13 +181,16 @@ class StepPredictor:
         spread = (every - inside + inside / plan.expert) / every if every else 1.0
         return _Experts(frozenset(called), own, spread)
 
-    def _priced(self, hosts: tuple[int, ...]) -> tuple[CollectiveCosts, OperatorPrices, float]:
-        """Prices on such hosts, and the ranks of a host per core."""
-        if hosts not in self._prices:
-            collectives = CollectiveCosts(self._machine, hosts)
-            costs, factor, crowd = self._compute.of(1 if self._own_device else collectives.here)
-            self._prices[hosts] = collectives, OperatorPrices(costs, factor), crowd
-        return self._prices[hosts]
+    def _priced(self, hosts: tuple[int, ...], *, cut: bool) -> _HostPrices:
+        """Prices on such hosts. `cut`: of a plan whose ranks wait for each other within a step."""
+        if (hosts, cut) not in self._prices:
+            here = 1 if self._own_device else max(map(hosts.count, hosts))
+            costs, factor, crowd = self._compute.of(here)
+            shared = self._compute.together(here)
+            collectives = CollectiveCosts(self._machine, hosts, shared.turn_s)
+            operators = OperatorPrices(costs, factor * (shared.cut_scale if cut else shared.scale))
+            self._prices[hosts, cut] = _HostPrices(collectives, operators, crowd, shared.step_s)
+        return self._prices[hosts, cut]
 
     # ---- what plans share ----
 
@@ -339,6 +343,19 @@ class StepPredictor:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
+
+
+class _HostPrices(NamedTuple):
+    """What a job on some hosts pays.
+
+    Args:
+        crowd: ranks of a host per core.  together_s: more of a step.
+    """
+
+    collectives: CollectiveCosts
+    operators: OperatorPrices
+    crowd: float
+    together_s: float
 
 
 class _Experts(NamedTuple):

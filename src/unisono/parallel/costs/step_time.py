@@ -7,8 +7,7 @@ beside backward. In a pipeline each rank runs the actions of its schedule in ord
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
@@ -19,6 +18,7 @@ from .exchanges import PricedExchange
 from .forecast import StepForecast
 from .operator_prices import BY_BYTES, OperatorPrices
 from .rank_clock import DataWork, RankClock, mean_of
+from .stage_time import StageTime
 from .traced_step import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class StepParts:
         exchanges: of the context axis and the expert axis.
         spread: the share of the parameters that a rank has where experts are spread.
         swap_rate: bytes per second that are swapped.
+        together_s: more of a step of several ranks.
     """
 
     plan: Plan
@@ -85,25 +86,7 @@ class StepParts:
     exchanges: Sequence[PricedExchange] = ()
     spread: float = 1.0
     swap_rate: float = 1e9
-
-
-@dataclass
-class _StageTime:
-    """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis.
-
-    `host_...`: of the host, where a device computes.
-    """
-
-    forward: float = 0.0
-    backward: float = 0.0
-    host_forward: float = 0.0
-    host_backward: float = 0.0
-    host_units: float = 0.0
-    units: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # compute of forward, again
-    tensor_forward: float = 0.0
-    tensor_backward: float = 0.0
-    tensor_units: float = 0.0  # in forward, within units
-    exchanges: list[PricedExchange] = field(default_factory=list)
+    together_s: float = 0.0
 
 
 def step_forecast(parts: StepParts) -> StepForecast:
@@ -116,7 +99,7 @@ class _StepPricer:
         self._parts, self._plan, self._runtime = parts, parts.plan, parts.runtime
         self._width = 4 if parts.plan.precision == "f32" else 2
         self._reduce_width = 4 if parts.plan.reduce == "f32" else self._width
-        self._stages = [_StageTime() for _ in range(parts.plan.stages)]
+        self._stages = [StageTime() for _ in range(parts.plan.stages)]
         self._price_micro_batch()
 
     # ---- one micro-batch ----
@@ -154,7 +137,7 @@ class _StepPricer:
         for exchange in self._parts.exchanges:
             self._stage_of(exchange.call).exchanges.append(exchange)
 
-    def _stage_of(self, call: int) -> _StageTime:
+    def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
 
     def _members(self, axis: str) -> list[int]:
@@ -175,6 +158,15 @@ class _StepPricer:
 
     # ---- parameters ----
 
+    def _hooked(self, size: ParameterSizes) -> float:
+        """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
+        return self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+
+    def _copied(self, nbytes: float) -> float:
+        """The copies of it."""
+        light, per_byte = self._parts.prices.light, self._runtime.unit_byte_s
+        return light(2 * nbytes) if self._parts.prices.queued else per_byte / 2 * nbytes
+
     def _gathered(self, stage: int, *, again: bool = False) -> DataWork:
         """Seconds to gather all units of a stage once.
 
@@ -186,8 +178,8 @@ class _StepPricer:
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            host += self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
-            compute += self._parts.prices.light(2 * nbytes)
+            host += self._hooked(size)
+            compute += self._copied(nbytes)
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
         return DataWork(compute, communication, host)
 
@@ -200,8 +192,8 @@ class _StepPricer:
         host = compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            host += self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
-            compute += self._parts.prices.light(2 * nbytes)
+            host += self._hooked(size)
+            compute += self._copied(nbytes)
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
@@ -296,7 +288,7 @@ class _StepPricer:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
         busy = sum(seconds.values())
         left = max(each.clock for each in ranks) - busy
-        seconds["waiting"] = left if left > ROUNDING * busy else 0.0
+        seconds["waiting"] = seconds.get("waiting", 0.0) + (left if left > ROUNDING * busy else 0.0)
         return StepForecast(seconds, source=self._parts.source)
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
@@ -333,7 +325,7 @@ class _StepPricer:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
-        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes)
+        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes, stride)
         rank.add("messages", taken + self._runtime.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
@@ -384,6 +376,7 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         rank.add("fixed", 0.0, self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
+        rank.add("waiting", self._parts.together_s)
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
