@@ -11,6 +11,8 @@
 | softmax, norm, batch_norm, pool and each with _backward | elements | |
 | embedding, embedding_backward, index, random | elements | |
 
+A device may have a second table of a class for 16 bits, "norm_low" beside "norm"; else one counts for both.
+
 Between measured points, log seconds are interpolated in log sizes. No PyTorch: `unisono calibrate --compute`
 measures, and `unisono.parallel.costs` asks.
 """
@@ -120,6 +122,8 @@ class OperatorCosts(msgspec.Struct, frozen=True):
         tables: of each class.
         forward_s, backward_s: what autograd adds to an operator that it follows, and PyTorch's modules.
         view_s: an operator that moves nothing.
+        launch_s: of the host for an operator that a device runs, beside its seconds there. Then forward_s,
+            backward_s and view_s are of the host. None: the host itself computes.
         scale: phase ("forward", "backward", "update") -> a training step over the sum of its operators, as
             reference models show it: caches, memory that is new.
     """
@@ -131,6 +135,7 @@ class OperatorCosts(msgspec.Struct, frozen=True):
     backward_s: float = 6e-6
     view_s: float = 1.5e-6
     scale: dict[str, float] = {}
+    launch_s: float | None = None
 
     def at(self, kind: str, *point: float) -> float:
         """Seconds of an operator. Raises ValueError: there is no such class, or its points are others."""
@@ -214,7 +219,9 @@ def _formula(formulas: Mapping[str, Callable[..., float]], kind: str, rate: floa
     return formulas.get(kind) or (lambda elements: PASSES[kind] * 4 * elements / rate)
 
 
-def tables(seconds: Callable[..., float]) -> dict[str, CostTable]:
+def tables(
+    seconds: Callable[..., float], points: Mapping[str, tuple[tuple[float, ...], ...]] = POINTS
+) -> dict[str, CostTable]:
     """The tables of all classes: `seconds(kind, *point)` is called for each point, in order."""
     return {
         kind: CostTable(
@@ -222,5 +229,5 @@ def tables(seconds: Callable[..., float]) -> dict[str, CostTable]:
             tuple(seconds(kind, *point) for point in itertools.product(*axes)),
             KEPT_RATE.get(kind, ()),
         )
-        for kind, axes in POINTS.items()
+        for kind, axes in points.items()
     }

@@ -40,7 +40,8 @@ def call_of(kind: str, point: tuple[float, ...]) -> Callable[[], Any]:
 _Case = tuple[tuple[Any, ...], Callable[..., Any]]
 
 
-def _product(rows: float, inner: float, columns: float, dtype: torch.dtype = torch.float32) -> _Case:
+def _product(rows: float, inner: float, columns: float, dtype: torch.dtype | None = None) -> _Case:
+    """`dtype` None: the default, as of all other cases."""
     left, right = torch.randn(int(rows), int(inner)), torch.randn(int(columns), int(inner))
     return (left.to(dtype), right.to(dtype).t()), torch.mm
 
@@ -208,7 +209,7 @@ CASES: dict[str, Callable[..., _Case]] = {
     "softmax": lambda elements: ((_rows(elements),), lambda x: torch.log_softmax(x, -1)),
     "softmax_backward": lambda elements: (
         (_rows(elements), torch.log_softmax(_rows(elements), -1)),
-        lambda grad, out: aten._log_softmax_backward_data(grad, out, -1, torch.float32),
+        lambda grad, out: aten._log_softmax_backward_data(grad, out, -1, grad.dtype),
     ),
     "norm": lambda elements: (
         (_rows(elements), torch.ones(ROW)),

@@ -15,10 +15,11 @@ __all__ = ["OperatorPoint", "point_of"]
 
 
 class OperatorPoint(NamedTuple):
-    """A class of operators and a size; `kind` "" moves nothing, as a view does."""
+    """A class of operators and a size; `kind` "" moves nothing, as a view does. `low`: of 16 bits."""
 
     kind: str
     point: tuple[float, ...] = ()
+    low: bool = False
 
 
 HEAVY = {
@@ -89,6 +90,13 @@ def point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any)
 
     Example: aten.mm of [8, 16] and [16, 4] in f32: ("product", (8, 16, 4)).
     """
+    found = _point_of(op, args, named, output)
+    floating = (each for each in tensors_in((args, output)) if each.is_floating_point())
+    first = next(floating, None)
+    return found._replace(low=first is not None and _low(first)) if found.kind else found
+
+
+def _point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> OperatorPoint:
     name = str(op.overloadpacket).rpartition(".")[2]
     given = [arg for arg in args if isinstance(arg, Tensor)]
     result = next(tensors_in(output), None)
@@ -163,7 +171,7 @@ def _convolution(tensors: list[Tensor], _args: Any, result: Any) -> OperatorPoin
 
 def _convolution_backward(tensors: list[Tensor], args: Any, _result: Any) -> OperatorPoint:
     """Of a class whose calls make two gradients, of the input and of the weight."""
-    kind, (width, flops) = _of_convolution("convolution_backward", tensors[2], tensors[0])
+    kind, (width, flops), _ = _of_convolution("convolution_backward", tensors[2], tensors[0])
     made = sum(map(bool, args[-1][:2])) if isinstance(args[-1], (list, tuple)) else 2
     return OperatorPoint(kind, (width, max(1.0, flops * made / 2)))
 

@@ -28,6 +28,22 @@ class OperatorPrices:
         self._costs, self._factor = costs, factor
         self._known: dict[tuple[OperatorPoint, str, bool, float], float] = {}
 
+    @property
+    def queued(self) -> bool:
+        """Whether the host only starts operators, which a device runs in their order."""
+        return self._costs.launch_s is not None
+
+    def host(self, operator: TracedOperator) -> float:
+        """Seconds of the host for an operator that a device runs."""
+        costs = self._costs
+        if costs.launch_s is None:
+            return 0.0
+        return (costs.launch_s if operator.size.kind else costs.view_s) + self._followed(operator)
+
+    def launch(self, operators: int) -> float:
+        """Seconds of the host for so many operators that autograd does not follow."""
+        return (self._costs.launch_s or 0.0) * operators
+
     def seconds(self, operator: TracedOperator, share: float = 1.0) -> float:
         """One operator; `share`: of its elements, where another rank has the rest."""
         key = operator.size, operator.phase, operator.followed, share
@@ -42,12 +58,18 @@ class OperatorPrices:
 
     def _priced(self, operator: TracedOperator, share: float) -> float:
         costs = self._costs
-        kind, point = operator.size
+        kind, point, low = operator.size
         if not kind:
-            return costs.view_s
+            return 0.0 if self.queued else costs.view_s
+        if low and f"{kind}_low" in costs.tables:
+            kind += "_low"
         one_size = len(point) == 1
         found = costs.at(kind, point[0] * share) if one_size else costs.at(kind, *point) * share
         found *= costs.scale.get(operator.phase, 1.0) * self._factor
-        if operator.followed:
-            found += costs.forward_s if operator.phase == "forward" else costs.backward_s
-        return found
+        return found if self.queued else found + self._followed(operator)
+
+    def _followed(self, operator: TracedOperator) -> float:
+        """What autograd adds."""
+        if not operator.followed:
+            return 0.0
+        return self._costs.forward_s if operator.phase == "forward" else self._costs.backward_s

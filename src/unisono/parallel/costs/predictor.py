@@ -35,7 +35,7 @@ from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
 from .operator_prices import BY_BYTES, OperatorPrices
 from .stage_starts import StageStarts
-from .step_time import ParameterSizes, StepParts, step_forecast
+from .step_time import ADAM_OPERATORS, ParameterSizes, StepParts, step_forecast
 from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
 from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep
@@ -172,6 +172,7 @@ class StepPredictor:
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
             experts.spread, self._machine.copy.memory, priced.together_s * (plan.ranks > 1),
             self._compressed(plan, traced, stages), self._slow(plan),
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
         )  # fmt: skip
 
     def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:

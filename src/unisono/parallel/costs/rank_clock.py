@@ -1,9 +1,12 @@
-"""The clock of one rank of a pipeline, and its seconds by cause."""
+"""The clock of one rank of a pipeline, and its seconds by cause.
+
+A device runs what the host starts, in order: it is the slower of both that counts, at each place of a step.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .forecast import CAUSES
 
@@ -12,7 +15,15 @@ if TYPE_CHECKING:
 
     from unisono.parallel.pipeline.schedule import Schedule
 
-__all__ = ["RankClock", "mean_of"]
+__all__ = ["DataWork", "RankClock", "mean_of"]
+
+
+class DataWork(NamedTuple):
+    """Seconds of the data axis: copies, collectives, and the host's hooks."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    host: float = 0.0
 
 
 @dataclass
@@ -20,6 +31,8 @@ class RankClock:
     """One rank of the pipeline: its clock, and its seconds by cause."""
 
     clock: float = 0.0
+    queued: bool = False  # the host only starts what a device runs
+    host: float = 0.0  # the clock of that host
     parts: dict[str, float] = field(default_factory=dict)
     stages: set[int] = field(default_factory=set)  # that have run
     micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
@@ -27,14 +40,17 @@ class RankClock:
     slow: float = 1.0  # its seconds of compute beside those that are added
 
     @classmethod
-    def of(cls, schedule: Schedule, slow: Sequence[float] = ()) -> list[RankClock]:
+    def of(cls, schedule: Schedule, slow: Sequence[float] = (), *, queued: bool = False) -> list[RankClock]:
         """One for each rank."""
-        return [cls(slow=each) for each in slow or [1.0] * schedule.ranks]
+        return [cls(slow=each, queued=queued) for each in slow or [1.0] * schedule.ranks]
 
-    def add(self, cause: str, seconds: float) -> None:
-        """Spend time."""
+    def add(self, cause: str, seconds: float, host: float = 0.0) -> None:
+        """Spend time; `host`: of the host, during which a device goes on with what is queued."""
         seconds *= self.slow if CAUSES[cause] == "compute" else 1.0
-        self.clock += seconds
+        before = self.clock
+        self.host += host
+        self.clock = max(before + seconds, self.host) if self.queued else before + seconds + host
+        seconds = self.clock - before
         self.parts[cause] = self.parts.get(cause, 0.0) + seconds
 
     def crowded(self, crowd: float) -> dict[str, float]:

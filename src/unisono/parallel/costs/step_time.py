@@ -7,7 +7,6 @@ beside backward. In a pipeline each rank runs the actions of its schedule in ord
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +18,8 @@ from .compressed_gradients import CompressedGradients, exchange_s
 from .exchanges import PricedExchange
 from .forecast import StepForecast
 from .operator_prices import OperatorPrices
-from .rank_clock import RankClock, mean_of
+from .rank_clock import DataWork, RankClock, mean_of
+from .stage_time import StageTime
 from .traced_step import NO_UNIT, TracedStep
 
 if TYPE_CHECKING:
@@ -36,6 +36,14 @@ ROUNDING = 1e-9  # of a sum in another order
 
 HIDDEN = 0.5
 """The share of backward during which a GPU's collectives of the data axis run."""
+
+UNIT_LAUNCHES, SAVED_LAUNCHES = 4, 4
+"""What the host of a GPU does, in the time of so many operators: for each parameter that a unit gathers or
+reduces, and for each operator whose inputs recomputation drops. Source: a profile of H100 hosts,
+benchmarks/results/2026-11-26-gpu.md.
+"""
+
+ADAM_OPERATORS = 12
 
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
@@ -56,6 +64,7 @@ class StepParts:
         traced: a micro-batch.
         stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
         update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
+        update_operators: of it.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
         crowd: ranks of a host per core, at least 1.
         hides: collectives of the data axis run beside backward.
@@ -86,19 +95,7 @@ class StepParts:
     together_s: float = 0.0
     compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
     slow: Sequence[float] = ()
-
-
-@dataclass
-class _StageTime:
-    """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-    units: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # compute of forward, again
-    tensor_forward: float = 0.0
-    tensor_backward: float = 0.0
-    tensor_units: float = 0.0  # in forward, within units
-    exchanges: list[PricedExchange] = field(default_factory=list)
+    update_operators: int = ADAM_OPERATORS
 
 
 def step_forecast(parts: StepParts) -> StepForecast:
@@ -111,7 +108,7 @@ class _StepPricer:
         self._parts, self._plan, self._runtime = parts, parts.plan, parts.runtime
         self._width = 4 if parts.plan.precision == "f32" else 2
         self._reduce_width = 4 if parts.plan.reduce == "f32" else self._width
-        self._stages = [_StageTime() for _ in range(parts.plan.stages)]
+        self._stages = [StageTime() for _ in range(parts.plan.stages)]
         self._price_micro_batch()
 
     # ---- one micro-batch ----
@@ -121,12 +118,17 @@ class _StepPricer:
         seconds = self._parts.prices.seconds
         for operator in self._parts.traced.operators:
             stage, taken = self._stage_of(operator.call), seconds(operator, share)
+            host = self._parts.prices.host(operator)
             if operator.phase == "backward":
                 stage.backward += taken
+                stage.host_backward += host
                 continue
             stage.forward += taken
+            stage.host_forward += host
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken
+                saved = SAVED_LAUNCHES * (operator.followed and bool(operator.size.kind))
+                stage.host_units += host + self._parts.prices.launch(saved)
         regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
             if move.phase == "regather" and not regathers:
@@ -144,7 +146,7 @@ class _StepPricer:
         for exchange in self._parts.exchanges:
             self._stage_of(exchange.call).exchanges.append(exchange)
 
-    def _stage_of(self, call: int) -> _StageTime:
+    def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
 
     def _members(self, axis: str) -> list[int]:
@@ -165,71 +167,81 @@ class _StepPricer:
 
     # ---- parameters ----
 
-    def _gathered(self, stage: int, *, again: bool = False) -> tuple[float, float]:
-        """Seconds to gather all units of a stage once: compute, communication.
+    def _hooked(self, size: ParameterSizes) -> float:
+        """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
+        return self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+
+    def _copied(self, nbytes: float) -> float:
+        """The copies of it."""
+        light, per_byte = self._parts.prices.light, self._runtime.unit_byte_s
+        return light(2 * nbytes) if self._parts.prices.queued else per_byte / 2 * nbytes
+
+    def _gathered(self, stage: int, *, again: bool = False) -> DataWork:
+        """Seconds to gather all units of a stage once.
 
         Args:
             again: for backward, which begins right after the forward of a root where there is one stage.
         """
-        compute = communication = 0.0
+        host = compute = communication = 0.0
         for unit, size in self._parts.units.get(stage, {}).items():
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
             nbytes = size.elements * self._width
-            compute += self._runtime.unit_s / 2 + self._runtime.unit_byte_s / 2 * nbytes
+            host += self._hooked(size)
+            compute += self._copied(nbytes)
             communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
-        return compute, communication
+        return DataWork(compute, communication, host)
 
-    def _reduced(self, stage: int) -> tuple[float, float]:
+    def _reduced(self, stage: int) -> DataWork:
         """Seconds to reduce all gradients of a stage once."""
         if self._plan.zero == 0 and self._plan.precision == "f32":
             return self._replicas_reduced(stage)
         axis = "shard" if self._plan.zero else "replica"
         what = "reduce_scatter" if self._plan.zero else "all_reduce"
-        compute = communication = 0.0
+        host = compute = communication = 0.0
         for size in self._parts.units.get(stage, {}).values():
             nbytes = size.elements * self._reduce_width
-            compute += self._runtime.unit_s / 2 + self._runtime.unit_byte_s / 2 * nbytes
+            host += self._hooked(size)
+            compute += self._copied(nbytes)
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
                 part = nbytes / self._shards
                 communication += self._parts.collectives.seconds("all_reduce", self._members("replica"), part)
-        return compute, communication
+        return DataWork(compute, communication, host)
 
-    def _replicas_reduced(self, stage: int) -> tuple[float, float]:
+    def _replicas_reduced(self, stage: int) -> DataWork:
         if self._plan.copies == 1 or self._plan.local_steps is not None:
-            return 0.0, 0.0
+            return DataWork()
         sizes = self._parts.units.get(stage, {}).values()
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._runtime.parameter_s * sum(size.number for size in sizes) + self._parts.prices.light(
-            2 * nbytes
-        )
+        compute = self._parts.prices.light(2 * nbytes)
+        host = self._runtime.parameter_s * sum(size.number for size in sizes)
         if self._parts.compressed:
             coding, communication = self._compressed(stage, "copies")
-            return compute + coding, communication
+            return DataWork(compute + coding, communication, host)
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
-            compute += self._runtime.bucket_s
+            host += self._runtime.bucket_s
             communication += self._parts.collectives.seconds("all_reduce", self._members("copies"), size)
-        return compute, communication
+        return DataWork(compute, communication, host)
 
     def _compressed(self, stage: int, axis: str) -> tuple[float, float]:
         """Seconds to average the compressed gradients of a stage: coding, communication."""
         sent = self._parts.compressed[stage]
         return exchange_s(sent, self._members(axis), self._parts.collectives, self._parts.prices)
 
-    def _met(self, stage: int) -> tuple[float, float]:
-        """A step's share of a meeting of replicas: compute, communication."""
+    def _met(self, stage: int) -> DataWork:
+        """A step's share of a meeting of replicas."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._shards
         steps = self._plan.local_steps or 1
         compute = self._parts.prices.light(9 * 4 * elements)
         if self._parts.compressed:
             coding, communication = self._compressed(stage, "replica")
-            return (compute + coding) / steps, communication / steps
+            return DataWork((compute + coding) / steps, communication / steps)
         communication = self._parts.collectives.seconds("all_reduce", self._members("replica"), 4 * elements)
-        return compute / steps, communication / steps
+        return DataWork(compute / steps, communication / steps)
 
     def _swapped(self, stage: int) -> float:
         """Parameters are read for forward and backward, gradients written; all states are read and written.
@@ -255,8 +267,8 @@ class _StepPricer:
         if not held:
             return 0.0
         share, parts = held / every * self._parts.spread, 1 / self._shards
-        if self._parts.update_s is None:  # as Adam: two moments, twelve operators
-            taken = 12 * sum(
+        if self._parts.update_s is None:  # as Adam: two moments
+            taken = ADAM_OPERATORS * sum(
                 self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
                 for size in sizes
             )
@@ -268,12 +280,19 @@ class _StepPricer:
             )
         return taken
 
+    def _started(self, stage: int) -> float:
+        """Seconds of the host for an update that a device runs: its operators, and each parameter."""
+        if not self._parts.prices.queued:
+            return 0.0
+        number = sum(size.number for size in self._parts.units.get(stage, {}).values())
+        return self._parts.prices.launch(self._parts.update_operators) + self._runtime.parameter_s * number
+
     # ---- a step ----
 
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        ranks = RankClock.of(schedule, self._parts.slow)
+        ranks = RankClock.of(schedule, self._parts.slow, queued=self._parts.prices.queued)
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
@@ -329,8 +348,8 @@ class _StepPricer:
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
         stage = self._stages[number]
         rank.stages.add(number)
-        rank.add("fixed", self._runtime.micro_s)
-        rank.add("forward", stage.forward)
+        rank.add("fixed", 0.0, self._runtime.micro_s)
+        rank.add("forward", stage.forward, stage.host_forward)
         rank.add("tensor", stage.tensor_forward)
         for exchange in stage.exchanges:
             rank.add(exchange.cause, exchange.forward_s)
@@ -341,15 +360,15 @@ class _StepPricer:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
         again = self._plan.recompute is not False and action.kind == "B"
-        rank.add("backward", stage.backward * half)
+        rank.add("backward", stage.backward * half, stage.host_backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
         for exchange in stage.exchanges:
             rank.add(exchange.cause, exchange.backward_s)
             if self._plan.recompute is True:
                 rank.add(exchange.cause, exchange.forward_s)
         if again:
-            rank.add("recompute", sum(stage.units.values()))
-            rank.add("fixed", self._runtime.recompute_s * len(stage.units))
+            rank.add("recompute", sum(stage.units.values()), stage.host_units)
+            rank.add("fixed", 0.0, self._runtime.recompute_s * len(stage.units))
         if action.kind != "I":
             count = rank.micros[action.stage] = rank.micros.get(action.stage, 0) + 1
             if count > 1:
@@ -363,22 +382,22 @@ class _StepPricer:
     def _sharded(self) -> bool:
         return self._plan.zero > 0 or self._plan.precision != "f32"
 
-    def _data(self, rank: RankClock, both: tuple[float, float]) -> None:
+    def _data(self, rank: RankClock, work: DataWork) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
-        rank.add("fixed", both[0])
+        rank.add("fixed", work.compute, work.host)
         if self._parts.hides:
-            rank.beside += both[1]
+            rank.beside += work.communication
         else:
-            rank.add("data", both[1])
+            rank.add("data", work.communication)
 
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
-        rank.add("fixed", self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
+        rank.add("fixed", 0.0, self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
         rank.add("waiting", self._parts.together_s)
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
-            rank.add("update", self._updated(stage))
+            rank.add("update", self._updated(stage), self._started(stage))
             if self._plan.local_steps is not None:
                 self._data(rank, self._met(stage))
             if self._plan.swap is not None:

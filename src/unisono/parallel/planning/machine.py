@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import roofline_of
+from unisono.planner.operator_costs import OperatorCosts, roofline_of
 
+from .device_costs import NEEDED_BYTES, device_costs
 from .job_hosts import JobHost, bytes_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ COPIED = 64 << 20  # bytes
 ROUNDS = 5
 NOISE = 1.1  # rates of equal devices differ by up to so much
 MANY = 100  # small operators
+FAST = 1e12
+"""FLOP/s in f32 of a device whose operators are all measured: it does that in seconds."""
 
 
 class JobMachine(NamedTuple):
@@ -81,15 +84,6 @@ class JobMachine(NamedTuple):
         return self if memory is None else self._replace(memory=(memory,) * len(self.memory))
 
 
-class _DeviceSpeed(NamedTuple):
-    """FLOP/s of a product in f32 and in bf16, bytes copied per second, and seconds of a small operator."""
-
-    flops: float
-    low: float
-    rate: float
-    operator_s: float
-
-
 def measure(device_type: str, held: int) -> JobMachine:
     """Measure this job. All ranks call this, and get the same, if there is a process group.
 
@@ -97,8 +91,7 @@ def measure(device_type: str, held: int) -> JobMachine:
         held: bytes that this process has taken already for what is planned.
     """
     alone, on_host = not dist.is_initialized(), device_type == "cpu"
-    speed = None if on_host else _speed(device_type)
-    mine = _host(), _free(device_type), held, speed  # what is free beside the libraries' workspaces
+    mine = _host(), *_costs_and_free(device_type, held)
     told: list[Any] = [mine] if alone else [None] * dist.get_world_size()
     if not alone:
         dist.all_gather_object(told, mine)
@@ -108,11 +101,23 @@ def measure(device_type: str, held: int) -> JobMachine:
         int(SHARE * (free // (here[host] if on_host else 1) + taken)) for host, free, taken, _ in told
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    speeds = [speed for *_, speed in told if speed is not None]
-    slowest = min((each.flops for each in speeds), default=1.0)
-    rates = tuple(_rounded(each.flops / slowest) for each in speeds) or (1.0,) * len(told)
+    costs = [each for *_, each in told if each is not None]
+    products = [_product_s(each) for each in costs]
+    slowest = max(products, default=1.0)
+    rates = tuple(_rounded(slowest / each) for each in products) or (1.0,) * len(told)
     hosts = tuple(numbers[name] for name in names)
-    return JobMachine(memory, hosts, rates, _of_devices(speeds))
+    return JobMachine(memory, hosts, rates, _of_devices(costs))
+
+
+def _costs_and_free(device_type: str, held: int) -> tuple[int, int, OperatorCosts | None]:
+    """Bytes that are free beside the libraries' workspaces, bytes held, and what operators take."""
+    costs = None if device_type == "cpu" else _costs(device_type)
+    return _free(device_type), held, costs
+
+
+def _product_s(costs: OperatorCosts) -> float:
+    """Seconds of a large product."""
+    return costs.at("product", SIDES[-1], SIDES[-1], SIDES[-1])
 
 
 def _rounded(rate: float) -> float:
@@ -120,20 +125,21 @@ def _rounded(rate: float) -> float:
     return rate if rate > NOISE else 1.0
 
 
-def _of_devices(speeds: list[_DeviceSpeed]) -> ComputeCalibration | None:
+def _of_devices(costs: list[OperatorCosts]) -> ComputeCalibration | None:
     """What operators take on the slowest of these devices, each of which is a rank's own."""
-    if not speeds:
+    if not costs:
         return None
-    flops, rate = min(each.flops for each in speeds), min(each.rate for each in speeds)
-    low = min(each.low for each in speeds) / flops
-    costs = roofline_of(flops, rate, max(each.operator_s for each in speeds), low=low)
-    return ComputeCalibration("", str(torch.__version__), "", 1, (costs,))
+    slowest = max(costs, key=_product_s)
+    return ComputeCalibration("", str(torch.__version__), "", 1, (slowest,))
 
 
-def _speed(device_type: str) -> _DeviceSpeed:
+def _costs(device_type: str) -> OperatorCosts:
+    """What operators take on this rank's device: measured, or a roofline of a slow or a full one."""
     _multiply(device_type)
-    exact, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
-    return _DeviceSpeed(exact, low, _copy_rate(device_type), _operator_s(device_type))
+    flops, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
+    if device_type == "cuda" and flops > FAST and _free(device_type) > NEEDED_BYTES:
+        return device_costs(flops)
+    return roofline_of(flops, _copy_rate(device_type), _operator_s(device_type), low=low / flops)
 
 
 def _multiply(device_type: str) -> None:
