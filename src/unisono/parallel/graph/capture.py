@@ -189,13 +189,11 @@ class Recorder:
         made_by = self.graph.values[number].node
         if made_by < 0 or self.graph.nodes[made_by].name != "aten._is_all_true":
             return False
-        line = line_now()
+        line, frames, grad = line_now(), tuple(self.frames), torch.is_grad_enabled()
+        check, at = check_at(line), len(self.graph.nodes)
         self.graph.nodes.append(
-            Node(
-                len(self.graph.nodes), check_at(line), (Ref(number),), {}, (None,), tuple(self.frames), self._call,
-                line, 0, torch.is_grad_enabled(),
-            )
-        )  # fmt: skip
+            Node(at, check, (Ref(number),), {}, (None,), frames, self._call, line, 0, grad)
+        )
         return True
 
     def function(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Where a program is while it is recorded: the line of the user's file, and whether a recomputation runs it."""
+"""Where a program is while it is recorded: the line of its file, and whether a recomputation runs it."""
 
 from __future__ import annotations
 
