@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from dataclasses import dataclass
@@ -118,6 +119,24 @@ class Raises(nn.Module):
 def test_what_cannot_be_recorded_names_the_line(model: nn.Module, says: str) -> None:
     with pytest.raises(up.CaptureError, match=says):
         up.capture(model, torch.ones(2, 4))
+
+
+@dataclasses.dataclass
+class Guarded:
+    """A configuration that must not be asked for one width, such as one whose layers differ."""
+
+    width: int = 4
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "width":
+            raise LookupError("ask a layer")
+        return object.__getattribute__(self, name)
+
+
+def test_a_configuration_is_not_asked_for_its_fields() -> None:
+    model = nn.Linear(4, 4)
+    model.config = Guarded()  # type: ignore[assignment]
+    assert up.capture(model, torch.ones(2, 4)).nodes
 
 
 def test_a_wrong_argument_is_a_type_error() -> None:

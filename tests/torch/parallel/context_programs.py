@@ -246,6 +246,26 @@ def check_what_needs_all_positions(folder: Path) -> None:
             assert not said or "context_programs.py:" in said[0], said
 
 
+class Checked(Program):
+    """Checks its ids, and what a block makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__(shapes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        torch._check_tensor_all((ids > 0).any(), lambda: "nothing but padding")
+        x = self.block(self.words(ids))
+        torch._check_tensor_all(torch.isfinite(x))
+        return x @ self.words.weight.T
+
+
+def check_what_a_program_checks_about_values(folder: Path) -> None:
+    given = batches(16)
+    run = same(up.Plan(context=2), Checked, given, mean, sample=given[0][0])
+    with pytest.raises((RuntimeError, ValueError), match="check of the model's own fails"):
+        run.step((torch.zeros_like(given[0][0]), given[0][1]))
+
+
 def check_what_is_refused(folder: Path) -> None:
     first = batches(16)[0]
     for what in (

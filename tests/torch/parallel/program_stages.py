@@ -178,6 +178,39 @@ class Meta(Skips):
         self.steps.copy_(torch.linspace(0.5, 1.0, TIME).unsqueeze(-1))
 
 
+class Placeholders(Shared):
+    """Values of an image stand where the ids are 1; the program checks how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.Linear(3, WIDTH)
+
+    def forward(self, *, ids: Tensor, image: Tensor) -> Tensor:
+        seen, places = self.seen(image), ids == 1
+        torch._check_tensor_all(places.sum() * WIDTH == seen.numel(), lambda: "too few places")
+        x = self.table(ids).masked_scatter(places[..., None], seen)
+        for _ in range(4):
+            x, _ = self.block(x, scale=torch.ones(()))
+        return self.head(x)
+
+
+def check_what_a_program_checks_about_values(folder: Path) -> None:
+    def one(seed: int) -> Any:
+        torch.manual_seed(seed)
+        ids = torch.randint(2, WORDS, (8, TIME))
+        ids[:, 1:3] = 1
+        return {"ids": ids, "image": torch.randn(8, 2, 3)}, ids.roll(1, 1)
+
+    given = [one(seed) for seed in range(3)]
+    for plan in (PIPELINE, up.Plan(tensor=2)):
+        run = same(plan, Placeholders, given, loss, sample=given[0][0])
+        assert run.cut is None or run.cut.parameters[0]
+    run = up.parallelize(seeded(Placeholders), PIPELINE, optimizer=adamw, loss=loss, sample=given[0][0])
+    few = given[1][0] | {"ids": given[1][0]["ids"].clamp(min=2)}
+    with pytest.raises((RuntimeError, ValueError), match="check of the model's own fails|cannot be used"):
+        run.step((few, given[1][1]))
+
+
 # ---- what cannot be ----
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.noted_call import EXPERT_LIST
+from unisono.parallel.graph.noted_call import CHECKS, EXPERT_LIST
 from unisono.parallel.graph.program import HOOKS, Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
@@ -276,7 +276,8 @@ class ContextProgram:
         needed = set(self.graph.outputs)
         for step in reversed(steps):
             node = step.node
-            step.idle = not (_draws(node) or writes_of(node) or needed.intersection(node.outputs))
+            runs = node.name in CHECKS or _draws(node) or writes_of(node)
+            step.idle = not (runs or needed.intersection(node.outputs))
             if not step.idle:
                 needed |= step.used
 

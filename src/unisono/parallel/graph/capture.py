@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import linecache
 import logging
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
@@ -28,9 +24,10 @@ from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from .attention_call import ATTENTION, FUNCTION, bound
 from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
-from .noted_call import noted_call
+from .noted_call import check_at, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .python_draws import draws_in_python, python_states
+from .python_stack import PACKAGES, is_recomputed, line_now
 from .shapes import CaptureError, Shapes
 
 __all__ = [
@@ -42,9 +39,6 @@ __all__ = [
     "capture",
 ]
 
-PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-CHECKPOINT = torch.utils.checkpoint.__file__
-MODULE = nn.modules.module.__file__
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
 SKIPPED = ("prim.device", "aten.detach_", "aten.sym_size", "aten.sym_numel", "aten.is_pinned")
@@ -169,15 +163,17 @@ class Recorder:
         """Run one operator and note it."""
         if self.paused or str(op.overloadpacket) in SKIPPED:
             return run()
+        if str(op.overloadpacket) == "aten._local_scalar_dense" and self._is_checked(args[0]):
+            return True
         came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         output = run()
         number = len(self.graph.nodes)
-        if _is_recomputed():
+        if is_recomputed():
             self.graph.recomputed.add(number)
         flat = output if isinstance(output, (tuple, list)) else (output,)
         self.graph.nodes.append(
             Node(
-                number, op, *came, (), tuple(self.frames), self._call, _line(),
+                number, op, *came, (), tuple(self.frames), self._call, line_now(),
                 flops_of(op, args, output), torch.is_grad_enabled(),
             )
         )  # fmt: skip
@@ -186,6 +182,19 @@ class Recorder:
         )
         self.graph.nodes[number] = dataclasses.replace(self.graph.nodes[number], outputs=outputs)
         return output
+
+    def _is_checked(self, read: Tensor) -> bool:
+        """Whether a program reads this value only to raise where it is False; if so, note the check."""
+        number = self.value(read)
+        made_by = self.graph.values[number].node
+        if made_by < 0 or self.graph.nodes[made_by].name != "aten._is_all_true":
+            return False
+        line, frames, grad = line_now(), tuple(self.frames), torch.is_grad_enabled()
+        check, at = check_at(line), len(self.graph.nodes)
+        self.graph.nodes.append(
+            Node(at, check, (Ref(number),), {}, (None,), frames, self._call, line, 0, grad)
+        )
+        return True
 
     def function(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run one function of the program."""
@@ -224,10 +233,10 @@ class Recorder:
         self.paused -= 1
         number = len(self.graph.nodes)
         made = self._new(output, "operator", node=number)
-        if _is_recomputed():
+        if is_recomputed():
             self.graph.recomputed.add(number)
         frames, grad = tuple(self.frames), torch.is_grad_enabled()
-        self.graph.nodes.append(Node(number, op, *came, (made,), frames, self._call, _line(), flops, grad))
+        self.graph.nodes.append(Node(number, op, *came, (made,), frames, self._call, line_now(), flops, grad))
         return output
 
     @contextlib.contextmanager
@@ -260,7 +269,7 @@ class Recorder:
             frame = Frame(
                 number, path, type(module).__name__, len(self.graph.nodes),
                 inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
-                grad=torch.is_grad_enabled(), recomputed=_is_recomputed(),
+                grad=torch.is_grad_enabled(), recomputed=is_recomputed(),
                 autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             )  # fmt: skip
             frame.level = len(self.frames)
@@ -370,27 +379,3 @@ def _hides(function: Any) -> bool:
     if isinstance(function, BackwardCFunction):
         return True
     return function is not None and str(function.name()).endswith(SCRIPTED)
-
-
-def _is_recomputed() -> bool:
-    """Whether torch.utils.checkpoint runs this, and the innermost module has called it."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename == CHECKPOINT:
-            return True
-        if code.co_name == "_call_impl" and code.co_filename == MODULE:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _line() -> str:
-    """Where the program is: the innermost line outside PyTorch and outside this package."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    return f"{name}:{number}: {linecache.getline(name, number).strip()}"

@@ -30,8 +30,14 @@ def tensors_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
         for part in thing:
             yield from tensors_in(part, kind)
     elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        for field in dataclasses.fields(thing):
-            yield from tensors_in(getattr(thing, field.name), kind)
+        for _, part in fields_of(thing):
+            yield from tensors_in(part, kind)
+
+
+def fields_of(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass as they are stored: its own way to read an attribute may raise."""
+    for field in dataclasses.fields(thing):
+        yield field.name, object.__getattribute__(thing, field.name)
 
 
 def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
@@ -45,8 +51,8 @@ def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
         for part in thing:
             yield from strange_in(part, kind)
     elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        for field in dataclasses.fields(thing):
-            yield from strange_in(getattr(thing, field.name), kind)
+        for _, part in fields_of(thing):
+            yield from strange_in(part, kind)
     else:
         yield thing
 
@@ -79,8 +85,8 @@ def mapped(thing: Any, change: Callable[[Any], Any], kind: type[Any] = Tensor) -
         return plain(mapped(part, change, kind) for part in thing)
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         changed = copy.copy(thing)
-        for field in dataclasses.fields(thing):
-            object.__setattr__(changed, field.name, mapped(getattr(thing, field.name), change, kind))
+        for name, part in fields_of(thing):
+            object.__setattr__(changed, name, mapped(part, change, kind))
         return changed
     return thing
 

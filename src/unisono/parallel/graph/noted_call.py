@@ -8,10 +8,13 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["EXPERTS", "EXPERT_LIST", "ModuleOp", "NotedOp", "noted_call"]
+__all__ = ["CHECKS", "EXPERTS", "EXPERT_LIST", "ModuleOp", "NotedOp", "check_at", "noted_call"]
 
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
 EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
+
+CHECK = "unisono.check"  # torch._check_tensor_all: a program goes on, or raises
+CHECKS = (CHECK, "aten._assert_async")  # operators that return nothing, and are run for what they raise
 
 
 class _Schema:
@@ -34,6 +37,16 @@ class NotedOp:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._run(*args, **named)
+
+
+def check_at(line: str) -> NotedOp:
+    """The operator of a check that the program makes at `line`: whether all elements are True."""
+
+    def check(held: Tensor) -> None:
+        if not held.item():
+            raise ValueError(f"a check of the model's own fails on this batch, at {line}")
+
+    return NotedOp(CHECK, check)
 
 
 class ModuleOp(NotedOp):

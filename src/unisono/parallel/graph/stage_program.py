@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from .noted_call import CHECKS
 from .program import Frame, Graph, Node, refs, writes_of
 from .rules import DRAWS
 from .stage_choice import LIMIT_VALUES, StageError, StageStart, closed_because, place_of
@@ -270,8 +271,10 @@ class StageProgram:
             if item.first >= stop or not (own or item.free):
                 continue
             state = self._writes_state(item.writes)
+            checks = item.node is not None and item.node.name in CHECKS and first <= item.first
             if (
-                left.intersection(item.makes)
+                checks
+                or left.intersection(item.makes)
                 or (own and item.frame is not None)
                 or state
                 or item.writes & storages
