@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Dim", "Dims", "Factor", "Index", "block", "block_all", "inner", "join", "one", "roots", "size_of"]
+__all__ = ["Dim", "Dims", "Factor", "Index", "block", "block_all", "inner", "join", "one", "repeated", "roots", "size_of"]
 
 
 class Index:
@@ -79,6 +79,20 @@ def size_of(dim: Dim) -> int:
 def roots(dims: Iterable[Dim]) -> set[Index]:
     """The indices of these dims."""
     return {factor.index.root() for dim in dims for segment in dim for factor in segment}
+
+
+def repeated(dims: Iterable[Dim]) -> set[Index]:
+    """The indices that two of these dims have, or one dim twice in a product, such as n in h[:, None] * h[None].
+
+    A part of such a value is no block of a diagonal: no cut goes through it.
+    """
+    seen, found = set[Index](), set[Index]()
+    for dim in dims:
+        for segment in dim:
+            here = [factor.index.root() for factor in segment]
+            found |= {index for index in here if index in seen or here.count(index) > 1}
+        seen |= roots([dim])
+    return found
 
 
 def block(dim: Dim, why: str) -> None:

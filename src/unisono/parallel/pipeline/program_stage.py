@@ -140,7 +140,8 @@ class ProgramStage(nn.Module):
         self.called = nn.ModuleList(dict.fromkeys(self._where[path] for path in here.calls))
         self.bare = nn.Module()  # has parameters that operators take, and no module that the stage calls
         inside = {id(parameter) for parameter in self.called.parameters()}
-        named = {name: self._slot(name) for name in sorted(here.parameters)}
+        unused = set[str]() if stage else self._unused(model)
+        named = {name: self._slot(name) for name in sorted(here.parameters | unused)}
         self._bare = {
             name: f"p{number}"
             for number, (name, (owner, leaf)) in enumerate(named.items())
@@ -151,6 +152,15 @@ class ProgramStage(nn.Module):
     def program_of(self, inputs: Any) -> str:
         """A text that is equal on all ranks, and differs for inputs that run other programs."""
         return self._programs.of(inputs).digest
+
+    def _unused(self, model: nn.Module) -> set[str]:
+        """Parameters that no stage needs. The first one has them, so that weights and checkpoints are whole."""
+        stages = self._programs.first.stages
+        slots = [self._slot(name) for stage in stages for name in stage.parameters]
+        needed = {id(owner._parameters[leaf]) for owner, leaf in slots if owner is not None}
+        for path in {path for stage in stages for path in stage.calls}:
+            needed |= {id(parameter) for parameter in self._where[path].parameters()}
+        return {name for name, parameter in model.named_parameters() if id(parameter) not in needed}
 
     def _slot(self, name: str) -> tuple[nn.Module | None, str]:
         """The module that has a parameter; None: others stand for the one that had it."""
