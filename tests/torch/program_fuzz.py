@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,7 @@ import torch  # noqa: E402
 from forks import ForkServer  # noqa: E402
 from model_fuzz.programs import PLANS, Case, case_of, choices_of, program_of  # noqa: E402
 
-CHUNK = 100
+CHUNK = 40
 CASE_S = 40  # more than the limit of a collective
 ATTEMPTS = 60
 
@@ -38,6 +40,7 @@ class Result:
     word: str
     text: str
     cuts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def fault(self) -> bool:
@@ -122,6 +125,8 @@ def table(results: list[Result], seconds: float) -> str:
     lines.append("refused")
     why = Counter(re.sub(r'"[^"]*"|<program.*|\d+', "*", each.text)[:150] for each in results if each.word == "refused")
     lines += [f"  {count:5}  {text}" for text, count in why.most_common(40)]
+    slow = sorted(results, key=lambda each: -each.seconds)[:5]
+    lines += ["slowest", *(f"  {each.seconds:5.1f} s  --case {each.case.seed} {each.case.plan!r}" for each in slow)]
     return "\n".join(lines)
 
 
@@ -132,34 +137,51 @@ def main() -> int:
     parser.add_argument("--plans", default=",".join(PLANS))
     parser.add_argument("--case", nargs=2, metavar=("SEED", "PLAN"))
     parser.add_argument("--drop", nargs="*", type=int, default=[])
+    parser.add_argument("--jobs", type=int, default=1, help="at a time, each with ranks of its own")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after them")
     parser.add_argument("--whole", action="store_true", help="do not make failing programs smaller")
     given = parser.parse_args()
     torch.set_default_dtype(torch.float64)
     with tempfile.TemporaryDirectory(prefix="unisono-program-fuzz-") as name:
+        if not given.case:
+            return searched(given, Path(name))
         trials = Trials(Path(name))
         try:
-            if given.case:
-                (found,) = trials.run([Case(int(given.case[0]), given.case[1], tuple(given.drop))])
-                print(shown(found))
-                return int(found.fault)
-            return searched(trials, given)
+            (found,) = trials.run([Case(int(given.case[0]), given.case[1], tuple(given.drop))])
         finally:
             trials.close()
+        print(shown(found))
+        return int(found.fault)
 
 
-def searched(trials: Trials, given: argparse.Namespace) -> int:
+def searched(given: argparse.Namespace, folder: Path) -> int:
+    """Try all cases, in several jobs at a time; print faults when they are found, and the table at the end."""
     start, results = time.monotonic(), list[Result]()
     plans = tuple(given.plans.split(","))
     cases = [case_of(seed, plans) for seed in range(given.seed, given.seed + given.cases)]
+    chunks: list[list[Case]] = []
     for first in range(0, len(cases), 4 * CHUNK):
-        some = cases[first : first + 4 * CHUNK]
         for ranks in (2, 3, 4):
-            mine = [case for case in some if PLANS[case.plan][0] == ranks]
-            for found in trials.run(mine) if mine else ():
-                if found.fault:
-                    print(shown(found if given.whole else smallest(trials, found)), flush=True)
-                results.append(found)
-        print(f"{len(results)} cases, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            mine = [case for case in cases[first : first + 4 * CHUNK] if PLANS[case.plan][0] == ranks]
+            chunks += [mine[at : at + CHUNK] for at in range(0, len(mine), CHUNK)]
+
+    def work(place: int) -> None:
+        mine = folder / str(place)
+        mine.mkdir()
+        trials = Trials(mine)
+        try:
+            while chunks and time.monotonic() - start < 60 * given.minutes:
+                found = trials.run(chunks.pop(0))
+                results.extend(found)
+                for each in found:
+                    if each.fault:
+                        print(shown(each if given.whole else smallest(trials, each)), flush=True)
+                print(f"{len(results)} cases, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        finally:
+            trials.close()
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(work, range(given.jobs)))
     print(table(results, time.monotonic() - start))
     return int(any(each.fault for each in results))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -76,7 +77,7 @@ def main(rank: int, size: int, folder: Path, given: str) -> None:
         case = Case(seed, name, tuple(dropped))
         program = program_of(case)
         wanted = None if program is None else alone(program)
-        word, text = "none", ""
+        word, text, start = "none", "", time.monotonic()
         counted.counts = Counter()
         if program is not None and wanted is not None:
             word, text = tried(program, PLANS[name][1], wanted)
@@ -86,7 +87,7 @@ def main(rank: int, size: int, folder: Path, given: str) -> None:
         if len({each[0] for each in words}) > 1 and word not in ("RAW", "WRONG"):
             word, text = "RAW", f"ranks differ: {words}"
         if rank == 0:
-            print(json.dumps([seed, name, dropped, word, text, counted.counts]), flush=True)
+            print(json.dumps([seed, name, dropped, word, text, counted.counts, time.monotonic() - start]), flush=True)
         if word in ("RAW", "WRONG"):
             break  # what follows has new ranks
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ from typing import NoReturn
 from .backward import Backward, Chosen
 from .cut import Cut, ModuleMove
 from .draws import check_draws
-from .indices import Dim, Dims, Factor, Index, block_all, repeated, roots, size_of
+from .indices import Dim, Dims, Factor, Index, block_all, roots, size_of
 from .program import Node, Value, refs
 from .rules import Rules
 from .scopes import ScopedValue, Scopes
@@ -319,7 +319,7 @@ class _PositionRules(Rules):
         elif any(self.graph.module_of(node) == path for path in self._choice.opened):
             block_all(dims, "it goes between modules of which stages of the pipeline are made")
         mine = [roots([dim]) & self.positions() for n in made for dim in self.dims[n]]
-        if len(set().union(*mine)) > 1 or any(repeated(self.dims[n]) & self.positions() for n in made):
+        if len(set().union(*mine)) > 1:
             block_all(dims, f"it has positions of two kinds, at {node.line}")
 
 
