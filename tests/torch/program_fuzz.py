@@ -28,7 +28,7 @@ from forks import ForkServer  # noqa: E402
 from model_fuzz.programs import PLANS, Case, case_of, choices_of, program_of  # noqa: E402
 
 CHUNK = 40
-CASE_S = 40  # more than the limit of a collective
+CASE_S = 120  # more than the limit of a collective
 ATTEMPTS = 60
 
 
@@ -69,7 +69,7 @@ class Trials:
         folder.mkdir()
         given = json.dumps([[case.seed, case.plan, case.dropped] for case in cases])
         ranks = PLANS[cases[0].plan][0]
-        limit = CASE_S + 3 * len(cases)
+        limit = CASE_S + 20 * len(cases)
         codes, printed = self._server.run(
             folder, ranks, limit_s=limit, grace_s=5, module="model_fuzz.trials", args=[given]
         )
@@ -102,7 +102,9 @@ def shown(result: Result) -> str:
     """A case as text: what came of it, and its program."""
     program = program_of(result.case)
     case = result.case
-    again = f"--case {case.seed} {case.plan!r}" + (f" --drop {' '.join(map(str, case.dropped))}" if case.dropped else "")
+    again = f"--case {case.seed} {case.plan!r}" + (
+        f" --drop {' '.join(map(str, case.dropped))}" if case.dropped else ""
+    )
     loss = "" if program is None or program.loss is None else program.loss.__name__
     return f"{result.word}: {result.text}\n{again}  loss: {loss or 'its own'}\n{program and program.source}"
 
@@ -110,7 +112,10 @@ def shown(result: Result) -> str:
 def table(results: list[Result], seconds: float) -> str:
     """How many of each word, under each plan; what was refused; what was cut."""
     words = ("same", "refused", "RAW", "WRONG", "hang", "none")
-    lines = [f"{len(results)} cases in {seconds:.0f} s", f"{'plan':18}" + "".join(f"{word:>9}" for word in (*words, "cut"))]
+    lines = [
+        f"{len(results)} cases in {seconds:.0f} s",
+        f"{'plan':18}" + "".join(f"{word:>9}" for word in (*words, "cut")),
+    ]
     for plan in (*PLANS, "all"):
         here = [each for each in results if plan in ("all", each.case.plan)]
         counts = Counter(each.word for each in here)
@@ -123,10 +128,15 @@ def table(results: list[Result], seconds: float) -> str:
     lines.append("operators that were cut: times, in programs")
     lines += [f"  {name:40}{count:7}{programs[name]:7}" for name, count in cuts.most_common()]
     lines.append("refused")
-    why = Counter(re.sub(r'"[^"]*"|<program.*|\d+', "*", each.text)[:150] for each in results if each.word == "refused")
+    why = Counter(
+        re.sub(r'"[^"]*"|<program.*|\d+', "*", each.text)[:150] for each in results if each.word == "refused"
+    )
     lines += [f"  {count:5}  {text}" for text, count in why.most_common(40)]
     slow = sorted(results, key=lambda each: -each.seconds)[:5]
-    lines += ["slowest", *(f"  {each.seconds:5.1f} s  --case {each.case.seed} {each.case.plan!r}" for each in slow)]
+    lines += [
+        "slowest",
+        *(f"  {each.seconds:5.1f} s  --case {each.case.seed} {each.case.plan!r}" for each in slow),
+    ]
     return "\n".join(lines)
 
 

@@ -209,6 +209,43 @@ def test_a_pair_is_cut_where_nothing_between_mixes_features(between: Any, pair: 
     assert found.proved
 
 
+class Outer(nn.Module):
+    """A product of the features with themselves: [b, n, n]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.third(torch.tanh(self.second(h[:, :, None] * h[:, None, :]).transpose(1, 2)))
+
+
+class JoinedKeys(nn.Module):
+    """Grouped heads, whose keys are two tensors side by side; the second goes elsewhere, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k1, self.k2 = nn.Linear(8, 24), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.out, self.other = nn.Linear(24, 5), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k1, k2 = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.q, self.k1, self.k2))
+        k = torch.cat([k1, k2], 1)
+        y = functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        return self.out(y.transpose(1, 2).flatten(2)) + self.other(k2.transpose(1, 2).flatten(2))
+
+
+@each(
+    ("make", "sample", "row"),
+    [(Outer, torch.ones(3, 4), "second"), (JoinedKeys, torch.ones(3, 5, 8), "other")],
+)
+def test_a_part_that_is_no_part_of_the_value_is_not_cut(make: Any, sample: Tensor, row: str) -> None:
+    found = prove(make(), sample, 2)
+    assert found.modules.get(row) != "row", str(found)
+    assert "row" not in found.modules.values(), str(found)
+
+
 def test_what_the_ranks_do_not_divide_is_whole() -> None:
     assert "first.weight" not in prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2).dims
     assert "2 does not divide 9" in str(prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (templates of one line)
 """Operators that people write. Each function writes one statement of a random program: see writer.py.
 
 It returns an expression, or lines. OPERATORS names them with their weights; those of MIDDLE mostly leave the last
@@ -54,7 +55,9 @@ def again(w: Writer) -> str:
     """A layer that is called already, once more; its weight alone; or turned round."""
     x, names = w.last(), [n for n, m in w.module.named_children() if n.startswith("l")]
     layer = f"self.{w.rng.choice(names)}"
-    return w.rng.choice((f"{layer}({x})", f"{layer}({x})", f"{x} @ {layer}.weight", f"functional.linear({x}, {layer}.weight)"))
+    return w.rng.choice(
+        (f"{layer}({x})", f"{layer}({x})", f"{x} @ {layer}.weight", f"functional.linear({x}, {layer}.weight)")
+    )
 
 
 def tied(w: Writer) -> list[str] | str:
@@ -79,23 +82,47 @@ def with_parameter(w: Writer) -> str:
         shape[0] = 1
     p = w.parameter(*(shape or [1]))
     forms = ("{} + {}", "{} * {}", "{1} - {0}", "torch.maximum({0}, {1})", "torch.where({1} > 0, {0}, {1})")
-    forms += ("{0} * {1}.exp()", "torch.lerp({0}, {1}, 0.3)", "torch.addcmul({1}, {0}, {0})", "{0} * (1 + {1})")
+    forms += (
+        "{0} * {1}.exp()",
+        "torch.lerp({0}, {1}, 0.3)",
+        "torch.addcmul({1}, {0}, {0})",
+        "{0} * (1 + {1})",
+    )
     return w.rng.choice(forms).replace("{}", "{0}", 1).replace("{}", "{1}", 1).format(x, p)
 
 
 def prelu(w: Writer) -> str:
     x = w.last()
-    return f"{w.held('m', f'nn.PReLU({w.shape(x)[1]})')}({x})" if w.rng.random() < 0.6 else f"{w.held('m', 'nn.PReLU()')}({x})"
+    return (
+        f"{w.held('m', f'nn.PReLU({w.shape(x)[1]})')}({x})"
+        if w.rng.random() < 0.6
+        else f"{w.held('m', 'nn.PReLU()')}({x})"
+    )
 
 
 def with_value(w: Writer) -> str:
     """Two values, broadcast: a residual, or a gate."""
     x = w.last()
     shape = w.shape(x)
-    like = [n for n in w.floats() if n != x and all(a in (b, 1) for a, b in zip(w.shape(n)[::-1], shape[::-1], strict=False))]
+    like = [
+        n
+        for n in w.floats()
+        if n != x and all(a in (b, 1) for a, b in zip(w.shape(n)[::-1], shape[::-1], strict=False))
+    ]
     y = w.rng.choice(like)
-    forms = ("{0} + {1}", "{0} * {1}", "{0} * torch.sigmoid({1})", "{0} - {1}", "torch.where({1} > 0, {0}, 0.5 * {0})")
-    forms += ("torch.maximum({0}, {1})", "{0}.masked_fill({1} < 0, 0.1)", "({0} > {1}) * {0}", "{0} / (1 + {1}.square())")
+    forms = (
+        "{0} + {1}",
+        "{0} * {1}",
+        "{0} * torch.sigmoid({1})",
+        "{0} - {1}",
+        "torch.where({1} > 0, {0}, 0.5 * {0})",
+    )
+    forms += (
+        "torch.maximum({0}, {1})",
+        "{0}.masked_fill({1} < 0, 0.1)",
+        "({0} > {1}) * {0}",
+        "{0} / (1 + {1}.square())",
+    )
     return w.rng.choice(forms).format(x, y)
 
 
@@ -107,9 +134,15 @@ def heads(w: Writer) -> str:
     x = w.last()
     size = w.shape(x)[-1]
     at = w.rng.choice([n for n in range(1, size + 1) if size % n == 0 and (n > 1 or w.rng.random() < 0.2)])
-    forms = [f"{x}.unflatten(-1, ({at}, {size // at}))", f"{x}.unflatten(-1, ({at}, -1))", f"{x}.unflatten(-1, (-1, {size // at}))"]
+    forms = [
+        f"{x}.unflatten(-1, ({at}, {size // at}))",
+        f"{x}.unflatten(-1, ({at}, -1))",
+        f"{x}.unflatten(-1, (-1, {size // at}))",
+    ]
     front = ", ".join(w.size(x, place) for place in range(len(w.shape(x)) - 1))
-    forms += [f"{x}.{how}({front}, {at}, {w.rng.choice(['-1', str(size // at)])})" for how in ("view", "reshape")]
+    forms += [
+        f"{x}.{how}({front}, {at}, {w.rng.choice(['-1', str(size // at)])})" for how in ("view", "reshape")
+    ]
     forms.append(f"{x}.reshape(*{x}.shape[:-1], {at}, -1)")
     made = w.rng.choice(forms)
     return made + w.rng.choice(["", "", ".transpose(-2, -3)", ".transpose(-1, -2)"])
@@ -122,7 +155,9 @@ def flatten(w: Writer) -> str:
     last = w.rng.randrange(first + 1, count)
     sizes = [w.size(x, place) for place in range(count)]
     whole = ", ".join([*sizes[:first], "-1", *sizes[last + 1 :]])
-    return w.rng.choice((f"{x}.flatten({first}, {last})", f"{x}.reshape({whole})", f"torch.flatten({x}, {first}, {last})"))
+    return w.rng.choice(
+        (f"{x}.flatten({first}, {last})", f"{x}.reshape({whole})", f"torch.flatten({x}, {first}, {last})")
+    )
 
 
 def view(w: Writer) -> str:
@@ -146,7 +181,12 @@ def permute(w: Writer) -> str:
     w.rng.shuffle(moving)
     order = [0, *moving] if w.rows else moving
     a, b = w.dim(x), w.dim(x)
-    forms = (f"{x}.permute({', '.join(map(str, order))})", f"{x}.transpose({a}, {b})", f"torch.movedim({x}, {a}, {b})", f"{x}.swapaxes({a}, {b})")
+    forms = (
+        f"{x}.permute({', '.join(map(str, order))})",
+        f"{x}.transpose({a}, {b})",
+        f"torch.movedim({x}, {a}, {b})",
+        f"{x}.swapaxes({a}, {b})",
+    )
     return w.rng.choice((*forms, f"{x}.mT"))
 
 
@@ -155,8 +195,19 @@ def squeeze(w: Writer) -> str:
     count = w.rng.choice((2, 3, w.shape(x)[at]))
     shape = ["-1"] * len(w.shape(x))
     shape[at] = str(count)
-    forms = (f"{x}.unsqueeze({at})", f"{x}.squeeze()", f"{x}.squeeze({at})", f"{x}[:, None]", f"{x}[..., None]", f"{x}.expand({', '.join(shape)})")
-    more = (f"{x}.unsqueeze({at}).expand_as({x}.unsqueeze({at}))", f"{x}.repeat_interleave(2, {at})", f"{x}.expand(2, {', '.join(['-1'] * len(shape))})")
+    forms = (
+        f"{x}.unsqueeze({at})",
+        f"{x}.squeeze()",
+        f"{x}.squeeze({at})",
+        f"{x}[:, None]",
+        f"{x}[..., None]",
+        f"{x}.expand({', '.join(shape)})",
+    )
+    more = (
+        f"{x}.unsqueeze({at}).expand_as({x}.unsqueeze({at}))",
+        f"{x}.repeat_interleave(2, {at})",
+        f"{x}.expand(2, {', '.join(['-1'] * len(shape))})",
+    )
     times = ["1"] * len(shape)
     times[at] = "2"
     return w.rng.choice((*forms, *more, f"{x}.repeat({', '.join(times)})", f"{x}.tile(2)"))
@@ -169,7 +220,10 @@ def cut(w: Writer) -> list[str]:
     parts = 2 if size % 2 == 0 else 3
     a, b = w.name(), w.name()
     if kept < 0.3:
-        first = [f"{a}, {b} = {x}.{how}, {at})" for how in (f"chunk(2", f"split({(size + 1) // 2}", f"tensor_split(2")]
+        first = [
+            f"{a}, {b} = {x}.{how}, {at})"
+            for how in (f"chunk(2", f"split({(size + 1) // 2}", f"tensor_split(2")
+        ]
         lines = [w.rng.choice(first)]
     elif kept < 0.45:
         middle = w.rng.randrange(1, size)
@@ -185,10 +239,21 @@ def cut(w: Writer) -> list[str]:
     elif kept < 0.75:
         a3 = w.name()
         lines = [f"{a}, {b}, {a3} = {x}.chunk(3, {at})"]
-        return [*lines, f"{w.name()} = {w.rng.choice((f'{a} * {b} + {a3}', f'torch.cat([{a3}, {a}, {b}], {at})', f'torch.tanh({b}) * {a3}'))}"]
+        return [
+            *lines,
+            f"{w.name()} = {w.rng.choice((f'{a} * {b} + {a3}', f'torch.cat([{a3}, {a}, {b}], {at})', f'torch.tanh({b}) * {a3}'))}",
+        ]
     else:
-        lines = [f"{a}, {b} = {x}.narrow({at}, 0, {max(1, size // 2)}), {x}.narrow({at}, {size // 2}, {size - size // 2})"]
-    forms = (f"{a} * torch.sigmoid({b})", f"torch.cat([-{b}, {a}], {at})", f"torch.stack([{a}, {b}], {at})", f"{a} + {b}", f"torch.cat([{a}, {b}, {a}], {at})")
+        lines = [
+            f"{a}, {b} = {x}.narrow({at}, 0, {max(1, size // 2)}), {x}.narrow({at}, {size // 2}, {size - size // 2})"
+        ]
+    forms = (
+        f"{a} * torch.sigmoid({b})",
+        f"torch.cat([-{b}, {a}], {at})",
+        f"torch.stack([{a}, {b}], {at})",
+        f"{a} + {b}",
+        f"torch.cat([{a}, {b}, {a}], {at})",
+    )
     return [*lines, f"{w.name()} = {w.rng.choice(forms)}"]
 
 
@@ -198,15 +263,38 @@ def pick(w: Writer) -> str:
     size = w.shape(x)[at]
     front, i = ":, " * (at % len(w.shape(x))), w.rng.randrange(size)
     places = w.buffer(f"torch.tensor({[w.rng.randrange(size) for _ in range(w.rng.choice((size, 2, 4)))]})")
-    forms = (f"{x}.select({at}, {i})", f"{x}[{front}{i}]", f"{x}[{front}{i}:]", f"{x}[{front}::2]", f"{x}[{front}-{max(i, 1)}:]", f"{x}.index_select({at}, {places})")
-    return w.rng.choice((*forms, f"{x}[{front}{places}]", f"{x}.roll({i}, {at})", f"{x}.flip({at})", f"{x}[{front}[0, -1]]", f"{x}.take_along_dim({x}.argsort({at}), {at})"))
+    forms = (
+        f"{x}.select({at}, {i})",
+        f"{x}[{front}{i}]",
+        f"{x}[{front}{i}:]",
+        f"{x}[{front}::2]",
+        f"{x}[{front}-{max(i, 1)}:]",
+        f"{x}.index_select({at}, {places})",
+    )
+    return w.rng.choice(
+        (
+            *forms,
+            f"{x}[{front}{places}]",
+            f"{x}.roll({i}, {at})",
+            f"{x}.flip({at})",
+            f"{x}[{front}[0, -1]]",
+            f"{x}.take_along_dim({x}.argsort({at}), {at})",
+        )
+    )
 
 
 def pad(w: Writer) -> str:
     x, at = w.last(), w.dim(w.last())
     pads = [0] * (2 * (len(w.shape(x)) - at % len(w.shape(x))))
     pads[-2:] = [w.rng.choice((0, 1, 2)), w.rng.choice((1, 2, -1))]
-    return w.rng.choice((f"functional.pad({x}, {tuple(pads)})", f"functional.pad({x}, {tuple(pads)}, value=0.5)", f"torch.cat([{x}, torch.zeros_like({x})], {at})", f"torch.cat([{x}.new_ones({w.size(x, 0)}, *{x}.shape[1:]), {x}], {at})"))
+    return w.rng.choice(
+        (
+            f"functional.pad({x}, {tuple(pads)})",
+            f"functional.pad({x}, {tuple(pads)}, value=0.5)",
+            f"torch.cat([{x}, torch.zeros_like({x})], {at})",
+            f"torch.cat([{x}.new_ones({w.size(x, 0)}, *{x}.shape[1:]), {x}], {at})",
+        )
+    )
 
 
 def join(w: Writer) -> str:
@@ -214,9 +302,16 @@ def join(w: Writer) -> str:
     x, at = w.last(), w.dim(w.last())
     shape = w.shape(x)
     at %= len(shape)
-    like = [n for n in w.floats() if len(w.shape(n)) == len(shape) and all(a == b for d, (a, b) in enumerate(zip(w.shape(n), shape, strict=True)) if d != at)]
+    like = [
+        n
+        for n in w.floats()
+        if len(w.shape(n)) == len(shape)
+        and all(a == b for d, (a, b) in enumerate(zip(w.shape(n), shape, strict=True)) if d != at)
+    ]
     y = w.rng.choice(like)
-    return w.rng.choice((f"torch.cat([{x}, {y}], {at})", f"torch.stack([{x}, {y}], {at})", f"torch.cat(({y}, {x}), dim={at})"))
+    return w.rng.choice(
+        (f"torch.cat([{x}, {y}], {at})", f"torch.stack([{x}, {y}], {at})", f"torch.cat(({y}, {x}), dim={at})")
+    )
 
 
 # ---- over a dim ----
@@ -225,13 +320,34 @@ def join(w: Writer) -> str:
 def reduce(w: Writer) -> str:
     x, at = w.last(), w.dim(w.last())
     keeps = w.rng.random() < 0.6
-    name = w.rng.choice(("sum", "mean", "amax", "amin", "logsumexp", "var", "std", "prod", "norm", "argmax", "max", "min", "median", "any", "all", "count"))
+    name = w.rng.choice(
+        (
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "logsumexp",
+            "var",
+            "std",
+            "prod",
+            "norm",
+            "argmax",
+            "max",
+            "min",
+            "median",
+            "any",
+            "all",
+            "count",
+        )
+    )
     dims = str(at)
     if w.rng.random() < 0.25 and name in ("sum", "mean", "amax", "amin", "logsumexp", "var"):
         dims = f"({at}, -1)"
     made = f"{x}.{name}({'dim=' if w.rng.random() < 0.5 else ''}{dims}, keepdim={keeps})"
     if name in ("max", "min", "median"):
-        made = f"{x}.{name}({at}, keepdim={keeps})" + w.rng.choice(("[0]", ".values", ".indices.to(torch.float64) * 0.1"))
+        made = f"{x}.{name}({at}, keepdim={keeps})" + w.rng.choice(
+            ("[0]", ".values", ".indices.to(torch.float64) * 0.1")
+        )
     if name in ("var", "std"):
         made = f"({x} * 1.0).{name}({dims}, keepdim={keeps})"
     if name == "norm":
@@ -249,7 +365,26 @@ def along(w: Writer) -> str:
     """What keeps the shape, and goes along a dim."""
     x, at = w.last(), w.dim(w.last())
     size = w.shape(x)[at]
-    forms = [f"{x}.softmax({at})", f"functional.log_softmax({x}, dim={at})", f"{x}.cumsum({at})", f"functional.normalize({x} + 0.1, dim={at})", f"{x}.sort({at})[0]", f"{x}.sort({at}, descending=True).values", f"{x}.topk({min(2, size)}, {at})[0]", f"{x}.topk({size}, dim={at}).indices * 0.1", f"functional.one_hot({x}.argmax({at}), {size}) * 0.5", f"{x}.cumprod({at})", f"{x}.logcumsumexp({at})", f"{x}.gather({at}, {x}.argsort({at}))", f"{x}.cummax({at})[0]", f"torch.gather({x}, {at}, ({x} > 0).long())", f"functional.glu({x}, {at})", f"functional.softmin({x}, dim={at})", f"{x}.diff(dim={at})", f"{x}.scatter({at}, {x}.argsort({at}), {x} * 2)"]
+    forms = [
+        f"{x}.softmax({at})",
+        f"functional.log_softmax({x}, dim={at})",
+        f"{x}.cumsum({at})",
+        f"functional.normalize({x} + 0.1, dim={at})",
+        f"{x}.sort({at})[0]",
+        f"{x}.sort({at}, descending=True).values",
+        f"{x}.topk({min(2, size)}, {at})[0]",
+        f"{x}.topk({size}, dim={at}).indices * 0.1",
+        f"functional.one_hot({x}.argmax({at}), {size}) * 0.5",
+        f"{x}.cumprod({at})",
+        f"{x}.logcumsumexp({at})",
+        f"{x}.gather({at}, {x}.argsort({at}))",
+        f"{x}.cummax({at})[0]",
+        f"torch.gather({x}, {at}, ({x} > 0).long())",
+        f"functional.glu({x}, {at})",
+        f"functional.softmin({x}, dim={at})",
+        f"{x}.diff(dim={at})",
+        f"{x}.scatter({at}, {x}.argsort({at}), {x} * 2)",
+    ]
     return w.rng.choice(forms)
 
 
@@ -259,7 +394,18 @@ def norm(w: Writer) -> str:
     last, channels = shape[-1], shape[1]
     count = w.rng.choice([n for n in range(1, channels + 1) if channels % n == 0])
     affine = w.rng.random() < 0.6
-    made = w.rng.choice((f"nn.LayerNorm({last}, elementwise_affine={affine})", f"nn.RMSNorm({last})", f"nn.GroupNorm({count}, {channels}, affine={affine})", f"nn.LayerNorm({shape[-2:]})", f"nn.InstanceNorm1d({channels}, affine={affine})", f"nn.BatchNorm1d({channels}, affine={affine})", f"nn.RMSNorm({last}, eps=1e-5)", f"nn.LocalResponseNorm(2)"))
+    made = w.rng.choice(
+        (
+            f"nn.LayerNorm({last}, elementwise_affine={affine})",
+            f"nn.RMSNorm({last})",
+            f"nn.GroupNorm({count}, {channels}, affine={affine})",
+            f"nn.LayerNorm({shape[-2:]})",
+            f"nn.InstanceNorm1d({channels}, affine={affine})",
+            f"nn.BatchNorm1d({channels}, affine={affine})",
+            f"nn.RMSNorm({last}, eps=1e-5)",
+            f"nn.LocalResponseNorm(2)",
+        )
+    )
     return f"{w.held('m', made)}({x})"
 
 
@@ -268,7 +414,22 @@ def mask(w: Writer) -> str:
     a, b = w.shape(x)[-2:]
     causal = w.buffer(f"torch.ones({a}, {b}).tril().bool()")
     last = w.buffer(f"torch.arange({b}) % 2 == 0")
-    forms = (f"{x}.tril()", f"{x}.triu(1)", f"{x}.masked_fill({causal}, 0.0)", f"torch.where({causal}, {x}, -1.0)", f"{x} * {last}", f"{x}.masked_fill(~{last}, 0.5)", f"{x} * torch.arange({b}, dtype={x}.dtype)", f"{x} + torch.linspace(0, 1, {x}.shape[-1])", f"{x} * torch.ones({a}, {b})", f"{x} + torch.eye({a}, {b})", f"torch.where(torch.arange({x}.shape[-2])[:, None] > 1, {x}, 0.3)", f"{x} * torch.full_like({x}, 0.5)", f"{x} + {x}.new_zeros({x}.shape[-1])", f"{x} * torch.tensor(0.5)")
+    forms = (
+        f"{x}.tril()",
+        f"{x}.triu(1)",
+        f"{x}.masked_fill({causal}, 0.0)",
+        f"torch.where({causal}, {x}, -1.0)",
+        f"{x} * {last}",
+        f"{x}.masked_fill(~{last}, 0.5)",
+        f"{x} * torch.arange({b}, dtype={x}.dtype)",
+        f"{x} + torch.linspace(0, 1, {x}.shape[-1])",
+        f"{x} * torch.ones({a}, {b})",
+        f"{x} + torch.eye({a}, {b})",
+        f"torch.where(torch.arange({x}.shape[-2])[:, None] > 1, {x}, 0.3)",
+        f"{x} * torch.full_like({x}, 0.5)",
+        f"{x} + {x}.new_zeros({x}.shape[-1])",
+        f"{x} * torch.tensor(0.5)",
+    )
     return w.rng.choice(forms)
 
 
@@ -282,19 +443,48 @@ def product(w: Writer) -> str:
     k = shape[-1]
     if w.rng.random() < 0.5:
         weight = w.parameter(k, wide)
-        return w.rng.choice((f"{x} @ {weight}", f"torch.einsum('{names},{names[-1]}z->{names[:-1]}z', {x}, {weight})", f"torch.tensordot({x}, {weight}, dims=1)", f"torch.matmul({x}, {weight})"))
+        return w.rng.choice(
+            (
+                f"{x} @ {weight}",
+                f"torch.einsum('{names},{names[-1]}z->{names[:-1]}z', {x}, {weight})",
+                f"torch.tensordot({x}, {weight}, dims=1)",
+                f"torch.matmul({x}, {weight})",
+            )
+        )
     if w.rng.random() < 0.5 and len(shape) > 2:
         weight = w.parameter(shape[-2], k, wide)
-        return w.rng.choice((f"torch.einsum('{names},{names[-2:]}z->{names[:-1]}z', {x}, {weight})", f"torch.einsum('{names},{names[-2:]}z->{names[:-2]}z', {x}, {weight})", f"({x}.unsqueeze(-2) @ {weight}).squeeze(-2)", f"torch.einsum('{names},{names[-2:]}z->{names[:-2]}z{names[-2]}', {x}, {weight})"))
-    return w.rng.choice((f"{x} @ {x}.mT", f"{x}.mT @ {x}", f"{x}[..., :, None] * {x}[..., None, :]", f"torch.einsum('{names},{names}->{names[:-1]}', {x}, {x})", f"torch.einsum('{names},{names[:-1]}z->{names[:-2]}z{names[-1]}', {x}, {x})", f"torch.einsum('{names},{names}->{names[0]}{names[-1]}', {x}, {x})"))
+        return w.rng.choice(
+            (
+                f"torch.einsum('{names},{names[-2:]}z->{names[:-1]}z', {x}, {weight})",
+                f"torch.einsum('{names},{names[-2:]}z->{names[:-2]}z', {x}, {weight})",
+                f"({x}.unsqueeze(-2) @ {weight}).squeeze(-2)",
+                f"torch.einsum('{names},{names[-2:]}z->{names[:-2]}z{names[-2]}', {x}, {weight})",
+            )
+        )
+    return w.rng.choice(
+        (
+            f"{x} @ {x}.mT",
+            f"{x}.mT @ {x}",
+            f"{x}[..., :, None] * {x}[..., None, :]",
+            f"torch.einsum('{names},{names}->{names[:-1]}', {x}, {x})",
+            f"torch.einsum('{names},{names[:-1]}z->{names[:-2]}z{names[-1]}', {x}, {x})",
+            f"torch.einsum('{names},{names}->{names[0]}{names[-1]}', {x}, {x})",
+        )
+    )
 
 
 def between(w: Writer) -> str:
     """A product of two values."""
     x = w.last()
     shape = w.shape(x)
-    y = w.rng.choice([n for n in w.floats() if len(w.shape(n)) == len(shape) and w.shape(n)[:-2] == shape[:-2]])
-    forms = [(f"{x} @ {y}", shape[-1] == w.shape(y)[-2]), (f"{x} @ {y}.mT", shape[-1] == w.shape(y)[-1]), (f"{x}.mT @ {y}", shape[-2] == w.shape(y)[-2])]
+    y = w.rng.choice(
+        [n for n in w.floats() if len(w.shape(n)) == len(shape) and w.shape(n)[:-2] == shape[:-2]]
+    )
+    forms = [
+        (f"{x} @ {y}", shape[-1] == w.shape(y)[-2]),
+        (f"{x} @ {y}.mT", shape[-1] == w.shape(y)[-1]),
+        (f"{x}.mT @ {y}", shape[-2] == w.shape(y)[-2]),
+    ]
     return w.rng.choice([form for form, fits in forms if fits])
 
 
@@ -311,16 +501,39 @@ def attention(w: Writer) -> list[str]:
     names: list[str]
     if fused:
         layer = w.held("l", f"nn.Linear({width}, {(count + 2 * groups) * size}, bias={bias})")
-        how = f"split([{count * size}, {groups * size}, {groups * size}], -1)" if groups != count else "chunk(3, -1)"
+        how = (
+            f"split([{count * size}, {groups * size}, {groups * size}], -1)"
+            if groups != count
+            else "chunk(3, -1)"
+        )
         lines = [f"{q}, {k}, {v} = {layer}({x}).{how}"]
         names = [q, k, v]
     else:
-        layers = [w.held("l", f"nn.Linear({width}, {n * size}, bias={bias})") for n in (count, groups, groups)]
+        layers = [
+            w.held("l", f"nn.Linear({width}, {n * size}, bias={bias})") for n in (count, groups, groups)
+        ]
         names, lines = [f"{layer}({x})" for layer in layers], []
-    shaped = w.rng.choice((".unflatten(-1, ({}, {})).transpose(1, 2)", ".view({2}.shape[0], -1, {}, {}).transpose(1, 2)", ".view({2}.shape[0], {2}.shape[1], -1, {1}).transpose(1, 2)", ".unflatten(-1, (-1, {1})).transpose(1, 2)"))
+    shaped = w.rng.choice(
+        (
+            ".unflatten(-1, ({}, {})).transpose(1, 2)",
+            ".view({2}.shape[0], -1, {}, {}).transpose(1, 2)",
+            ".view({2}.shape[0], {2}.shape[1], -1, {1}).transpose(1, 2)",
+            ".unflatten(-1, (-1, {1})).transpose(1, 2)",
+        )
+    )
     for name, made, heads_ in zip((q, k, v), names, (count, groups, groups), strict=True):
-        lines.append(f"{name} = {made}{shaped.replace('{}', '{0}', 1).replace('{}', '{1}', 1).format(heads_, size, x)}")
-    more = w.rng.choice(["", ", is_causal=True", f", attn_mask={w.buffer(f'torch.ones({positions}, {positions}).tril().bool()')}", f", attn_mask={w.parameter(count, positions, positions)}", f", attn_mask={w.parameter(positions, positions)}"])
+        lines.append(
+            f"{name} = {made}{shaped.replace('{}', '{0}', 1).replace('{}', '{1}', 1).format(heads_, size, x)}"
+        )
+    more = w.rng.choice(
+        [
+            "",
+            ", is_causal=True",
+            f", attn_mask={w.buffer(f'torch.ones({positions}, {positions}).tril().bool()')}",
+            f", attn_mask={w.parameter(count, positions, positions)}",
+            f", attn_mask={w.parameter(positions, positions)}",
+        ]
+    )
     if groups != count and w.rng.random() < 0.5:
         lines += [f"{name} = {name}.repeat_interleave({count // groups}, 1)" for name in (k, v)]
     elif groups != count:
@@ -330,8 +543,20 @@ def attention(w: Writer) -> list[str]:
     elif groups != count and "gqa" in more:
         made = f"functional.scaled_dot_product_attention({q}, {k}, {v}{more})"
     else:
-        made = w.rng.choice((f"(({q} @ {k}.mT) * 0.5).softmax(-1) @ {v}", f"torch.einsum('bhij,bhjd->bhid', torch.einsum('bhid,bhjd->bhij', {q}, {k}).softmax(-1), {v})", f"torch.relu({q}) @ (torch.relu({k}).mT @ {v})"))
-    ends = w.rng.choice((".transpose(1, 2).flatten(2)", f".transpose(1, 2).reshape({x}.shape[0], {positions}, {count * size})", f".transpose(1, 2).contiguous().view({x}.shape[0], -1, {count * size})"))
+        made = w.rng.choice(
+            (
+                f"(({q} @ {k}.mT) * 0.5).softmax(-1) @ {v}",
+                f"torch.einsum('bhij,bhjd->bhid', torch.einsum('bhid,bhjd->bhij', {q}, {k}).softmax(-1), {v})",
+                f"torch.relu({q}) @ (torch.relu({k}).mT @ {v})",
+            )
+        )
+    ends = w.rng.choice(
+        (
+            ".transpose(1, 2).flatten(2)",
+            f".transpose(1, 2).reshape({x}.shape[0], {positions}, {count * size})",
+            f".transpose(1, 2).contiguous().view({x}.shape[0], -1, {count * size})",
+        )
+    )
     lines.append(f"{o} = {made}{ends}")
     if w.rng.random() < 0.8:
         lines.append(f"{w.name()} = {w.held('l', f'nn.Linear({count * size}, {width})')}({o})")
@@ -381,7 +606,16 @@ def embedding(w: Writer) -> str:
     width = w.rng.choice((4, 6, 8, 12))
     more = w.rng.choice(("", "", ", padding_idx=0", ", sparse=True"))
     table = w.held("e", f"nn.Embedding({WORDS}, {width}{more})")
-    return w.rng.choice((f"{table}({ids})", f"{table}({ids})", f"functional.embedding({ids}, {table}.weight)", f"{w.held('e', f'nn.EmbeddingBag({WORDS}, {width})')}({ids})", f"{table}.weight[{ids}]", f"{table}({ids}) + {w.held('e', f'nn.Embedding({w.shape(ids)[1]}, {width})')}(torch.arange({ids}.shape[1]))"))
+    return w.rng.choice(
+        (
+            f"{table}({ids})",
+            f"{table}({ids})",
+            f"functional.embedding({ids}, {table}.weight)",
+            f"{w.held('e', f'nn.EmbeddingBag({WORDS}, {width})')}({ids})",
+            f"{table}.weight[{ids}]",
+            f"{table}({ids}) + {w.held('e', f'nn.Embedding({w.shape(ids)[1]}, {width})')}(torch.arange({ids}.shape[1]))",
+        )
+    )
 
 
 def head(w: Writer) -> str:
@@ -399,9 +633,29 @@ def written(w: Writer) -> list[str]:
     size = w.shape(x)[at]
     half, front = max(1, size // 2), ":, " * (at % len(w.shape(x)))
     first = f"{y} = {x} * 1.0" if w.rng.random() < 0.7 else f"{y} = torch.zeros_like({x}) + {x}"
-    forms = [[f"{y}[{front}:{half}] = 0.5"], [f"{y}.add_({w.parameter(w.shape(x)[-1])})"], [f"{y}[{front}0].mul_(2.0)"], [f"{y}.relu_()"], [f"{y} += {x}"], [f"{y}.masked_fill_({x} > 0, 0.1)"], [f"{y}.transpose({at}, -1).mul_({w.parameter(size)})"], [f"{y}[{front}{half}:] *= 0.5", f"{y} = {y} + 1"], [f"{y}.flatten(1)[:, ::2] *= 0.5"], [f"{y}.copy_({x} * {w.parameter(1)})"], [f"{y}.select({at}, 0).copy_({x}.sum({at}))"], [f"{y}.view({y}.shape[0], -1).tanh_()"]]
+    forms = [
+        [f"{y}[{front}:{half}] = 0.5"],
+        [f"{y}.add_({w.parameter(w.shape(x)[-1])})"],
+        [f"{y}[{front}0].mul_(2.0)"],
+        [f"{y}.relu_()"],
+        [f"{y} += {x}"],
+        [f"{y}.masked_fill_({x} > 0, 0.1)"],
+        [f"{y}.transpose({at}, -1).mul_({w.parameter(size)})"],
+        [f"{y}[{front}{half}:] *= 0.5", f"{y} = {y} + 1"],
+        [f"{y}.flatten(1)[:, ::2] *= 0.5"],
+        [f"{y}.copy_({x} * {w.parameter(1)})"],
+        [f"{y}.select({at}, 0).copy_({x}.sum({at}))"],
+        [f"{y}.view({y}.shape[0], -1).tanh_()"],
+    ]
     more = w.name()
-    forms += [[f"{more} = {y}.unsqueeze(0)", f"{y}.mul_(0.5)", f"{w.name()} = {more}.squeeze(0) + {y}"], [f"{more} = torch.empty_like({y})", f"{more}[{front}:{half}] = {y}[{front}:{half}]", f"{more}[{front}{half}:] = {y}[{front}{half}:] * 2"]]
+    forms += [
+        [f"{more} = {y}.unsqueeze(0)", f"{y}.mul_(0.5)", f"{w.name()} = {more}.squeeze(0) + {y}"],
+        [
+            f"{more} = torch.empty_like({y})",
+            f"{more}[{front}:{half}] = {y}[{front}:{half}]",
+            f"{more}[{front}{half}:] = {y}[{front}{half}:] * 2",
+        ],
+    ]
     return [first, *w.rng.choice(forms)]
 
 
@@ -412,11 +666,37 @@ def recorded(w: Writer) -> list[str]:
     b = w.buffer(f"torch.zeros({last})")
     dims = tuple(range(len(w.shape(x)) - 1))
     made = f"{x}.detach().mean({dims})"
-    return [w.rng.choice((f"{b}.mul_(0.9).add_({made}, alpha=0.1)", f"{b} += {made}", f"{b}.copy_({made})", f"{b} = 0.9 * {b} + 0.1 * {made}")), f"{w.name()} = {x} + {b}"]
+    return [
+        w.rng.choice(
+            (
+                f"{b}.mul_(0.9).add_({made}, alpha=0.1)",
+                f"{b} += {made}",
+                f"{b}.copy_({made})",
+                f"{b} = 0.9 * {b} + 0.1 * {made}",
+            )
+        ),
+        f"{w.name()} = {x} + {b}",
+    ]
 
 
-UP = {"up": (up, 10), "attention": (attention, 4), "modules": (modules, 1.5), "embedding": (embedding, 1.5), "product": (product, 1), "convolution": (convolution, 2), "mixer": (mixer, 1.5)}
-DOWN = {"down": (down, 9), "mixer": (mixer, 1), "again": (again, 1), "tied": (tied, 1), "head": (head, 1), "convolution": (convolution, 1), "with_value": (with_value, 1)}
+UP = {
+    "up": (up, 10),
+    "attention": (attention, 4),
+    "modules": (modules, 1.5),
+    "embedding": (embedding, 1.5),
+    "product": (product, 1),
+    "convolution": (convolution, 2),
+    "mixer": (mixer, 1.5),
+}
+DOWN = {
+    "down": (down, 9),
+    "mixer": (mixer, 1),
+    "again": (again, 1),
+    "tied": (tied, 1),
+    "head": (head, 1),
+    "convolution": (convolution, 1),
+    "with_value": (with_value, 1),
+}
 MIDDLE = {
     "pointwise": (pointwise, 5), "with_parameter": (with_parameter, 4), "with_value": (with_value, 4), "heads": (heads, 4),
     "flatten": (flatten, 3), "view": (view, 1), "permute": (permute, 3), "squeeze": (squeeze, 3), "cut": (cut, 4), "pick": (pick, 3),
@@ -424,4 +704,6 @@ MIDDLE = {
     "product": (product, 1), "between": (between, 1), "written": (written, 2.5), "recorded": (recorded, 0.3), "prelu": (prelu, 0.7),
     "up": (up, 1), "again": (again, 0.5), "tied": (tied, 0.5), "convolution": (convolution, 1), "modules": (modules, 0.3),
 }  # fmt: skip
-OPERATORS: dict[str, Operator] = {name: operator for table in (UP, DOWN, MIDDLE) for name, (operator, _) in table.items()}
+OPERATORS: dict[str, Operator] = {
+    name: operator for table in (UP, DOWN, MIDDLE) for name, (operator, _) in table.items()
+}

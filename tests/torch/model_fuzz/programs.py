@@ -89,7 +89,12 @@ def choices_of(seed: int) -> list[Choice]:
 
     found += some(MIDDLE, rng.randrange(2))
     for _ in range(rng.choice((1, 1, 2, 2, 3))):
-        found += [*some(UP), *some(MIDDLE, rng.choice((0, 1, 1, 2, 2, 3, 4))), *some(DOWN), *some(MIDDLE, rng.choice((0, 0, 1)))]
+        found += [
+            *some(UP),
+            *some(MIDDLE, rng.choice((0, 1, 1, 2, 2, 3, 4))),
+            *some(DOWN),
+            *some(MIDDLE, rng.choice((0, 0, 1))),
+        ]
     return [(name, rng.randrange(10**6)) for name in found]
 
 
@@ -217,7 +222,14 @@ def alone(program: Program) -> Trained | None:
 def under(program: Program, plan: dict[str, Any]) -> tuple[Trained, up.Run]:
     """Train by a plan on all ranks. The state is there on rank 0 only."""
     sample = program.inputs
-    run = up.parallelize(program.model(), up.Plan(**plan, clip=1e9), optimizer=sgd, loss=program.loss, sample=sample, weigh="rows" if program.loss else None)
+    run = up.parallelize(
+        program.model(),
+        up.Plan(**plan, clip=1e9),
+        optimizer=sgd,
+        loss=program.loss,
+        sample=sample,
+        weigh="rows" if program.loss else None,
+    )
     losses, norm = [], 0.0
     for step, batch in enumerate(run.shard([program.batch()] * STEPS)):
         losses.append(run.step(batch))

@@ -71,7 +71,13 @@ def main(rank: int, size: int, folder: Path, given: str) -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    dist.init_process_group(
+        "unisono",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
     counted = CutOperators()
     for seed, name, dropped in json.loads(given):
         case = Case(seed, name, tuple(dropped))
@@ -87,7 +93,10 @@ def main(rank: int, size: int, folder: Path, given: str) -> None:
         if len({each[0] for each in words}) > 1 and word not in ("RAW", "WRONG"):
             word, text = "RAW", f"ranks differ: {words}"
         if rank == 0:
-            print(json.dumps([seed, name, dropped, word, text, counted.counts, time.monotonic() - start]), flush=True)
+            print(
+                json.dumps([seed, name, dropped, word, text, counted.counts, time.monotonic() - start]),
+                flush=True,
+            )
         if word in ("RAW", "WRONG"):
             break  # what follows has new ranks
     dist.destroy_process_group()

@@ -36,7 +36,9 @@ class Statement:
 
     def writes(self) -> set[str]:
         goals = (line.partition(" = ")[0] for line in self.code)
-        return {name for goal in goals if re.fullmatch(r"[v\d, _]+", goal) for name in re.findall(r"v\d+", goal)}
+        return {
+            name for goal in goals if re.fullmatch(r"[v\d, _]+", goal) for name in re.findall(r"v\d+", goal)
+        }
 
     def holds(self) -> set[str]:
         found = set(re.findall(r"\bself\.(\w+)", " ".join([*self.init, *self.code])))
@@ -136,7 +138,16 @@ class Writer:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 exec("\n".join([*statement.init, *statement.code]), NAMES, names)
-        except (RuntimeError, IndexError, SyntaxError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError):
+        except (
+            RuntimeError,
+            IndexError,
+            SyntaxError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            AssertionError,
+            NotImplementedError,
+        ):
             names = {}
         found = {name: names[name] for name in names if isinstance(names[name], Tensor)}
         new = [value for name, value in found.items() if name not in self.values]
@@ -177,7 +188,9 @@ class Writer:
         inside = self.statements[first:stop]
         writes = {name for each in inside for name in each.writes()}
         reads = sorted({name for each in inside for name in each.reads()} - writes, key=_number)
-        later = {name for each in self.statements[stop:] for name in each.reads()} | set(re.findall(r"\bv\d+", output))
+        later = {name for each in self.statements[stop:] for name in each.reads()} | set(
+            re.findall(r"\bv\d+", output)
+        )
         returns = sorted(writes & later, key=_number) or [sorted(writes, key=_number)[-1]]
         init = [line for each in inside for line in each.init]
         code = [line for each in inside for line in each.code]
@@ -193,7 +206,11 @@ class Writer:
             inside = {name for each in self.statements[at:stop] for name in each.holds()}
             outside = [*self.statements[:at], *self.statements[stop:]]
             own = not any(inside & each.holds() for each in outside)
-            if own and rng.random() < 0.5 and not any("_loss" in each.kind for each in self.statements[at:stop]):
+            if (
+                own
+                and rng.random() < 0.5
+                and not any("_loss" in each.kind for each in self.statements[at:stop])
+            ):
                 found.append((at, stop))
                 at = stop
             else:

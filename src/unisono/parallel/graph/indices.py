@@ -16,7 +16,20 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Dim", "Dims", "Factor", "Index", "block", "block_all", "inner", "join", "one", "repeated", "roots", "size_of"]
+__all__ = [
+    "Dim",
+    "Dims",
+    "Factor",
+    "Index",
+    "block",
+    "block_all",
+    "inner",
+    "join",
+    "one",
+    "repeated",
+    "roots",
+    "size_of",
+]
 
 
 class Index:
@@ -82,9 +95,9 @@ def roots(dims: Iterable[Dim]) -> set[Index]:
 
 
 def repeated(dims: Iterable[Dim]) -> set[Index]:
-    """The indices that two of these dims have, or one dim twice in a product, such as n in h[:, None] * h[None].
+    """The indices that two of these dims have, or one dim twice: n in h[:, None] * h[:, :, None] of [b, n, n].
 
-    A part of such a value is no block of a diagonal: no cut goes through it.
+    A cut through both leaves each rank a block of the diagonal, which is no part of the value.
     """
     seen, found = set[Index](), set[Index]()
     for dim in dims:

@@ -154,7 +154,7 @@ class ProgramStage(nn.Module):
         return self._programs.of(inputs).digest
 
     def _unused(self, model: nn.Module) -> set[str]:
-        """Parameters that no stage needs. The first one has them, so that weights and checkpoints are whole."""
+        """Parameters that no stage needs: the first one has them, for whole weights and checkpoints."""
         stages = self._programs.first.stages
         slots = [self._slot(name) for stage in stages for name in stage.parameters]
         needed = {id(owner._parameters[leaf]) for owner, leaf in slots if owner is not None}
