@@ -1,7 +1,7 @@
 """Random programs under random plans, beside one process: `program_fuzz.py --cases 10000 --seed 1`.
 
-A program that trains otherwise (WRONG), or raises what is no error of Unisono's (RAW), is printed as Python, after it
-was made as small as it stays at fault. At the end: how many were the same, what was refused, and how often each
+A program that trains otherwise (WRONG), or raises what is no error of Unisono's (RAW), is made as small as it
+stays at fault, and printed as Python. At the end: how many were the same, what was refused, and how often each
 operator was really cut. `--case SEED PLAN` prints and tries one.
 """
 
@@ -165,7 +165,7 @@ def main() -> int:
 
 
 def searched(given: argparse.Namespace, folder: Path) -> int:
-    """Try all cases, in several jobs at a time; print faults when they are found, and the table at the end."""
+    """Try all cases, several jobs at a time; print faults when they are found, and the table at the end."""
     start, results = time.monotonic(), list[Result]()
     plans = tuple(given.plans.split(","))
     cases = [case_of(seed, plans) for seed in range(given.seed, given.seed + given.cases)]

@@ -246,6 +246,25 @@ def test_a_part_that_is_no_part_of_the_value_is_not_cut(make: Any, sample: Tenso
     assert "row" not in found.modules.values(), str(found)
 
 
+class WrittenBefore(nn.Module):
+    """A layer takes what was written through another view: the gradient of the scale comes from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.scale = nn.Linear(4, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y.transpose(0, 1).mul_(self.scale[:, None])
+        return self.second(torch.tanh(self.first(y)))
+
+
+def test_a_gradient_through_a_written_view_is_summed() -> None:
+    found = prove(WrittenBefore(), torch.ones(3, 4), 2)
+    assert found.modules == {"first": "column", "second": "row"}, str(found)
+    assert found.sums == ["scale"], str(found)
+
+
 def test_what_the_ranks_do_not_divide_is_whole() -> None:
     assert "first.weight" not in prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2).dims
     assert "2 does not divide 9" in str(prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2))

@@ -222,7 +222,7 @@ def cut(w: Writer) -> list[str]:
     if kept < 0.3:
         first = [
             f"{a}, {b} = {x}.{how}, {at})"
-            for how in (f"chunk(2", f"split({(size + 1) // 2}", f"tensor_split(2")
+            for how in ("chunk(2", f"split({(size + 1) // 2}", "tensor_split(2")
         ]
         lines = [w.rng.choice(first)]
     elif kept < 0.45:
@@ -403,7 +403,7 @@ def norm(w: Writer) -> str:
             f"nn.InstanceNorm1d({channels}, affine={affine})",
             f"nn.BatchNorm1d({channels}, affine={affine})",
             f"nn.RMSNorm({last}, eps=1e-5)",
-            f"nn.LocalResponseNorm(2)",
+            "nn.LocalResponseNorm(2)",
         )
     )
     return f"{w.held('m', made)}({x})"
@@ -488,6 +488,28 @@ def between(w: Writer) -> str:
     return w.rng.choice([form for form, fits in forms if fits])
 
 
+def _attended(w: Writer, values: tuple[str, str, str], count: int, positions: int, *, grouped: bool) -> str:
+    q, k, v = values
+    more = w.rng.choice(
+        [
+            "",
+            ", is_causal=True",
+            f", attn_mask={w.buffer(f'torch.ones({positions}, {positions}).tril().bool()')}",
+            f", attn_mask={w.parameter(count, positions, positions)}",
+            f", attn_mask={w.parameter(positions, positions)}",
+        ]
+    )
+    if grouped or w.rng.random() < 0.6:
+        return f"functional.scaled_dot_product_attention({q}, {k}, {v}{more}{', enable_gqa=True' * grouped})"
+    return w.rng.choice(
+        (
+            f"(({q} @ {k}.mT) * 0.5).softmax(-1) @ {v}",
+            f"torch.einsum('bhij,bhjd->bhid', torch.einsum('bhid,bhjd->bhij', {q}, {k}).softmax(-1), {v})",
+            f"torch.relu({q}) @ (torch.relu({k}).mT @ {v})",
+        )
+    )
+
+
 def attention(w: Writer) -> list[str]:
     """Queries, keys and values by layers; heads, perhaps grouped; perhaps a mask."""
     x = [n for n in w.floats() if len(w.shape(n)) == 3][-1]
@@ -525,31 +547,10 @@ def attention(w: Writer) -> list[str]:
         lines.append(
             f"{name} = {made}{shaped.replace('{}', '{0}', 1).replace('{}', '{1}', 1).format(heads_, size, x)}"
         )
-    more = w.rng.choice(
-        [
-            "",
-            ", is_causal=True",
-            f", attn_mask={w.buffer(f'torch.ones({positions}, {positions}).tril().bool()')}",
-            f", attn_mask={w.parameter(count, positions, positions)}",
-            f", attn_mask={w.parameter(positions, positions)}",
-        ]
-    )
     if groups != count and w.rng.random() < 0.5:
         lines += [f"{name} = {name}.repeat_interleave({count // groups}, 1)" for name in (k, v)]
-    elif groups != count:
-        more += ", enable_gqa=True"
-    if w.rng.random() < 0.6:
-        made = f"functional.scaled_dot_product_attention({q}, {k}, {v}{more})"
-    elif groups != count and "gqa" in more:
-        made = f"functional.scaled_dot_product_attention({q}, {k}, {v}{more})"
-    else:
-        made = w.rng.choice(
-            (
-                f"(({q} @ {k}.mT) * 0.5).softmax(-1) @ {v}",
-                f"torch.einsum('bhij,bhjd->bhid', torch.einsum('bhid,bhjd->bhij', {q}, {k}).softmax(-1), {v})",
-                f"torch.relu({q}) @ (torch.relu({k}).mT @ {v})",
-            )
-        )
+        groups = count
+    made = _attended(w, (q, k, v), count, positions, grouped=groups != count)
     ends = w.rng.choice(
         (
             ".transpose(1, 2).flatten(2)",
@@ -595,7 +596,7 @@ def convolution(w: Writer) -> str:
         f"{kind}({channels}, {channels}, 3, padding=1, groups={channels}, bias={bias})",
         f"{kind}({channels}, {groups * 2}, 1, groups={groups}, bias={bias})", f"nn.AdaptiveAvgPool{len(shape) - 2}d(2)",
         f"nn.ConvTranspose{len(shape) - 2}d({channels}, {out}, 2, bias={bias})", f"nn.MaxPool{len(shape) - 2}d(2)",
-        f"nn.AvgPool{len(shape) - 2}d(2)", f"nn.Upsample(scale_factor=2)", f"nn.ReflectionPad{len(shape) - 2}d(1)",
+        f"nn.AvgPool{len(shape) - 2}d(2)", "nn.Upsample(scale_factor=2)", f"nn.ReflectionPad{len(shape) - 2}d(1)",
     ))  # fmt: skip
     return f"{w.held('c', made)}({x})"
 

@@ -191,7 +191,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def alone(program: Program) -> Trained | None:
-    """Train in one process. None: it does not train, or its gradients are too large to tell rounding from errors."""
+    """Train in one process. None: it does not train, or its gradients are too large to compare."""
     model = program.model()
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:

@@ -26,7 +26,7 @@ OURS = (ValueError, TypeError, RuntimeError)
 
 
 class CutOperators:
-    """Counts the operators that a plan really cuts, by name: on the tensor axis, along the sequence, along a context."""
+    """Counts the operators that a plan really cuts, by name: on the tensor axis, the sequence, a context."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -1,7 +1,8 @@
 """Writes a random nn.Module as Python source, one statement after the other, and runs each as it is written.
 
-A statement that raises, that makes nothing finite or too much, is left out: an operator need not know in which shapes
-it is possible. So a program is a list of choices, (name of an operator, seed), and any part of the list is a program.
+A statement that raises, or makes too much or nothing finite, is left out: an operator need not know in
+which shapes it is possible. So a program is a list of choices, (name of an operator, seed), and any part of the list
+is a program.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Writer:
     # ---- writing ----
 
     def write(self, kind: str, operator: Any, seed: int) -> bool:
-        """Let an operator write a statement; keep it if it can run. The operator returns lines, or an expression."""
+        """Let an operator write a statement, as lines or an expression; keep it if it can run."""
         self.rng, self._init = random.Random(seed), []
         try:
             made = operator(self)

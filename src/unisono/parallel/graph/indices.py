@@ -95,7 +95,7 @@ def roots(dims: Iterable[Dim]) -> set[Index]:
 
 
 def repeated(dims: Iterable[Dim]) -> set[Index]:
-    """The indices that two of these dims have, or one dim twice: n in h[:, None] * h[:, :, None] of [b, n, n].
+    """The indices that two of these dims have, or one dim twice: n in h[:, None] * h[:, :, None].
 
     A cut through both leaves each rank a block of the diagonal, which is no part of the value.
     """
