@@ -1,8 +1,8 @@
 """Random programs under random plans, beside one process: `program_fuzz.py --cases 10000 --seed 1`.
 
-A program that trains otherwise (WRONG), or raises what is no error of Unisono's (RAW), is made as small as it
-stays at fault, and printed as Python. At the end: how many were the same, what was refused, and how often each
-operator was really cut. `--case SEED PLAN` prints and tries one.
+A program that trains otherwise (WRONG), or raises another library's error (RAW), is made as small as it
+stays at fault, and printed as Python. At the end: how many were the same, what was refused, and how often
+each operator was really cut. `--case SEED PLAN` prints and tries one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 import torch  # noqa: E402
 
-from forks import ForkServer  # noqa: E402
+import suite  # noqa: E402
 from model_fuzz.programs import PLANS, Case, case_of, choices_of, program_of  # noqa: E402
 
 CHUNK = 40
@@ -50,9 +50,8 @@ class Result:
 class Trials:
     """Runs cases on forked ranks."""
 
-    def __init__(self, folder: Path) -> None:
-        self._server, self._folder, self._jobs = ForkServer(HERE), folder, 0
-        self.close = self._server.close
+    def __init__(self, folder: Path, forks: suite.Forks) -> None:
+        self._forks, self._folder, self._jobs = forks, folder, 0
 
     def run(self, cases: list[Case]) -> list[Result]:
         """Run cases of one number of ranks, all of them, whatever becomes of one."""
@@ -65,19 +64,15 @@ class Trials:
     def _some(self, cases: list[Case]) -> list[Result]:
         """Until one fails."""
         self._jobs += 1
-        folder = self._folder / str(self._jobs)
-        folder.mkdir()
         given = json.dumps([[case.seed, case.plan, case.dropped] for case in cases])
-        ranks = PLANS[cases[0].plan][0]
-        limit = CASE_S + 20 * len(cases)
-        codes, printed = self._server.run(
-            folder, ranks, limit_s=limit, grace_s=5, module="model_fuzz.trials", args=[given]
-        )
+        name, ranks = f"trials{self._jobs}", PLANS[cases[0].plan][0]
+        job = {name: ("model_fuzz.trials", ranks, [given])}
+        printed = self._forks.run(self._folder, job, limit_s=CASE_S + 20 * len(cases), grace_s=5)[name]
         lines = [json.loads(line) for line in printed[0].splitlines() if line.startswith("[")]
         found = [Result(case, *line[3:]) for case, line in zip(cases, lines, strict=False)]
         if len(found) < len(cases) and not (found and found[-1].fault):
             tails = "\n".join(text[-700:] for text in printed)
-            found.append(Result(cases[len(found)], "hang", f"ranks ended with {codes}: {tails}"))
+            found.append(Result(cases[len(found)], "hang", tails))
         return found
 
 
@@ -155,11 +150,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="unisono-program-fuzz-") as name:
         if not given.case:
             return searched(given, Path(name))
-        trials = Trials(Path(name))
+        forks = suite.Forks()
+        trials = Trials(Path(name), forks)
         try:
             (found,) = trials.run([Case(int(given.case[0]), given.case[1], tuple(given.drop))])
         finally:
-            trials.close()
+            forks.close()
         print(shown(found))
         return int(found.fault)
 
@@ -178,7 +174,8 @@ def searched(given: argparse.Namespace, folder: Path) -> int:
     def work(place: int) -> None:
         mine = folder / str(place)
         mine.mkdir()
-        trials = Trials(mine)
+        forks = suite.Forks()
+        trials = Trials(mine, forks)
         try:
             while chunks and time.monotonic() - start < 60 * given.minutes:
                 found = trials.run(chunks.pop(0))
@@ -188,7 +185,7 @@ def searched(given: argparse.Namespace, folder: Path) -> int:
                         print(shown(each if given.whole else smallest(trials, each)), flush=True)
                 print(f"{len(results)} cases, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         finally:
-            trials.close()
+            forks.close()
 
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(work, range(given.jobs)))

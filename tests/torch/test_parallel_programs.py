@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import suite
 from effort import times
 from model_fuzz.programs import PLANS, case_of, program_of
 from program_fuzz import Result, Trials, shown
 
-SEEDS = range(1, 25)
+SEEDS = range(1, 21)
 
 
 @pytest.fixture
@@ -24,17 +25,13 @@ def wide() -> object:
     torch.set_default_dtype(before)
 
 
-def tried(folder: Path, seeds: range, plans: tuple[str, ...]) -> list[Result]:
-    trials = Trials(folder)
-    try:
-        return trials.run([case_of(seed, plans) for seed in seeds])
-    finally:
-        trials.close()
+def tried(folder: Path, forks: suite.Forks, seeds: range, plans: tuple[str, ...]) -> list[Result]:
+    return Trials(folder, forks).run([case_of(seed, plans) for seed in seeds])
 
 
 @pytest.mark.timeout(300)
-def test_random_programs_train_as_one_process_does(tmp_path: Path, wide: object) -> None:
-    found = tried(tmp_path, SEEDS, ("tensor", "sequence", "pipeline", "context"))
+def test_random_programs_train_as_one_process_does(tmp_path: Path, forks: suite.Forks, wide: object) -> None:
+    found = tried(tmp_path, forks, SEEDS, ("tensor", "sequence", "pipeline", "context"))
     words = Counter(each.word for each in found)
     assert not any(each.fault for each in found), "\n".join(shown(each) for each in found if each.fault)
     assert words["same"] > len(SEEDS) / 2, words
@@ -44,9 +41,9 @@ def test_random_programs_train_as_one_process_does(tmp_path: Path, wide: object)
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_many_random_programs(tmp_path: Path, wide: object, ranks: int) -> None:
+def test_many_random_programs(tmp_path: Path, forks: suite.Forks, wide: object, ranks: int) -> None:
     plans = tuple(name for name, (here, _, _) in PLANS.items() if here == ranks)
-    found = tried(tmp_path, range(1000, 1000 + times(200, 2000)), plans)
+    found = tried(tmp_path, forks, range(1000, 1000 + times(200, 2000)), plans)
     assert not any(each.fault for each in found), "\n".join(shown(each) for each in found if each.fault)
 
 

@@ -1,8 +1,7 @@
 """Writes a random nn.Module as Python source, one statement after the other, and runs each as it is written.
 
-A statement that raises, or makes too much or nothing finite, is left out: an operator need not know in
-which shapes it is possible. So a program is a list of choices, (name of an operator, seed), and any part of the list
-is a program.
+A statement that raises, or makes too much or nothing finite, is left out: an operator need not know where it
+is possible. A program is a list of choices, (name of an operator, seed); any part of the list is one, too.
 """
 
 from __future__ import annotations
