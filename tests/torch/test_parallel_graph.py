@@ -170,6 +170,12 @@ def written_through_a_view(x: Tensor) -> Tensor:
     return x
 
 
+def writes_nothing(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 8:] *= 0.5
+    return x + x[:, 8:].sum() + (x[:1, :0] * x[:1, :0]).sum()
+
+
 def by_its_size(x: Tensor) -> Tensor:
     return x / x.shape[-1]
 
@@ -198,6 +204,7 @@ def by_its_shape(x: Tensor) -> Tensor:
         (lambda x: x + x.sort(-1)[0], False),
         (lambda x: functional.normalize(x, dim=-1), False),
         (lambda x: functional.layer_norm(x, (8,)), False),
+        (writes_nothing, False),
         (by_its_size, False),
         (by_its_shape, False),
         (written_through_a_view, False),

@@ -144,7 +144,7 @@ def join(first: Dim, second: Dim, why: str) -> Dim:
 
 def mark(dim: Dim, bounds: Iterable[int], size: int) -> None:
     """Note that a dim of one index would have to be segments that begin at `bounds` of `size`."""
-    if len(dim) == 1 and dim[0]:
+    if len(dim) == 1 and dim[0] and size:
         index = dim[0][0].index.root()
         index.marks |= {(bound // math.gcd(bound, size), size // math.gcd(bound, size)) for bound in bounds}
 
@@ -161,7 +161,7 @@ def _join(first: list[Factor], second: list[Factor], why: str) -> None:
     while first and second:
         a, b = first.pop(0), second.pop(0)
         least, most = min(a.size, b.size), max(a.size, b.size)
-        if most % least:
+        if not least or most % least:
             block_all([((a, *first),), ((b, *second),)], why)
             return
         a.index.join(b.index)
