@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -195,6 +195,10 @@ model:  ## check the models of the protocol with Spin, and that it finds seeded 
 
 fuzz: $(VENV)/.installed  ## fuzz frames with libFuzzer (needs clang) and the decoders of bytes (ARGS=-max_total_time=600)
 	$(BIN)/python tools/fuzz.py $(ARGS)
+
+fuzz-models: $(VENV)/.installed  ## random programs of PyTorch under random plans, against one process (ARGS="--cases 10000 --seed 1")
+	$(call install_torch,--required)
+	$(BIN)/python tests/torch/program_fuzz.py $(ARGS)
 
 wheel: $(VENV)/.created  ## build the wheels of a release into dist/, for each installed Python (ARGS=--help)
 	$(BIN)/python tools/wheels.py $(ARGS)

@@ -189,6 +189,12 @@ def written_through_a_view(x: Tensor) -> Tensor:
     return x
 
 
+def writes_nothing(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 8:] *= 0.5
+    return x + x[:, 8:].sum() + (x[:1, :0] * x[:1, :0]).sum()
+
+
 def by_its_size(x: Tensor) -> Tensor:
     return x / x.shape[-1]
 
@@ -217,6 +223,7 @@ def by_its_shape(x: Tensor) -> Tensor:
         (lambda x: x + x.sort(-1)[0], False),
         (lambda x: functional.normalize(x, dim=-1), False),
         (lambda x: functional.layer_norm(x, (8,)), False),
+        (writes_nothing, False),
         (by_its_size, False),
         (by_its_shape, False),
         (written_through_a_view, False),
@@ -226,6 +233,62 @@ def test_a_pair_is_cut_where_nothing_between_mixes_features(between: Any, pair: 
     found = prove(Chain(between), torch.ones(3, 4), 2)
     assert (found.modules.get("second") == "row") == pair, str(found)
     assert found.proved
+
+
+class Outer(nn.Module):
+    """A product of the features with themselves: [b, n, n]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.third(torch.tanh(self.second(h[:, :, None] * h[:, None, :]).transpose(1, 2)))
+
+
+class JoinedKeys(nn.Module):
+    """Grouped heads, whose keys are two tensors side by side; the second goes elsewhere, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k1, self.k2 = nn.Linear(8, 24), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.out, self.other = nn.Linear(24, 5), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k1, k2 = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.q, self.k1, self.k2))
+        k = torch.cat([k1, k2], 1)
+        y = functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        return self.out(y.transpose(1, 2).flatten(2)) + self.other(k2.transpose(1, 2).flatten(2))
+
+
+@each(
+    ("make", "sample", "row"),
+    [(Outer, torch.ones(3, 4), "second"), (JoinedKeys, torch.ones(3, 5, 8), "other")],
+)
+def test_a_part_that_is_no_part_of_the_value_is_not_cut(make: Any, sample: Tensor, row: str) -> None:
+    found = prove(make(), sample, 2)
+    assert found.modules.get(row) != "row", str(found)
+    assert "row" not in found.modules.values(), str(found)
+
+
+class WrittenBefore(nn.Module):
+    """A layer takes what was written through another view: the gradient of the scale comes from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.scale = nn.Linear(4, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y.transpose(0, 1).mul_(self.scale[:, None])
+        return self.second(torch.tanh(self.first(y)))
+
+
+def test_a_gradient_through_a_written_view_is_summed() -> None:
+    found = prove(WrittenBefore(), torch.ones(3, 4), 2)
+    assert found.modules == {"first": "column", "second": "row"}, str(found)
+    assert found.sums == ["scale"], str(found)
 
 
 def test_what_the_ranks_do_not_divide_is_whole() -> None:

@@ -158,6 +158,27 @@ def check_parameters_that_nothing_uses_are_kept(folder: Path) -> None:
         assert all(torch.allclose(value, wanted[name], atol=1e-5) for name, value in found.items())
 
 
+class PartlyUsed(Skips):
+    """One parameter is used for what nothing takes, one module is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost, self.spare = nn.Parameter(torch.ones(WIDTH)), nn.Linear(3, 2)
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        found = super().forward(**inputs)
+        (self.table.weight * self.lost).sum()
+        return found
+
+
+def check_weights_have_parameters_that_nothing_needs(folder: Path) -> None:
+    given = batches(2)
+    for plan in (PIPELINE, SCHEDULES[4]):
+        run = same(plan, PartlyUsed, given, loss, sample=given[0][0])
+        weights = run.state_dict()
+        assert torch.distributed.get_rank() > 0 or set(weights) == set(PartlyUsed().state_dict())
+
+
 def check_a_model_on_the_meta_device(folder: Path) -> None:
     def make() -> nn.Module:
         with torch.device("meta"):

@@ -101,6 +101,13 @@ class Backward:
                 written.setdefault(values[before].storage, []).append(after_it)
         return found
 
+    def _written_views(self, node: Node, given: set[int]) -> set[int]:
+        """What an operator takes of `given` through views that were written since: gradients go there."""
+        values = self._graph.values
+        storages = {values[number].storage for number in given}
+        after = (ref.value for ref in self._aliased.get(node.number, ()))
+        return {number for number in after if values[number].storage in storages}
+
     def _inputs(self, node: Node) -> Iterator[Ref]:
         given = [*refs(node.args), *refs(node.named), *self._aliased.get(node.number, ())]
         yield from dict.fromkeys(given)
@@ -232,6 +239,7 @@ class Backward:
             frame = choice.graph.frames[node.frames[-1]]
             if frame.begin <= node.number < frame.end:  # a hook of the module sees what others see
                 kind, given = self._cut.modules.get(frame.path, ""), set(frame.inputs)
+                given |= self._written_views(node, given)
         outputs = [n for n in node.outputs if n is not None and n in self._needs and self._known(n)]
         parts = {self._settled(n) for n in outputs}
         inputs = [(ref.value, self._scopes.at(node, ref.value)) for ref in self._inputs(node)]

@@ -23,7 +23,7 @@ from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
 from .fused import can_split_heads, has_hooks
-from .indices import Dim, Index, block, block_all, roots
+from .indices import Dim, Index, block, block_all, repeated, roots
 from .layers import Layer, is_product, layer_of
 from .program import Graph, Node, refs
 from .rules import Rules
@@ -102,6 +102,7 @@ class Choice:
         self._check_copies()
         self._check_uses()
         self._check_contractions()
+        self._check_repeated()
         self._check_sizes()
         self.chosen: set[Index] = set()
         self.cut = self._choose()
@@ -167,6 +168,15 @@ class Choice:
             node = contraction.node
             if not self._sums(node, contraction.dim):
                 block(contraction.dim, f"{node.name} sums over it and is not a layer, at {node.line}")
+
+    def _check_repeated(self) -> None:
+        """No value has one index in two of its dims: a rank would have a block of its diagonal only."""
+        values, nodes = self.graph.values, self.graph.nodes
+        for number, dims in self.rules.dims.items():
+            for index in repeated(dims):
+                made = values[number].node
+                where = f", at {nodes[made].line}" if made >= 0 else ""
+                index.why = index.why or f"two dimensions of one value are the same{where}"
 
     def _sums(self, node: Node, dim: Dim) -> bool:
         path = self.graph.module_of(node)

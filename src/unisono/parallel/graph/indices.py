@@ -16,7 +16,20 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Dim", "Dims", "Factor", "Index", "block", "block_all", "inner", "join", "one", "roots", "size_of"]
+__all__ = [
+    "Dim",
+    "Dims",
+    "Factor",
+    "Index",
+    "block",
+    "block_all",
+    "inner",
+    "join",
+    "one",
+    "repeated",
+    "roots",
+    "size_of",
+]
 
 
 class Index:
@@ -81,6 +94,20 @@ def roots(dims: Iterable[Dim]) -> set[Index]:
     return {factor.index.root() for dim in dims for segment in dim for factor in segment}
 
 
+def repeated(dims: Iterable[Dim]) -> set[Index]:
+    """The indices that two of these dims have, or one dim twice: n in h[:, None] * h[:, :, None].
+
+    A cut through both leaves each rank a block of the diagonal, which is no part of the value.
+    """
+    seen, found = set[Index](), set[Index]()
+    for dim in dims:
+        for segment in dim:
+            here = [factor.index.root() for factor in segment]
+            found |= {index for index in here if index in seen or here.count(index) > 1}
+        seen |= roots([dim])
+    return found
+
+
 def block(dim: Dim, why: str) -> None:
     """Its indices stay whole."""
     for index in roots([dim]):
@@ -117,7 +144,7 @@ def join(first: Dim, second: Dim, why: str) -> Dim:
 
 def mark(dim: Dim, bounds: Iterable[int], size: int) -> None:
     """Note that a dim of one index would have to be segments that begin at `bounds` of `size`."""
-    if len(dim) == 1 and dim[0]:
+    if len(dim) == 1 and dim[0] and size:
         index = dim[0][0].index.root()
         index.marks |= {(bound // math.gcd(bound, size), size // math.gcd(bound, size)) for bound in bounds}
 
@@ -134,7 +161,7 @@ def _join(first: list[Factor], second: list[Factor], why: str) -> None:
     while first and second:
         a, b = first.pop(0), second.pop(0)
         least, most = min(a.size, b.size), max(a.size, b.size)
-        if most % least:
+        if not least or most % least:
             block_all([((a, *first),), ((b, *second),)], why)
             return
         a.index.join(b.index)

@@ -459,7 +459,9 @@ def _attention(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     for other in (k, v):
         for at in range(len(q) - 2):
             mine, theirs = size_of(q[at]), size_of(other[at])
-            if mine == theirs:
+            if mine != theirs and len(other[at]) > 1:
+                block_all((q[at], other[at]), why)
+            elif mine == theirs:
                 join(q[at], other[at], why)
             elif theirs > 1 and mine % theirs == 0:  # grouped heads
                 join(q[at], ((*other[at][0], *one(mine // theirs)[0]),), why)
