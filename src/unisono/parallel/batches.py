@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from .graph.containers import mapped, tensors_in
+
 
 def sizes(rows: int, parts: int) -> list[int]:
     """Cut `rows` into `parts` that differ by one at most, larger ones first. Example: 7, 3 -> [3, 2, 2]."""
@@ -24,14 +26,8 @@ def sizes(rows: int, parts: int) -> list[int]:
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield every tensor in nested tuples, lists and dicts."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        yield from tensors_of(list(batch.values()))
-    elif isinstance(batch, (tuple, list)):
-        for part in batch:
-            yield from tensors_of(part)
+    """Yield every tensor in nested tuples, lists, dicts and dataclasses."""
+    return tensors_in(batch)
 
 
 def rows_of(batch: Any) -> int:
@@ -62,24 +58,12 @@ def fingerprint(batch: Any) -> float:
 
 def cut_rows(batch: Any, first: int, stop: int) -> Any:
     """Take rows [first, stop) of every tensor in `batch`; other objects do not change."""
-    if isinstance(batch, Tensor):
-        return batch[first:stop]
-    if isinstance(batch, dict):
-        return {key: cut_rows(value, first, stop) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(cut_rows(value, first, stop) for value in batch)
-    return batch
+    return mapped(batch, lambda tensor: tensor[first:stop])
 
 
 def stand_in(batch: Any) -> Any:
     """One row of ones like those of a batch without rows: valid as tokens, as masks and as labels."""
-    if isinstance(batch, Tensor):
-        return batch.new_ones((1, *batch.shape[1:]))
-    if isinstance(batch, dict):
-        return {key: stand_in(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map(stand_in, batch))
-    return batch
+    return mapped(batch, lambda tensor: tensor.new_ones((1, *tensor.shape[1:])))
 
 
 def micro_batches(batch: Any, parts: int) -> list[Any]:

@@ -259,7 +259,7 @@ def forget_caches(model: nn.Module) -> None:
     """Switch off Hugging Face's key-value caches, which no step of training reads.
 
     A layer that runs again would add to its cache again. And with a cache the models do not look for packed
-    texts, so plans with one would train another model than plans without. `generate` has a setting of its own.
+    texts, so plans with one would train another model than plans without. `generate` has its own setting.
     """
     for module in model.modules():
         config: Any = getattr(module, "config", None)

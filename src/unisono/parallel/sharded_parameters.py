@@ -31,7 +31,8 @@ from unisono.torch_internals import fsdp, training
 
 from .gradients import local
 from .graph.capture import STATE
-from .graph.containers import mapped, tensors_in
+from .graph.containers import mapped, strange_in, tensors_in
+from .plain_class import plain_class
 from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
@@ -72,6 +73,8 @@ def shard_units(
     replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
+    if not replicas:
+        root.register_forward_hook(shows_tensors)
     for unit in own if plan.recompute else ():
         recompute(unit, selective=plan.recompute == "selective")
     if plan.swap is not None:
@@ -187,6 +190,21 @@ def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
     if any(map(training.is_view, tensors_in(output))):
         return mapped(output, lambda tensor: tensor.clone() if training.is_view(tensor) else tensor)
     return output
+
+
+def shows_tensors(module: nn.Module, _args: Any, output: Any) -> None:
+    """Refuse an output that hides its tensors, as a distribution does: fully_shard would begin no backward.
+
+    Raises:
+        ValueError: the text names the object.
+    """
+    if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors_in(output)):
+        for hiding in strange_in(output):
+            raise ValueError(
+                f"{plain_class(module).__name__} returns a {type(hiding).__name__}, which hides its tensors, "
+                "so gradients would not be reduced. Return tensors in a tuple, dict or dataclass, and make "
+                'the object in the loss; or use zero=0 with precision="f32"'
+            )
 
 
 def _shares(unit: nn.Module, root: nn.Module) -> bool:

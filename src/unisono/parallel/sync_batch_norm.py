@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import is_fake
 
+from .graph.containers import tensors_in
 from .precision import BATCH_NORM
 
 if TYPE_CHECKING:
@@ -118,14 +119,14 @@ class _SyncedCall:
     """The forward of a subclass, whose `functional.batch_norm` takes statistics of all ranks."""
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        if not self._sums.active or not self.training or is_fake(args[0] if args else None):
+        if not self._sums.active or not self.training or any(map(is_fake, tensors_in((args, named)))):
             return super().forward(*args, **named)  # type: ignore[misc]
         with _BatchNormCalls(self._sums) as calls:
             output = super().forward(*args, **named)  # type: ignore[misc]
         if not calls.seen:
             raise ValueError(
-                f'sync_batch_norm=True: "{self._path}" is a {type(self).__name__}, whose forward does not call '
-                f"functional.batch_norm, so its statistics cannot be those of all ranks. {REMEDY}"
+                f'sync_batch_norm=True: "{self._path}" is a {type(self).__name__}, whose forward does not '
+                f"call functional.batch_norm, so its statistics cannot be those of all ranks. {REMEDY}"
             )
         return output
 

@@ -155,8 +155,8 @@ class Written(nn.BatchNorm1d):
 
 def activated() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, bias=False), Activated(8), nn.Conv2d(8, 8, 3, bias=False), Halved(8), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(8, 4),
+        nn.Conv2d(1, 8, 3, bias=False), Activated(8), nn.Conv2d(8, 8, 3, bias=False), Halved(8),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
     )  # fmt: skip
 
 
@@ -180,7 +180,9 @@ def check_forwards_of_their_own(folder: Path) -> None:
             optimizer=adamw,
             loss=functional.cross_entropy,
         )
-        with pytest.raises(ValueError, match=r'"1" is a Written, whose forward does not call functional.batch_norm'):
+        with pytest.raises(
+            ValueError, match=r'"1" is a Written, whose forward does not call functional.batch_norm'
+        ):
             run.step((torch.ones(4, 16), torch.zeros(4, dtype=torch.int64)))
 
 
