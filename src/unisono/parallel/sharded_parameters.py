@@ -31,11 +31,11 @@ from unisono.torch_internals import fsdp, training
 
 from .gradients import local
 from .graph.capture import STATE
-from .graph.containers import mapped, strange_in, tensors_in
-from .plain_class import plain_class
+from .graph.containers import tensors_in
 from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
+from .unit_outputs import own_memory, shows_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -181,30 +181,6 @@ def check_lists(root: nn.Module, what: str) -> None:
                         f"where it would stay what it is now, and {what} puts others in its place. Put it "
                         "into an nn.ParameterList, or use zero=0 with f32"
                     )
-
-
-def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
-    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
-    the tensor axis forbids it.
-    """
-    if any(map(training.is_view, tensors_in(output))):
-        return mapped(output, lambda tensor: tensor.clone() if training.is_view(tensor) else tensor)
-    return output
-
-
-def shows_tensors(module: nn.Module, _args: Any, output: Any) -> None:
-    """Refuse an output that hides its tensors, as a distribution does: fully_shard would begin no backward.
-
-    Raises:
-        ValueError: the text names the object.
-    """
-    if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors_in(output)):
-        for hiding in strange_in(output):
-            raise ValueError(
-                f"{plain_class(module).__name__} returns a {type(hiding).__name__}, which hides its tensors, "
-                "so gradients would not be reduced. Return tensors in a tuple, dict or dataclass, and make "
-                'the object in the loss; or use zero=0 with precision="f32"'
-            )
 
 
 def _shares(unit: nn.Module, root: nn.Module) -> bool:
