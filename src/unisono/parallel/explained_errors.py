@@ -30,14 +30,10 @@ def explained(error: BaseException, model: nn.Module, plan: Plan) -> Exception |
             f"as of a buffer or of a tensor that it makes: {_first_line(error)}. Keep this module in f32 "
             '(keep_f32=("its.path",)), or cast in its forward'
         )
-    if (
-        plan.recompute
-        and isinstance(error, (RuntimeError, AttributeError, AssertionError))
-        and _recomputed(error)
-    ):
+    if plan.recompute and _recomputed(error):
         return RuntimeError(
             f"recompute={plan.recompute!r}: a unit was not computed again as it ran: its forward takes "
-            "gradients (torch.autograd.grad), freezes parameters, or depends on what changes with calls: "
+            "gradients (torch.autograd.grad), freezes parameters, or adds to a cache or a state: "
             f"{_first_line(error) or type(error).__name__}. Write recompute=False"
         )
     return None
@@ -48,13 +44,16 @@ def _first_line(error: BaseException) -> str:
 
 
 def _recomputed(error: BaseException) -> bool:
-    """Whether PyTorch's activation checkpointing raised it, and not the code that it ran."""
-    places = [
-        frame.filename.replace("\\", "/")
+    """Whether PyTorch's activation checkpointing raised it, or what it computed again."""
+    frames = [
+        frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.endswith("contextlib.py")
     ]
-    return bool(places) and places[-1].endswith(RECOMPUTING)
+    again = any(frame.name == "unpack_hook" and frame.filename.endswith(RECOMPUTING) for frame in frames)
+    return isinstance(error, Exception) and (
+        again or bool(frames and frames[-1].filename.endswith(RECOMPUTING))
+    )
 
 
 def _place(error: BaseException, model: nn.Module) -> str:
