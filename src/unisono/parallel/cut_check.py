@@ -31,8 +31,8 @@ from .gradients import TiedParameter, add_up
 from .graph.containers import tensors_in
 from .graph.fused import split_
 from .graph.python_draws import draws_in_python, python_states
-from .sharded_parameters import own_memory
 from .tensor_parallel import cut_model
+from .unit_outputs import own_memory
 
 if TYPE_CHECKING:
     from .graph.cut import Cut

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
+from .plain_class import plain_class
 from .weights import FirstRankWriter, export
 
 __all__ = ["save_pretrained", "write_configuration"]
@@ -49,17 +49,12 @@ def write_configuration(model: nn.Module, folder: Path) -> None:
     """Write the model's configurations, as far as it has any, with the name of its class and its type."""
     config: Any = copy.deepcopy(getattr(model, "config", None))
     if hasattr(config, "save_pretrained"):
-        config.architectures = [_plain_class(model).__name__]
+        config.architectures = [plain_class(model).__name__]
         config.dtype = str(getattr(model, "dtype", torch.float32)).removeprefix("torch.")
         config.save_pretrained(folder)
     generation: Any = getattr(model, "generation_config", None)
     if hasattr(generation, "save_pretrained"):
         generation.save_pretrained(folder)
-
-
-def _plain_class(model: nn.Module) -> type:
-    """The class that the user made; fully_shard puts one of its own before it."""
-    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None:
@@ -75,12 +70,12 @@ def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None
         return {asked[id(value)] for state in states for value in state.values() if id(value) in asked}
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(
-            f"save_pretrained: the {_plain_class(model).__name__} got adapters by add_adapter. Make it by "
+            f"save_pretrained: the {plain_class(model).__name__} got adapters by add_adapter. Make it by "
             "peft.get_peft_model, whose adapters are saved alone; or use run.state_dict()"
         )
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         raise ValueError(
-            f"save_pretrained: a {_plain_class(model).__name__} has no configuration of Hugging Face, which "
+            f"save_pretrained: a {plain_class(model).__name__} has no configuration of Hugging Face, which "
             "from_pretrained needs. Use run.export(folder), or run.state_dict()"
         )
     return None

@@ -135,7 +135,7 @@ def set_up(
     if own_loss:
         family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
     same_everywhere(model)
-    if plan.context > 1 or (plan.recompute and plan.tensor == 1):
+    if plan.context > 1 or plan.tensor == 1:
         forget_caches(model)
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
     names, compared = _names(model), OutputCheck.of(model, plan, check, fill, family.output)
@@ -202,8 +202,7 @@ def _decided(
         return None, None
     opened, trial = None if programs is None else programs.first.open, None
     decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
-    if plan.recompute:
-        forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
+    forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
     _check_cut(model, decision, plan)
     _check_proved(model, decision.cut, plan)
     if plan.expert == 1 and should_check(model, family, decision.cut, check):  # else that of experts does
@@ -257,7 +256,11 @@ def nothing(_model: nn.Module) -> None:
 
 
 def forget_caches(model: nn.Module) -> None:
-    """Switch off Hugging Face's key-value caches: a layer that runs again would add to its cache again."""
+    """Switch off Hugging Face's key-value caches, which no step of training reads.
+
+    A layer that runs again would add to its cache again. And with a cache the models do not look for packed
+    texts, so plans with one would train another model than plans without. `generate` has its own setting.
+    """
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):

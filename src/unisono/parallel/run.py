@@ -23,6 +23,7 @@ from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
+from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, seed_of
@@ -538,9 +539,12 @@ class Run:
             interrupted = self._built.runtime.interrupted
             if interrupted:
                 self._clear()  # the next call drops the gradients
+            named = explained(error, self.model, self.plan)
             if isinstance(error, Exception):
                 left = self.plan.pipeline > 1 and interrupted  # messages that no stage received
-                self._failures.resolve(error, together=not left)
+                self._failures.resolve(named or error, together=not left)
+            if named is not None:
+                raise named from error
             raise
 
     def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:

@@ -31,10 +31,11 @@ from unisono.torch_internals import fsdp, training
 
 from .gradients import local
 from .graph.capture import STATE
-from .graph.containers import mapped, tensors_in
+from .graph.containers import tensors_in
 from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
+from .unit_outputs import own_memory, shows_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,8 @@ def shard_units(
     replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
+    if not replicas:
+        root.register_forward_hook(shows_tensors)
     for unit in own if plan.recompute else ():
         recompute(unit, selective=plan.recompute == "selective")
     if plan.swap is not None:
@@ -178,15 +181,6 @@ def check_lists(root: nn.Module, what: str) -> None:
                         f"where it would stay what it is now, and {what} puts others in its place. Put it "
                         "into an nn.ParameterList, or use zero=0 with f32"
                     )
-
-
-def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
-    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
-    the tensor axis forbids it.
-    """
-    if any(map(training.is_view, tensors_in(output))):
-        return mapped(output, lambda tensor: tensor.clone() if training.is_view(tensor) else tensor)
-    return output
 
 
 def _shares(unit: nn.Module, root: nn.Module) -> bool:

@@ -8,6 +8,7 @@ gradients and of their products with the normalised values. Both are f64, so tha
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import is_fake
 
+from .graph.containers import tensors_in
 from .precision import BATCH_NORM
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["NormSums", "statistics_stand_apart", "sync_batch_norms"]
 
 FORWARDS = (BATCH_NORM.forward, nn.SyncBatchNorm.forward)
+BATCH_NORM_SIGNATURE = inspect.signature(functional.batch_norm)
+REMEDY = "Use PyTorch's nn.BatchNorm*d, or call functional.batch_norm in the forward"
 
 
 def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
@@ -34,23 +40,25 @@ def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
 
     All ranks call this.
 
+    A forward of a subclass runs as it is, but for its `functional.batch_norm`.
+
     Raises:
-        ValueError: one has a forward of its own.
+        ValueError: one has its forward in an attribute.
     """
     modules = model.named_modules() if mesh.plan.sync_batch_norm else ()
     norms = {path: module for path, module in modules if isinstance(module, BATCH_NORM)}
     for path, module in norms.items():
-        if type(module).forward not in FORWARDS or "forward" in vars(module):
+        if "forward" in vars(module):
             raise ValueError(
-                f'sync_batch_norm=True: "{path}" is a {type(module).__name__} with a forward of its own, '
-                "whose statistics cannot be those of all ranks. Use PyTorch's nn.BatchNorm*d"
+                f'sync_batch_norm=True: "{path}" is a {type(module).__name__} whose forward is an attribute, '
+                f"so its statistics cannot be those of all ranks. {REMEDY}"
             )
     if mesh.plan.data == 1 or not norms:
         return NormSums(None)
     sums = NormSums(mesh.data_group())
-    for module in norms.values():
+    for path, module in norms.items():
         module.__class__ = _synced(type(module))  # type: ignore[arg-type]
-        vars(module)["_sums"] = sums
+        vars(module)["_sums"], vars(module)["_path"] = sums, path
     return sums
 
 
@@ -87,37 +95,101 @@ class NormSums:
 @functools.cache
 def _synced(kind: Any) -> type[Any]:
     """The class of a BatchNorm that takes the rows of all ranks."""
-    return type(kind.__name__, (_SyncedForward, kind), {})
+    base = _SyncedForward if kind.forward in FORWARDS else _SyncedCall
+    return type(kind.__name__, (base, kind), {})
 
 
 class _SyncedForward:
-    """The forward, with statistics of all ranks where they are those of the batch."""
+    """PyTorch's forward, with statistics of all ranks where they are those of the batch."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         of_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not of_batch or not self._sums.active or is_fake(x):
             return BATCH_NORM.forward(self, x)  # type: ignore[no-any-return]
         training.check_dimensions(self, x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        normed, mean, var, total = _Normalized.apply(wide, self._sums, self.eps)  # type: ignore[no-untyped-call]
         if self.training and self.track_running_stats and self.running_mean is not None:
-            _track(self, mean, var * (total / (total - 1)))
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        if self.weight is not None:
-            normed = normed * self.weight.view(shape) + self.bias.view(shape)
-        return normed.to(x.dtype)  # type: ignore[no-any-return]
+            share = _count(self)
+            return normalized(
+                x, self._sums, self.running_mean, self.running_var, self.weight, self.bias, share, self.eps
+            )
+        return normalized(x, self._sums, None, None, self.weight, self.bias, 0.0, self.eps)
 
 
-@torch.no_grad()
-def _track(norm: Any, mean: Tensor, var: Tensor) -> None:
-    """Move the running statistics as BatchNorm does."""
-    share = norm.momentum
+class _SyncedCall:
+    """The forward of a subclass, whose `functional.batch_norm` takes statistics of all ranks."""
+
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        if not self._sums.active or not self.training or any(map(is_fake, tensors_in((args, named)))):
+            return super().forward(*args, **named)  # type: ignore[misc]
+        with _BatchNormCalls(self._sums) as calls:
+            output = super().forward(*args, **named)  # type: ignore[misc]
+        if not calls.seen:
+            raise ValueError(
+                f'sync_batch_norm=True: "{self._path}" is a {type(self).__name__}, whose forward does not '
+                f"call functional.batch_norm, so its statistics cannot be those of all ranks. {REMEDY}"
+            )
+        return output
+
+
+class _BatchNormCalls(TorchFunctionMode):
+    """While it is active, `functional.batch_norm` normalises by the rows of all ranks.
+
+    Attributes:
+        seen: it was called, in training or not.
+    """
+
+    def __init__(self, sums: NormSums) -> None:
+        super().__init__()
+        self._sums, self.seen = sums, False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        if function is not functional.batch_norm:
+            return function(*args, **(named or {}))
+        self.seen = True
+        call = BATCH_NORM_SIGNATURE.bind(*args, **(named or {}))
+        call.apply_defaults()
+        x, mean, var, weight, bias, of_batch, share, eps = call.args
+        if not of_batch:
+            return function(*args, **(named or {}))
+        return normalized(x, self._sums, mean, var, weight, bias, share, eps)
+
+
+def normalized(
+    x: Tensor,
+    sums: NormSums,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """What `functional.batch_norm` returns in training for the rows of all ranks.
+
+    Shapes: x [rows, channels, ...], the others [channels]. mean, var: running statistics, which move.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed, found, spread, total = _Normalized.apply(wide, sums, eps)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        if mean is not None:
+            mean.lerp_(found.to(mean.dtype), momentum)
+        if var is not None:
+            var.lerp_((spread * (total / (total - 1))).to(var.dtype), momentum)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    if weight is not None:
+        normed = normed * weight.view(shape)
+    if bias is not None:
+        normed = normed + bias.view(shape)
+    return normed.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _count(norm: Any) -> float:
+    """Count a batch as BatchNorm does; return its share of the running statistics."""
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-        if share is None:  # the mean of all batches
-            share = 1.0 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
-    norm.running_var.lerp_(var.to(norm.running_var.dtype), share)
+        if norm.momentum is None:  # the mean of all batches
+            return 1.0 / float(norm.num_batches_tracked)
+    return float(norm.momentum)
 
 
 class _Normalized(torch.autograd.Function):

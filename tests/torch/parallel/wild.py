@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -246,6 +246,101 @@ def check_parameters_of_other_kinds(folder: Path) -> None:
     for plan in (DATA, ZERO, TENSOR):
         _, found = under(plan, lambda: bag(True), batches, LOSS, sample=batches[0][0])
         assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 1e-5, plan
+
+
+class Forces(nn.Module):
+    """A gradient within the forward. tanh keeps its result for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.energy = nn.ModuleList(nn.Linear(16, 16) for _ in range(2)), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = h = x.detach().requires_grad_(True)
+            for layer in self.layers:
+                h = h + torch.tanh(layer(h))
+            (force,) = torch.autograd.grad(self.energy(h).sum(), x, create_graph=True)
+        return force
+
+
+class Table(Mlp):
+    """Its table is a buffer, which low precision leaves in f32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(4, 32))
+
+    def between(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.table) @ torch.ones(4, 32, dtype=x.dtype)
+
+
+def check_gradients_within_a_forward(folder: Path) -> None:
+    batches = [(x, x.flip(0)) for x, _ in rows()]
+    for plan in (DATA, TENSOR, PIPELINE):
+        same(plan, Forces, batches, functional.mse_loss, sample=batches[0][0])
+    again = up.Plan(data=2, recompute=True)
+    run = up.parallelize(seeded(Forces), again, optimizer=adamw, loss=functional.mse_loss)
+    with pytest.raises(RuntimeError, match=r"recompute=True: .*takes gradients.*Write recompute=False"):
+        run.step(next(iter(run.shard(batches))))
+
+
+@dataclasses.dataclass
+class Given:
+    """What a model is called with, and what it returns."""
+
+    x: Tensor
+    scale: float = 0.5
+
+
+class Named(NamedTuple):
+    x: Tensor
+    mask: Tensor
+
+
+class Takes(Mlp):
+    def forward(self, given: Any) -> Any:
+        x = super().forward(given.x)
+        return Given(x * given.scale) if isinstance(given, Given) else Named(x, given.mask)
+
+
+class Spread(Mlp):
+    """Returns an object that hides its tensors."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.distributions.Categorical(logits=super().forward(x), validate_args=False)
+
+
+def check_containers_of_other_kinds(folder: Path) -> None:
+    for made in (Given, lambda x: Named(x, x > 0)):
+        batches = [((made(x),), y) for x, y in rows()]
+        plain = [(made(x), y) for x, y in rows()]  # as one process calls the model
+        wanted = alone(Takes, plain, lambda found, y: LOSS(found.x, y))
+        for plan in (DATA, ZERO, TENSOR, PIPELINE):
+            sample = batches[0][0]
+            _, found = under(plan, Takes, batches, lambda found, y: LOSS(found.x, y), sample=sample)
+            assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 1e-5, plan
+
+
+def check_outputs_that_hide_tensors(folder: Path) -> None:
+    def loss(found: Any, y: Tensor) -> Tensor:
+        return -found.log_prob(y).mean()
+
+    wanted = alone(Mlp, rows(), LOSS)
+    _, found = under(DATA, Spread, rows(), loss)
+    assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 1e-5
+    with pytest.raises(ValueError, match=r"Spread returns a Categorical, which hides its tensors"):
+        under(ZERO, Spread, rows(), loss)
+
+
+def check_types_that_low_precision_mixes(folder: Path) -> None:
+    low = up.Plan(data=2, precision="bf16")
+    refused(Table, low, r"precision='bf16': Table, at .*wild.py:\d+, mixes bf16 with another type.*keep_f32")
+    inside = lambda: nn.Sequential(nn.Linear(16, 16), Table())  # noqa: E731
+    refused(inside, low, r'"1" \(Table\), at .* mixes')
+    _, found = under(dataclasses.replace(low, keep_f32=("1",)), inside, rows(), LOSS)
+    wanted = alone(inside, rows(), LOSS)
+    assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 5e-2
 
 
 def check_attributes_of_parameters_stay(folder: Path) -> None:

@@ -30,7 +30,7 @@ from unisono.parallel.divergence import difference
 from unisono.parallel.families import identity
 from unisono.parallel.generators import drawing
 from unisono.parallel.graph.capture import call
-from unisono.parallel.sharded_parameters import own_memory
+from unisono.parallel.unit_outputs import own_memory
 
 from .axis import ExpertAxis
 

@@ -28,6 +28,7 @@ from .noted_call import check_at, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .python_draws import draws_in_python, python_states
 from .python_stack import PACKAGES, is_recomputed, line_now
+from .saved_results import saved_result
 from .shapes import CaptureError, Shapes
 
 __all__ = [
@@ -145,7 +146,7 @@ class Recorder:
             else:
                 self.graph.constants[number] = None if self._shapes.mode.is_our_fake(tensor) else tensor
         else:
-            number = known[1]
+            number = saved_result(self.graph, tensor, known[1])
         made_by: Any = tensor.grad_fn
         if _hides(made_by):
             self.graph.own_backward.setdefault(number, self.frames[-1] if self.frames else -1)

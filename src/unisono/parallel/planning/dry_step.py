@@ -25,7 +25,8 @@ from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.recomputation import recompute
-from unisono.parallel.sharded_parameters import apart, gathered_units, own_memory, own_units
+from unisono.parallel.sharded_parameters import apart, gathered_units, own_units
+from unisono.parallel.unit_outputs import own_memory
 from unisono.torch_internals.fake import is_about_data
 
 from .allocator import CachingAllocator, allowed
