@@ -14,7 +14,8 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
-from unisono.parallel.costs.step_time import ParameterSizes, StepParts, step_forecast
+from unisono.parallel.costs.step_parts import ParameterSizes, StepParts
+from unisono.parallel.costs.step_time import step_forecast
 from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action
 from unisono.parallel.pipeline.timeline import predict

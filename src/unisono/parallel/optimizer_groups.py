@@ -34,12 +34,34 @@ class Parameters(list[nn.Parameter]):
 Optimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 
-def make_optimizers(make: Optimizer, given: Parameters) -> Any:
-    """What the caller's function makes.
+def make_optimizers(
+    make: Optimizer, given: Parameters, group: dist.ProcessGroup, *, swap: bool
+) -> tuple[Any, list[torch.optim.Optimizer]]:
+    """What the caller's function makes, and the optimizers in it. All ranks of the group call this.
 
     Raises:
-        ValueError: this rank has no parameter for one of the optimizers, as a stage of a pipeline may.
+        ValueError, TypeError: they are none, also where they are none on another rank only.
     """
+    found: Any = None
+    problem: Exception | None = None
+    try:
+        made = _made(make, given)
+        found = made, optimizers_of(made, given, swap=swap)
+    except Exception as error:  # noqa: BLE001 (the other ranks have to know)
+        problem = error
+    told: list[Any] = [None] * dist.get_world_size(group)
+    mine = None if problem is None else f"{type(problem).__name__}: {problem}"
+    dist.all_gather_object(told, mine, group=group)
+    if problem is not None:
+        raise problem
+    for place, other in enumerate(told):
+        if other is not None:  # that rank does not go on, so this one must not wait for it
+            rank = dist.get_global_rank(group, place)
+            raise ValueError(f"parallelize: optimizer= raised on rank {rank}: {other}")
+    return found  # type: ignore[no-any-return]
+
+
+def _made(make: Optimizer, given: Parameters) -> Any:
     try:
         return make(given)
     except ValueError as error:

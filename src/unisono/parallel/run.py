@@ -99,8 +99,10 @@ class Run:
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
-        self.optimizer = make_optimizers(optimizer, given)
-        self._optimizers = optimizers_of(self.optimizer, given, swap=self.swap is not None)
+        group = built.mesh.everyone.world
+        self.optimizer, self._optimizers = make_optimizers(
+            optimizer, given, group, swap=self.swap is not None
+        )
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones

@@ -121,6 +121,12 @@ def check_the_order_of_data_is_that_of_one_process(folder: Path) -> None:
         assert len({value % 1 for batch in whole for value in batch}) == 12, "data ranks draw other numbers"
 
 
+def _on_one(parameters: Any) -> torch.optim.Optimizer:
+    if dist.get_rank():
+        raise KeyError("one rank")
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
 def check_a_stage_without_parameters_of_an_optimizer(folder: Path) -> None:
     def made(*, groups: bool) -> up.Run:
         def by_stage(parameters: Any) -> list[torch.optim.Optimizer]:
@@ -135,6 +141,9 @@ def check_a_stage_without_parameters_of_an_optimizer(folder: Path) -> None:
         ValueError, match=r"got no parameter on rank \d, which trains .* Give each optimizer a"
     ):
         made(groups=False)
+    error, text = (KeyError, "one rank") if dist.get_rank() else (ValueError, "raised on rank 1: KeyError")
+    with pytest.raises(error, match=text):
+        up.parallelize(seeded(net), up.Plan(data=2), optimizer=_on_one, loss=functional.cross_entropy)
     x, y = next(iter(loader()))
     run, alone = made(groups=True), seeded(net).eval()
     optimizers = [torch.optim.SGD(alone[0].parameters(), 0.1), torch.optim.AdamW(alone[3].parameters(), 1e-2)]

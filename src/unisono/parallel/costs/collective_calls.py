@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .step_time import StepParts, step_forecast
+from .step_parts import StepParts
+from .step_time import step_forecast
 
 if TYPE_CHECKING:
     from unisono.codecs.codec import Codec

@@ -35,7 +35,8 @@ from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
 from .operator_prices import BY_BYTES, OperatorPrices
 from .stage_starts import StageStarts
-from .step_time import ADAM_OPERATORS, ParameterSizes, StepParts, step_forecast
+from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
+from .step_time import step_forecast
 from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
 from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep

@@ -7,30 +7,23 @@ beside backward. In a pipeline each rank runs the actions of its schedule in ord
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
-from .compressed_gradients import CompressedGradients, exchange_s
-from .exchanges import PricedExchange
+from .compressed_gradients import exchange_s
 from .forecast import StepForecast
-from .operator_prices import OperatorPrices
 from .rank_clock import DataWork, RankClock, mean_of
 from .stage_time import StageTime
-from .traced_step import NO_UNIT, TracedStep
+from .step_parts import ADAM_OPERATORS, StepParts
+from .traced_step import NO_UNIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from .step_parts import ParameterSizes
 
-    from unisono.parallel.plan import Plan
-    from unisono.planner.compute_calibration import RuntimeCosts
-
-    from .collectives import CollectiveCosts
-
-__all__ = ["StepParts", "step_forecast"]
+__all__ = ["step_forecast"]
 
 ROUNDING = 1e-9  # of a sum in another order
 
@@ -43,59 +36,8 @@ reduces, and for each operator whose inputs recomputation drops. Source: a profi
 benchmarks/results/2026-11-26-gpu.md.
 """
 
-ADAM_OPERATORS = 12
-
 KEPT = ("product", "product_low", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
-
-
-class ParameterSizes(NamedTuple):
-    """Parameters of one unit on one rank: how many, and their elements."""
-
-    number: int
-    elements: int
-
-
-@dataclass
-class StepParts:
-    """What is needed to price a plan.
-
-    Attributes:
-        traced: a micro-batch.
-        stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
-        update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
-        update_operators: of it.
-        units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        crowd: ranks of a host per core, at least 1.
-        hides: collectives of the data axis run beside backward.
-        exchanges: of the context axis and the expert axis.
-        spread: the share of the parameters that a rank has where experts are spread.
-        swap_rate: bytes per second that are swapped.
-        together_s: more of a step of several ranks.
-        compressed: stage -> what it sends of its gradients; empty: whole gradients.
-        slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
-    """
-
-    plan: Plan
-    traced: TracedStep
-    stages: Sequence[int]
-    sent: Sequence[float]
-    update_s: float | None
-    units: dict[int, dict[str, ParameterSizes]]
-    buffers: ParameterSizes
-    prices: OperatorPrices
-    runtime: RuntimeCosts
-    collectives: CollectiveCosts
-    crowd: float = 1.0
-    hides: bool = False
-    source: str = ""
-    exchanges: Sequence[PricedExchange] = ()
-    spread: float = 1.0
-    swap_rate: float = 1e9
-    together_s: float = 0.0
-    compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
-    slow: Sequence[float] = ()
-    update_operators: int = ADAM_OPERATORS
 
 
 def step_forecast(parts: StepParts) -> StepForecast:

@@ -1,0 +1,71 @@
+"""What is needed to price a step under a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from unisono.parallel.plan import Plan
+    from unisono.planner.compute_calibration import RuntimeCosts
+
+    from .collectives import CollectiveCosts
+    from .compressed_gradients import CompressedGradients
+    from .exchanges import PricedExchange
+    from .operator_prices import OperatorPrices
+    from .traced_step import TracedStep
+
+__all__ = ["ADAM_OPERATORS", "ParameterSizes", "StepParts"]
+
+ADAM_OPERATORS = 12
+
+
+class ParameterSizes(NamedTuple):
+    """Parameters of one unit on one rank: how many, and their elements."""
+
+    number: int
+    elements: int
+
+
+@dataclass
+class StepParts:
+    """What is needed to price a plan.
+
+    Attributes:
+        traced: a micro-batch.
+        stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
+        update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
+        update_operators: of it.
+        units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
+        crowd: ranks of a host per core, at least 1.
+        hides: collectives of the data axis run beside backward.
+        exchanges: of the context axis and the expert axis.
+        spread: the share of the parameters that a rank has where experts are spread.
+        swap_rate: bytes per second that are swapped.
+        together_s: more of a step of several ranks.
+        compressed: stage -> what it sends of its gradients; empty: whole gradients.
+        slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
+    """
+
+    plan: Plan
+    traced: TracedStep
+    stages: Sequence[int]
+    sent: Sequence[float]
+    update_s: float | None
+    units: dict[int, dict[str, ParameterSizes]]
+    buffers: ParameterSizes
+    prices: OperatorPrices
+    runtime: RuntimeCosts
+    collectives: CollectiveCosts
+    crowd: float = 1.0
+    hides: bool = False
+    source: str = ""
+    exchanges: Sequence[PricedExchange] = ()
+    spread: float = 1.0
+    swap_rate: float = 1e9
+    together_s: float = 0.0
+    compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
+    slow: Sequence[float] = ()
+    update_operators: int = ADAM_OPERATORS
