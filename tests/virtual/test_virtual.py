@@ -51,8 +51,9 @@ def test_books_are_those_of_the_caching_allocator(machine: Any):
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)
-def test_ctc_loss_is_that_of_the_cpu(machine: Any):
-    ended = machine.run(CASES, arguments=["ctc"])
+@pytest.mark.parametrize("case", ["ctc", "histogram"])
+def test_results_are_those_of_the_cpu(machine: Any, case: str):
+    ended = machine.run(CASES, arguments=[case])
     assert not any(ended.codes), ended.text
 
 
@@ -125,6 +126,11 @@ def test_the_plug_in_is_ready_before_pytorch(tmp_path: Path):
         command[3:3] = ["-p", "unisono.virtual.plugin"]  # installed before there was one
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_is_swapped_to_the_host_trains():
+    done = launched("--virtual-gpus", "1", str(CASES), "swapped")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ranks_of_the_launcher():

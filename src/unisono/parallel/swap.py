@@ -302,7 +302,7 @@ class ParameterSwap:
         """Refuse a forward that has written a parameter of `unit`, whose old values are in the store."""
         for parameter in unit.parameters:
             kept = self._store.view((self._number[parameter], "value"), parameter.data)
-            if not same_bits(kept, parameter.data):
+            if not same_bits(kept.to(parameter.device), parameter.data):
                 raise RuntimeError(
                     f'the forward writes the parameter "{self._names[parameter]}", and swap= would lose '
                     "it: the store has the old values. Compute what the forward needs from the parameter, "

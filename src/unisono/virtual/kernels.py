@@ -231,6 +231,19 @@ def rms_norm_backward(
     return of_x.to(x.dtype) if mask[0] else None, of_weight
 
 
+def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
+    """Count the elements in each bin, of integers too, which the CPU refuses."""
+    values = x.flatten().double()
+    least, most = (torch.full((), float(each), device=x.device, dtype=values.dtype) for each in (low, high))
+    if low == high and x.numel():
+        least, most = values.min(), values.max()
+    one = least == most
+    least, most = torch.where(one, least - 1, least), torch.where(one, most + 1, most)
+    place = ((values - least) * bins / (most - least)).floor().long().clamp(0, bins - 1)
+    inside = ((values >= least) & (values <= most)).to(values.dtype)
+    return torch.zeros(bins, dtype=values.dtype, device=x.device).scatter_add(0, place, inside).to(x.dtype)
+
+
 def no_library(*args: Any) -> bool:
     """Return False: there is neither cuDNN nor MIOpen, so `ctc_loss` takes PyTorch's own kernel."""
     return False
@@ -255,6 +268,7 @@ KERNELS = {
     "addmm.dtype": addmm_dtype,
     "baddbmm.dtype": addmm_dtype,
     "_fused_rms_norm_backward": rms_norm_backward,
+    "histc": histc,
     "_use_cudnn_ctc_loss": no_library,
     "_use_cudnn_ctc_loss.Tensor": no_library,
     "_use_miopen_ctc_loss": no_library,

@@ -90,6 +90,46 @@ def books() -> None:
     assert x.sum() == 10  # it was there until here
 
 
+def histogram() -> None:
+    """`histc` counts integers, too, as routers of experts do; floats as on the CPU."""
+    torch.manual_seed(1)
+    chosen = torch.randint(0, 6, (40,))
+    expected = torch.bincount(chosen, minlength=6)
+    for dtype in (torch.int32, torch.int64, torch.uint8):
+        got = torch.histc(chosen.cuda().to(dtype), bins=6, min=0, max=5)
+        assert got.is_cuda, got
+        assert got.dtype == dtype, got
+        assert got.cpu().long().equal(expected), (got, expected)
+    values = torch.randn(500)
+    for limits in ((0, 0), (-1, 2), (5, 6), (values[0].item(),) * 2):
+        assert torch.histc(values.cuda(), 7, *limits).cpu().equal(torch.histc(values, 7, *limits)), limits
+    assert torch.histc(torch.ones(3).cuda(), 4).cpu().equal(torch.histc(torch.ones(3), 4))
+
+
+def swapped() -> None:
+    """A model whose parameters are swapped to the host trains as one that is not."""
+    import torch.distributed as dist
+    from torch import nn
+
+    import unisono.parallel as up
+
+    dist.init_process_group("cpu:unisono,cuda:nccl")
+    found = []
+    for swap in (None, "memory"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
+        run = up.parallelize(
+            model,
+            up.Plan(swap=swap),
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+            loss=nn.functional.mse_loss,
+        )
+        batch = torch.ones(8, 16).cuda(), torch.ones(8, 4).cuda()
+        found.append([run.step(batch) for _ in range(4)])
+    assert max(abs(one - other) for one, other in zip(*found, strict=True)) < 1e-5, found
+    dist.destroy_process_group()
+
+
 def ctc() -> None:
     """Loss and gradient of `ctc_loss` are the CPU's, wherever the lengths are."""
     torch.manual_seed(1)

@@ -24,14 +24,17 @@ from unisono.parallel.calibration.worker import measure_as_rank
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
 
 WARM, ROUNDS = 4, 15
-PROBE_S = 1e-3
+PROBE = 1e-3
+"""Seconds of a turn that count the collectives of a forecast."""
+
+DECODE = msgspec.json.Decoder(ComputeCalibration).decode
 LEAST_SCALE, MOST_SCALE = 0.5, 5.0
 
 
 def measure() -> SharedSteps:
     """Tiny models tell what a step and a collective pay, larger ones what operators do."""
     ranks = dist.get_world_size()
-    compute = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=ComputeCalibration)
+    compute = DECODE(Path(sys.argv[2]).read_bytes())
     data, cut = up.Plan(data=ranks), up.Plan(data=ranks // 2, tensor=2)
 
     def beside(plan: up.Plan, found: SharedSteps) -> float:
@@ -47,8 +50,8 @@ def measure() -> SharedSteps:
     alone = SharedSteps(ranks)
     found = msgspec.structs.replace(alone, step_s=beside(data, alone))
     if ranks % 2 == 0:
-        probe = msgspec.structs.replace(alone, turn_s=PROBE_S)
-        calls = (_said(tiny(), cut, compute, probe) - _said(tiny(), cut, compute, alone)) / PROBE_S
+        probe = msgspec.structs.replace(alone, turn_s=PROBE)
+        calls = (_said(tiny(), cut, compute, probe) - _said(tiny(), cut, compute, alone)) / PROBE
         found = msgspec.structs.replace(found, turn_s=beside(cut, found) / calls)
     together = scale(data, found)
     apart = together if ranks % 2 else scale(cut, found)

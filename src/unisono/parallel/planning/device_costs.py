@@ -47,10 +47,10 @@ NEEDED_BYTES = 2 << 30
 """Of free memory, for the largest of these calls."""
 
 ROUNDS, CALLS = 3, 6
-QUEUED_S = 1e-3
+AHEAD = 1e-3
 """So long the device is busy before timed calls begin: by then the host has queued all of them."""
 
-LEAST_S = 1e-7
+LEAST = 1e-7
 MANY = 200  # small operators
 
 
@@ -60,7 +60,7 @@ def device_costs(flops: float) -> OperatorCosts:
     Args:
         flops: of a product of f32, per second.
     """
-    queue = _Queue(flops)
+    queue = _DeviceQueue(flops)
     measured = tables(lambda kind, *point: queue.seconds(kind, torch.float32, point), POINTS)
     measured |= tables(
         lambda kind, *point: queue.seconds(kind.removesuffix("_low"), torch.bfloat16, point), LOW
@@ -72,12 +72,12 @@ def device_costs(flops: float) -> OperatorCosts:
     )
 
 
-class _Queue:
+class _DeviceQueue:
     """Times calls on the device alone."""
 
     def __init__(self, flops: float) -> None:
         self._busy = torch.ones(2048, 2048, device="cuda")
-        self._ahead = max(1, math.ceil(QUEUED_S / (2 * 2048**3 / flops)))
+        self._ahead = max(1, math.ceil(AHEAD / (2 * 2048**3 / flops)))
 
     def seconds(self, kind: str, dtype: torch.dtype, point: tuple[float, ...]) -> float:
         """The least seconds of one call, of some rounds."""
@@ -87,7 +87,7 @@ class _Queue:
             with torch.device("cuda"):
                 call = call_of(kind, point)
                 call()
-                return max(LEAST_S, min(self._round(call) for _ in range(ROUNDS)))
+                return max(LEAST, min(self._round(call) for _ in range(ROUNDS)))
         finally:
             torch.set_default_dtype(before)
 
