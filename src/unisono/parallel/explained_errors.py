@@ -1,6 +1,7 @@
 """Errors of PyTorch's that a plan has caused, in the user's terms: which module, which rule, what to write.
 
-Only where the plan is the reason: types that low precision mixed, and units that backward computed again.
+Only where the plan is the reason: types that low precision mixed, units that backward computed again, and
+parameters that only some ranks use under ZeRO.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+from unisono.errors import Mismatch
 
 from .plain_class import plain_class
 
@@ -35,6 +38,11 @@ def explained(error: BaseException, model: nn.Module, plan: Plan) -> Exception |
             f"recompute={plan.recompute!r}: a unit was not computed again as it ran: its forward takes "
             "gradients (torch.autograd.grad), freezes parameters, or adds to a cache or a state: "
             f"{_first_line(error) or type(error).__name__}. Write recompute=False"
+        )
+    if plan.zero and not plan.uneven_use and isinstance(error, Mismatch) and "reduce_scatter" in str(error):
+        return RuntimeError(
+            f"ranks reduce the gradients of different parameters under {plan}. If ranks may leave different "
+            f"parameters unused, write Plan(uneven_use=True). {error}"
         )
     return None
 

@@ -148,8 +148,13 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def scalars_of(root: nn.Module) -> set[nn.Parameter] | None:
-    """The parameters without a dimension, which `fully_shard` leaves whole; None: there are none."""
-    return {parameter for parameter in root.parameters() if parameter.dim() == 0} or None
+    """The parameters that `fully_shard` leaves whole; None: there are none."""
+    return {parameter for parameter in root.parameters() if _is_scalar(parameter)} or None
+
+
+def _is_scalar(parameter: nn.Parameter) -> bool:
+    """Whether nothing of it can be cut: it has no dimension, or no element."""
+    return parameter.dim() == 0 or parameter.numel() == 0
 
 
 def _check_types(unit: nn.Module, plan: Plan) -> None:
@@ -300,7 +305,7 @@ class ShardedParameters:
 
     def _scalar_buckets(self) -> list[GradientBucket]:
         """Those of scalars, for one axis after the other."""
-        leave = [parameter for parameter in self.root.parameters() if parameter.dim()]
+        leave = [parameter for parameter in self.root.parameters() if not _is_scalar(parameter)]
         axes = [axis for axis in ("replica", "shard") if self._mesh.group(axis).size() > 1]
         return [
             bucket

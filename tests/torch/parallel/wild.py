@@ -235,7 +235,16 @@ def check_parameters_of_other_kinds(folder: Path) -> None:
         def between(self, x: Tensor) -> Tensor:
             return self.c(x.to(torch.complex64)).abs()
 
-    for make, plan in ((Turned, ZERO), (Complex, DATA), (Complex, TENSOR)):
+    class Empty(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.Parameter(torch.zeros(0, 32))
+
+        def between(self, x: Tensor) -> Tensor:
+            return torch.cat([x, self.more])
+
+    kinds = (Turned, ZERO), (Complex, DATA), (Complex, TENSOR), (Empty, DATA), (Empty, ZERO), (Empty, TENSOR)
+    for make, plan in (*kinds, (Empty, PIPELINE)):
         same(plan, make, rows(), LOSS, sample=rows()[0][0])
     batches = [(x.abs().mul(7).long().clamp(max=31), y) for x, y in rows()]
 
@@ -341,6 +350,22 @@ def check_types_that_low_precision_mixes(folder: Path) -> None:
     _, found = under(dataclasses.replace(low, keep_f32=("1",)), inside, rows(), LOSS)
     wanted = alone(inside, rows(), LOSS)
     assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 5e-2
+
+
+class ByRank(Mlp):
+    """A layer that one rank uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(32, 32)
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.extra(x) if torch.distributed.get_rank() else torch.tanh(x)
+
+
+def check_parameters_that_one_rank_uses(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"different parameters under .* write Plan\(uneven_use=True\)"):
+        under(ZERO, ByRank, rows(), LOSS)
 
 
 def check_attributes_of_parameters_stay(folder: Path) -> None:
