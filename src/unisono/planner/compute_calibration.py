@@ -28,7 +28,7 @@ __all__ = [
     "recall_compute",
 ]
 
-VERSION = 2
+VERSION = 3
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
@@ -42,6 +42,7 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
         micro_s: a micro-batch.
         parameter_s: a parameter in a bucket of gradients (zero=0).  bucket_s: a bucket.
         unit_s: a unit that is gathered, reduced and resharded once, under zero 1 to 3.
+        unit_parameter_s: more for each of its parameters.
         unit_byte_s: more for each of its bytes: copies into and out of buffers, which are new memory.
         recompute_s: a unit that backward computes again.
         message_s: a message between stages, at one end.  move_s: a collective of the tensor axis.
@@ -53,6 +54,7 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
     parameter_s: float = 6e-6
     bucket_s: float = 8e-5
     unit_s: float = 5e-4
+    unit_parameter_s: float = 0.0
     unit_byte_s: float = 4e-10
     recompute_s: float = 1.5e-4
     message_s: float = 8e-5

@@ -49,13 +49,18 @@ def measure() -> RuntimeCosts:
     parts = _under(up.Plan(data=2, micro_batches=4), SHORT) - _plain(SHORT, 4)
     micro = (parts - short) / 3
     agree = _agreement()
+    step = max(LEAST_SECONDS, replicas - agree)
+    sharded = up.Plan(data=2, zero=1)  # such a chain is one unit
+    in_unit = max(LEAST_SECONDS, slope(sharded, plain.__getitem__) / 2)
+    unit = _under(sharded, SHORT) - plain[SHORT] - 2 * SHORT * in_unit - step - agree
     found = RuntimeCosts(
-        step_s=max(LEAST_SECONDS, replicas - agree),
+        step_s=step,
         agree_s=agree,
         micro_s=micro,
         parameter_s=parameter,
         bucket_s=bucket,
-        unit_s=slope(up.Plan(data=2, zero=1), plain.__getitem__),
+        unit_s=unit,
+        unit_parameter_s=in_unit,
         unit_byte_s=_unit_byte(),
         recompute_s=slope(up.Plan(data=2, recompute=True), with_replicas.__getitem__) - _forward(),
         message_s=_message(),

@@ -111,7 +111,8 @@ class _StepPricer:
 
     def _hooked(self, size: ParameterSizes) -> float:
         """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
-        return self._runtime.unit_s / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+        taken = self._runtime.unit_s + self._runtime.unit_parameter_s * size.number
+        return taken / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
 
     def _copied(self, nbytes: float) -> float:
         """The copies of it."""
