@@ -86,6 +86,7 @@ class Recorder:
         self._shapes, self._watch, self._attention = shapes, watch, attention
         self._known: dict[int, tuple[Tensor, int]] = {}  # the tensor is kept, so that its id stays its own
         self._storages: dict[int, tuple[Any, int]] = {}
+        self._made_by: dict[int, Any] = {}  # the grad_fn of each value as it was last seen
         self.frames: list[int] = []
         self._ordinals: list[int] = [0]
         self._call = -1
@@ -127,6 +128,7 @@ class Recorder:
         self._note_functions()
         self._known.clear()
         self._storages.clear()
+        self._made_by.clear()
         return self.graph
 
     # ---- what the modes tell ----
@@ -146,8 +148,9 @@ class Recorder:
             else:
                 self.graph.constants[number] = None if self._shapes.mode.is_our_fake(tensor) else tensor
         else:
-            number = saved_result(self.graph, tensor, known[1])
+            number = saved_result(self.graph, tensor, known[1], self._made_by)
         made_by: Any = tensor.grad_fn
+        self._made_by[number] = made_by
         if _hides(made_by):
             self.graph.own_backward.setdefault(number, self.frames[-1] if self.frames else -1)
         self.paused -= 1
