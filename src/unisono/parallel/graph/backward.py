@@ -8,7 +8,7 @@ from typing import Protocol
 from .cut import Cut, ModuleMove
 from .indices import Index, roots
 from .noted_call import ModuleOp
-from .program import Graph, Node, Ref, refs, writes_of
+from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import Rules
 from .scopes import ScopedValue, Scopes
 
@@ -100,6 +100,25 @@ class Backward:
             for before, after_it in writes_of(node):
                 written.setdefault(values[before].storage, []).append(after_it)
         return found
+
+    def _check_hooks(self, node: Node, frame: Frame, kind: str, given: set[int]) -> None:
+        """Refuse a column layer that takes what a hook has made of its input: nothing sums that gradient."""
+        values, choice = self._graph.values, self._choice
+        for ref in self._inputs(node) if kind.startswith("column") else ():
+            made = values[ref.value].node
+            elsewhere = made >= 0 and not frame.begin <= made < frame.end
+            if (
+                elsewhere
+                and ref.value in self._needs
+                and ref.value not in given
+                and not choice.cuts(ref.value)
+            ):
+                body = self._graph.nodes[frame.begin : frame.end]
+                cut = {
+                    index for one in body for n in one.outputs if n is not None for index in choice.cuts(n)
+                }
+                why = f"a hook changes what the layer takes, at {node.line}"
+                raise Refusal(choice.first(cut or choice.chosen), why)
 
     def _written_views(self, node: Node, given: set[int]) -> set[int]:
         """What an operator takes of `given` through views that were written since: gradients go there."""
@@ -240,6 +259,7 @@ class Backward:
             if frame.begin <= node.number < frame.end:  # a hook of the module sees what others see
                 kind, given = self._cut.modules.get(frame.path, ""), set(frame.inputs)
                 given |= self._written_views(node, given)
+                self._check_hooks(node, frame, kind, given)
         outputs = [n for n in node.outputs if n is not None and n in self._needs and self._known(n)]
         parts = {self._settled(n) for n in outputs}
         inputs = [(ref.value, self._scopes.at(node, ref.value)) for ref in self._inputs(node)]

@@ -30,7 +30,7 @@ def saved_result(graph: Graph, tensor: Tensor, number: int, made_by: Mapping[int
     while tensor.grad_fn is not None and (node := graph.values[found].node) >= 0:
         if graph.nodes[node].op is not torch.ops.aten.detach.default:
             break
-        found = graph.nodes[node].args[0].value
+        found = int(graph.nodes[node].args[0].value)
         if made_by.get(found) is tensor.grad_fn:
             return found
     return number
