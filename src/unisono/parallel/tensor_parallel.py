@@ -211,6 +211,7 @@ class LocalForward(Forward):
     ) -> None:
         super().__init__(module)
         self._label, self._dims, self._moves = f"up::tensor|{path}", dims, dict(cut.moves.get(path, {}))
+        self._slots = cut.slots.get(path, ((), ()))
         self._kind = kind = cut.modules.get(path, "")
         self._draws = path in cut.draws
         self._scatters = any(move.kind == "scatter" for move in self._moves.values())
@@ -224,7 +225,7 @@ class LocalForward(Forward):
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self._kind == "row":
             self._region.end()
-        args, named = moved((args, named), False, self._moves, self._move)
+        args, named = moved((args, named), False, self._moves, self._move, self._slots[0])
         began = self._draws and self._region.begin()
         try:
             output = self._forward(args, named)
@@ -237,7 +238,7 @@ class LocalForward(Forward):
             output = self._move(output, ModuleMove("gather", -1))
         elif self._kind in ("row", "vocabulary") and not self._scatters:
             output = self._move(output, ModuleMove("sum", 0))
-        return moved(output, True, self._moves, self._move)
+        return moved(output, True, self._moves, self._move, self._slots[1])
 
     def _forward(self, args: Any, named: Any) -> Any:
         if self._kind == "vocabulary":

@@ -1,13 +1,16 @@
 """What a recording of a program must not lose: hooks of a layer that is cut, gradients of what is written."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 
 from parallel.plain_training import same
 from parallel.run_features import in_group
-from parallel.wild import LOSS, PIPELINE, TENSOR, Mlp, rows
+from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, rows
 
 
 class PreHooked(Mlp):
@@ -31,6 +34,45 @@ class Scan(Mlp):
         for part in range(2):
             found[:, 16 * part : 16 * part + 16] = torch.tanh(rows[:, 16 * part : 16 * part + 16])
         return found
+
+
+class Cross(nn.Module):
+    """Keys and values of another sequence, with a mask that may be None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, mask: Tensor | None, other: Tensor) -> Tensor:
+        q, k, v = (
+            layer(given).unflatten(-1, (4, 4)).transpose(1, 2)
+            for layer, given in ((self.q, self.norm(x)), (self.k, other), (self.v, other))
+        )
+        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + self.o(found.transpose(1, 2).flatten(2))
+
+
+class Skips(Mlp):
+    """It leaves out a mask that hides nothing, which a recording cannot know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.other, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+        self.layers = nn.ModuleList(Cross() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, other = self.given(x)[:, None], self.norm(self.other(torch.stack([x, -x, 2 * x], 1)))
+        mask: Any = torch.ones(len(x), 1, 1, 3, dtype=torch.bool, device=x.device)
+        real = not (isinstance(x, FakeTensor) or x.is_meta)
+        for layer in self.layers:
+            h = layer(h, None if real else mask, other)
+        return super().forward(h[:, 0]) * other.square().mean((1, 2))[:, None]
+
+
+def check_a_mask_that_is_left_out(folder: Path) -> None:
+    for plan in (TENSOR, DATA):
+        same(plan, Skips, rows(), LOSS, sample=rows()[0][0])
 
 
 def check_hooks_and_writes_in_a_recorded_program(folder: Path) -> None:

@@ -176,6 +176,10 @@ class Backward:
             dim = 0 if self._positions is None or kind == "enter" else self._positions.dim(seen.value)
             for path, out, place in self._scopes.group(seen.boundary):
                 self._cut.moves.setdefault(path, {})[out, place] = ModuleMove(kind, dim)
+        for path in self._cut.moves:
+            slots = {frame.slots for frame in self._graph.frames if frame.path == path}
+            if len(slots) == 1:
+                self._cut.slots[path] = slots.pop()
 
     def _sums(self) -> list[str]:
         for number in (*self._graph.outputs, *self._graph.kept):

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 
 from .attention_call import ATTENTION, FUNCTION, bound
-from .containers import mapped, numbers_of, tensors_in
+from .containers import mapped, numbers_of, slots_of, tensors_in
 from .cost import flops_of
 from .noted_call import check_at, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
@@ -276,6 +276,7 @@ class Recorder:
                 grad=torch.is_grad_enabled(), recomputed=is_recomputed(),
                 autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             )  # fmt: skip
+            frame.slots = slots_of(came, Ref), ()
             frame.level = len(self.frames)
             self.graph.frames.append(frame)
             self.frames.append(number)
@@ -294,6 +295,7 @@ class Recorder:
         frame.last = len(self.graph.nodes)
         frame.inside = len(self.graph.frames) - 1 - frame.number
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
+        frame.slots = frame.slots[0], slots_of(output)
         self.frames.pop()
         self._ordinals.pop()
 

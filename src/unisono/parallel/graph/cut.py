@@ -59,6 +59,8 @@ class Cut:
             vocabulary (its output is summed).
         sums: parameters that are whole on every rank, whose gradients are sums over the ranks.
         moves: path -> (it comes out, its place among the tensors) -> what happens there.
+        slots: path -> the places of what it takes, and of what it returns, where a None counts. A program
+            may pass None where the recorded one has a mask.
         draws: modules that draw random numbers for this rank's positions.
         sizes: path -> (number of the call in the module's forward -> the sizes to change).
         fused: path of a layer -> output features of the layers that stand for it.
@@ -73,6 +75,7 @@ class Cut:
     modules: dict[str, str] = field(default_factory=dict)
     sums: list[str] = field(default_factory=list)
     moves: dict[str, dict[tuple[bool, int], ModuleMove]] = field(default_factory=dict)
+    slots: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     draws: list[str] = field(default_factory=list)
     sizes: dict[str, dict[int, Sizes]] = field(default_factory=dict)
     fused: dict[str, list[int]] = field(default_factory=dict)

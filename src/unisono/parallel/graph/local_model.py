@@ -6,7 +6,7 @@ A size that the program has written down, such as the number of heads in a view,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -232,23 +232,30 @@ def moved(
     out: bool,
     moves: Mapping[tuple[bool, int], ModuleMove],
     change: Callable[[Tensor, ModuleMove], Tensor],
+    slots: Sequence[int] = (),
 ) -> Any:
-    """What a module takes or returns, with its moves made. A tensor in several places is moved once."""
+    """What a module takes or returns, with its moves made. A tensor in several places is moved once.
+
+    Args:
+        slots: the places of the recorded tensors, where a None counts, too; (): only tensors count.
+    """
     if not any(there == out for there, _ in moves):
         return thing
     place, made = -1, dict[int, Tensor]()
 
-    def walk(tensor: Tensor) -> Tensor:
+    def walk(tensor: Any) -> Any:
         nonlocal place
         place += 1
-        move = moves.get((out, place))
-        if move is None:
+        known = place if not slots else slots.index(place) if place in slots else -1
+        move = moves.get((out, known))
+        if move is None or tensor is None:
             return tensor
         if id(tensor) not in made:
             made[id(tensor)] = change(tensor, move)
         return made[id(tensor)]
 
-    return mapped(thing, walk)
+    kinds: Any = (Tensor, type(None)) if slots else Tensor
+    return mapped(thing, walk, kinds)
 
 
 def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:

@@ -107,6 +107,7 @@ class Frame:
 
     Attributes:
         begin, end: operators of its forward; those before and after are of hooks.
+        slots: the place of each input and of each output, where a None counts, too.
         arguments: (args, named) of the call, with a Ref in place of each tensor.
         recomputed: the module around it has called it by torch.utils.checkpoint.
         level: how many calls are around it.    inside: how many are in it, all of which follow it.
@@ -121,6 +122,7 @@ class Frame:
     end: int = -1
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    slots: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     arguments: Any = None
     grad: bool = True
     recomputed: bool = False
