@@ -90,19 +90,19 @@ class Scopes:
             for node in self.graph.nodes
             for given, _ in writes_of(node)
         }
-        counts: dict[tuple[str, bool], set[int]] = {}
+        slots: dict[tuple[str, bool], set[tuple[int, ...]]] = {}
         for frame in self.graph.frames:
             for out, values in ((False, frame.inputs), (True, frame.outputs)):
-                counts.setdefault((frame.path, out), set()).add(len(values))
+                slots.setdefault((frame.path, out), set()).add(frame.slots[out])
                 if out or frame.path not in self._layers:
                     found |= {
                         (frame.path, out, place)
                         for place, number in enumerate(values)
                         if self._passes(frame, number, written, out=out)
                     }
-        for (path, out), several in counts.items():
-            if len(several) > 1:
-                found |= {(path, out, place) for place in range(max(several))}
+        for (path, out), several in slots.items():
+            if len(several) > 1:  # its calls take, or return, values at different places
+                found |= {(path, out, place) for place in range(max(map(len, several)))}
         return found
 
     def _passes(self, frame: Frame, number: int, written: dict[int, int], *, out: bool) -> bool:
