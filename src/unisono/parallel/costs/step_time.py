@@ -60,8 +60,9 @@ class _StepPricer:
         seconds, shared = self._parts.prices.seconds, self._parts.shared
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
-            taken = seconds(operator, share) + shared.operator_s * operator.followed
+            taken = seconds(operator, share)
             host = self._parts.prices.host(operator)
+            stage.followed += operator.followed
             if operator.phase == "backward":
                 stage.backward += taken
                 stage.host_backward += host
@@ -303,6 +304,8 @@ class _StepPricer:
     def _backward(self, action: Action, rank: RankClock) -> None:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
+        if half < 1.0:
+            rank.add("backward", self._parts.shared.split_s * stage.followed)
         again = self._plan.recompute is not False and action.kind == "B"
         rank.add("backward", stage.backward * half, stage.host_backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
@@ -337,7 +340,10 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         fixed = self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1)
-        more = self._parts.shared.step_s if self._plan.copies > 1 else self._parts.shared.alone_s
+        shared = self._parts.shared
+        more = shared.alone_s
+        if self._plan.copies > 1:
+            more = shared.sharded_s if self._sharded else shared.step_s
         rank.add("fixed", 0.0, max(0.0, fixed + min(0.0, more)))
         rank.add("waiting", max(0.0, more))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):

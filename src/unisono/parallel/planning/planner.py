@@ -41,13 +41,15 @@ def plan(
     pieces: Sequence[nn.Module] | None = None,
     weigh: Any = None,
     price: Plan | None = None,
+    trial: bool = True,
     **given: Any,
 ) -> ModelChoice:
     """Choose how to train a model: the fastest plan that fits into a rank's memory, with its reasons.
 
     Nothing is trained, and the model does not change. Each plan that is tried runs a step without values: so
-    its memory is known; its seconds are predicted. In a job with a process group all ranks call this, and get
-    one choice. `optimizer` is called for each plan that is tried.
+    its memory is known; its seconds are predicted. Of a small model on the CPU a copy runs a few rows first.
+    In a job with a process group all ranks call this, and get one choice. `optimizer` is called for each plan
+    that is tried.
 
     Args:
         model, optimizer, loss, pieces, weigh: as `parallelize` takes them.
@@ -58,6 +60,7 @@ def plan(
             order of ranks. None: as in this job.
         memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
         price: give the bytes and seconds of this plan; nothing is searched.
+        trial: False: no copy of the model runs. Then what its own Python takes is not in the seconds.
         given: fields of `Plan`, such as precision="bf16" or zero=3. A list is searched, as in
             precision=["f32", "bf16"] or compression=[None, Compressed("int8")].
     Raises:
@@ -73,6 +76,8 @@ def plan(
     for name, value, most in (("batch", batch, MOST_ROWS), ("ranks", ranks, MOST_RANKS)):
         if value is not None and (type(value) is not int or not 1 <= value <= most):
             raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of 1 to {most}")
+    if type(trial) is not bool:
+        raise TypeError(f"plan: trial is {trial!r}, expected True or False")
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
@@ -83,24 +88,26 @@ def plan(
     count = price.ranks if price is not None else ranks or len(machine.hosts)
     if isinstance(places, list):
         count = sum(host.ranks for host in places)
-    return _agreed(lambda: _chosen(task, machine.limited(limit).with_ranks(count, places), price, given))
+    return _agreed(
+        lambda: _chosen(task, machine.limited(limit).with_ranks(count, places), price, given, trial)
+    )
 
 
 def _chosen(
-    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any]
+    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any], trial: bool
 ) -> ModelChoice:
     others = {"context": "context", "expert": "expert", "swap": "memory"}
     if task.device_type == "cpu":
         others["swap"] = "disk"
     axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
-    search = PlanSearch(task, given, machine)
+    search = PlanSearch(task, given, machine, trial=trial)
     if price is not None:
         return search.price(price)
     try:
         return search.choose()
     except NoPlanFitsError:
         # Seconds of these axes were not shown right: where another plan fits, only arguments choose them.
-        return PlanSearch(task, given, machine, axes).choose()
+        return PlanSearch(task, given, machine, axes, trial=trial).choose()
 
 
 def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:

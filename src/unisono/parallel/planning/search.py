@@ -57,6 +57,8 @@ class PlanSearch:
         given: dict[str, Any],
         machine: JobMachine,
         axes: Collection[str] = (),
+        *,
+        trial: bool = False,
     ) -> None:
         self._axes = axes
         self._task, self._ranks, self._given, self._machine = task, len(machine.hosts), given, machine
@@ -64,7 +66,7 @@ class PlanSearch:
         self._most = max(machine.memory)
         self._predictor = StepPredictor.of(
             task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None,
-            speeds=machine.speeds,
+            speeds=machine.speeds, trial=trial,
         )  # fmt: skip
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
         self._cuts = StageCuts(task)
