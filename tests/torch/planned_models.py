@@ -192,5 +192,6 @@ def planned(**more: Any) -> up.ModelChoice:
         "optimizer": adamw,
         "loss": functional.cross_entropy,
         "ranks": 2,
+        "trial": False,
     }
     return up.plan(mlp(), **{**options, **more})

@@ -78,7 +78,7 @@ class Trial:
         Generators of random numbers have their state again after it.
         """
         before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
-        torch.set_num_threads(threads)
+        torch.set_num_threads(min(threads, before[0]))
         try:
             model = copy.deepcopy(self._model)
             update = (lambda: None) if self._optimizer is None else self._optimizer(model.parameters()).step
