@@ -79,13 +79,16 @@ class Trial:
         """
         before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
         torch.set_num_threads(min(threads, before[0]))
+        clock = (
+            time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        )  # others may wait beside
         try:
             model = copy.deepcopy(self._model)
             update = (lambda: None) if self._optimizer is None else self._optimizer(model.parameters()).step
             enough = mapped(self._batch, lambda tensor: torch.cat([tensor] * -(-rows // len(tensor))))
             inputs, targets = cut_rows(enough, 0, rows)
             with torch.enable_grad():
-                found = [self._pass(model, inputs, targets, update) for _ in range(WARM + ROUNDS)]
+                found = [self._pass(model, inputs, targets, update, clock) for _ in range(WARM + ROUNDS)]
         except Exception:  # noqa: BLE001  no plan depends on it; where it trains, its error comes again
             return None
         finally:
@@ -96,16 +99,17 @@ class Trial:
         return tuple(min(column) for column in zip(*found[WARM:], strict=True))
 
     def _pass(
-        self, model: nn.Module, inputs: Any, targets: Any, update: Callable[[], object]
-    ) -> tuple[float, ...]:
-        began = time.perf_counter()
+        self, model: nn.Module, inputs: Any, targets: Any, update: Callable[[], object],
+        clock: Callable[[], float],
+    ) -> tuple[float, ...]:  # fmt: skip
+        began = clock()
         value = self._loss(self._output(call(model, inputs)), targets)
         value = value[0] if isinstance(value, tuple) else value
-        ran = time.perf_counter()
+        ran = clock()
         value.backward()
-        back = time.perf_counter()
+        back = clock()
         update()
-        done = time.perf_counter()
+        done = clock()
         model.zero_grad()
         return ran - began, back - ran, done - back
 
