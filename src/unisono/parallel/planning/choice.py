@@ -37,15 +37,17 @@ class RefusedPlan(NamedTuple):
 
     Attributes:
         change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
+            The bytes and seconds that are known are beside it.
         excess_bytes: memory above the limit; 0: it fits, or its seconds refuse it already.
-        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
+        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit. None: its
+            seconds are not known.
         cause: the part of the step, or of the memory if it does not fit, that grows most.
     """
 
     change: str
     problem: str
     excess_bytes: int
-    excess_s: float
+    excess_s: float | None
     cause: str
 
 
@@ -244,11 +246,12 @@ def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 
 def _refusal(each: RefusedPlan) -> str:
-    if each.problem:
-        return each.problem
+    why, words = f" ({each.cause})" if each.cause else "", [each.problem] if each.problem else []
     if each.excess_bytes:
-        return f"{_mib(each.excess_bytes)} MiB too many ({each.cause}); {_signed(each.excess_s)}"
-    return f"{_signed(each.excess_s)} ({each.cause})"
+        words.append(f"{_mib(each.excess_bytes)} MiB too many{why}")
+    if each.excess_s is not None:
+        words.append(_signed(each.excess_s) + (why if not each.excess_bytes else ""))
+    return "; ".join(words)
 
 
 def _mib(nbytes: float) -> str:

@@ -198,21 +198,23 @@ class PlanSearch:
 
     def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
-        limits = self._machine.of_places(plan)
-        peaks = [
-            _checked(DryRun(self._task, plan, limit).peak_of(place), limit)
-            for place, (limit, _) in enumerate(limits)
-        ]
-        stage = max(
-            range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved / limits[at][0])
+        peaks = self._peaks(plan)
+        stage, (peak, limit) = max(
+            enumerate(peaks), key=lambda at: (at[1][0].exceeded, at[1][0].reserved / at[1][1])
         )
-        peak = peaks[stage]
         self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
         if self._least is None or peak.reserved < self._least[0]:
             self._least = peak.reserved, plan
-        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline), limits[stage][0])
+        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline), limit)
         self._known[plan] = found
         return found
+
+    def _peaks(self, plan: Plan) -> list[tuple[MemoryPeak, int]]:
+        """The peak of each place of a pipeline, and its limit."""
+        return [
+            (_checked(DryRun(self._task, plan, limit).peak_of(place), limit), limit)
+            for place, (limit, _) in enumerate(self._machine.of_places(plan))
+        ]
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
@@ -247,10 +249,19 @@ class PlanSearch:
             if time is not None and other is None and not slower:
                 other = self._try(time, staged)
             if time is None or (other is None and not slower):
-                found.append(RefusedPlan(change, self._why(staged), 0, 0.0, ""))
+                more = None if time is None else time.total - chosen.time.total
+                missing = self._missing(staged) if time is None else 0
+                found.append(RefusedPlan(change, self._why(staged), missing, more, ""))
             else:
                 found.append(refusal(chosen, plan, time, other))
-        return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
+        return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s or 0.0))
+
+    def _missing(self, plan: Plan) -> int:
+        """Bytes that a plan without a forecast has too many; 0: it fits, or has no dry run either."""
+        try:
+            return max(peak.exceeded for peak, _ in self._peaks(plan))
+        except (CaptureError, ValueError):
+            return 0
 
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]
