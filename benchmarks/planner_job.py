@@ -33,8 +33,8 @@ from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.planning.machine import measure
 
-STEPS = 4
-"""Of a plan in a round; the first is left out."""
+STEPS, MOST_STEPS, ROUND_SECONDS = 4, 100, 0.1
+"""Of a plan in a round: at least 4 steps, and as many as fill the time. The first quarter is left out."""
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -110,7 +110,7 @@ def seconds(name: str, rounds: int) -> list[MachineRow]:
     rows = []
     for plan in model.plans(choice):
         if choice is not None and plan == choice.plan:
-            said[plan] = choice.forecast
+            said[plan], _ = on_rank_0(lambda: choice.forecast)
             continue
         found, problem = on_rank_0(functools.partial(predictor.forecast, plan))
         if found is None:
@@ -128,7 +128,7 @@ def seconds(name: str, rounds: int) -> list[MachineRow]:
     taken: dict[up.Plan, list[float]] = {plan: [] for plan in runs}
     for _ in range(rounds):
         for plan, (run, own) in runs.items():
-            taken[plan].append(_round(run, own))
+            taken[plan].append(_round(run, own, said[plan].total))
     chosen = [
         model.row(
             plan, predicted=said[plan].total, measured=statistics.median(taken[plan]),
@@ -139,15 +139,16 @@ def seconds(name: str, rounds: int) -> list[MachineRow]:
     return chosen + rows
 
 
-def _round(run: Any, batch: Any) -> float:
-    """The median of a round's steps, of the slowest rank."""
+def _round(run: Any, batch: Any, expected: float) -> float:
+    """The median of a round's steps, of the slowest rank. All ranks expect the same seconds of one."""
     found = []
-    for _ in range(STEPS):
+    count = max(STEPS, min(MOST_STEPS, round(ROUND_SECONDS / expected)))
+    for _ in range(count):
         dist.barrier()
         began = time.perf_counter()
         run.step(batch)
         found.append(time.perf_counter() - began)
-    slowest = torch.tensor([statistics.median(found[1:])])
+    slowest = torch.tensor([statistics.median(found[count // 4 :])])
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
 

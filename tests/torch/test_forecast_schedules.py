@@ -20,7 +20,7 @@ from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action
 from unisono.parallel.pipeline.timeline import predict
 from unisono.parallel.prediction import proved_schedule
-from unisono.planner.compute_calibration import RuntimeCosts
+from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 from unisono.planner.operator_costs import CostTable, roofline
 
 MACHINE = MachineCalibration(cores=8)
@@ -75,12 +75,11 @@ def test_ranks_that_share_cores_take_what_all_compute_or_what_the_schedule_takes
         assert crowded == pytest.approx(max(alone, work / cores), rel=1e-3)
 
 
-def test_a_collective_and_a_message_pay_for_their_turn() -> None:
+def test_a_collective_pays_for_its_turn() -> None:
     alone, turns = (CollectiveCosts(MACHINE, (0, 0), turn_s) for turn_s in (0.0, 1e-3))
     for size in (8, 1 << 20):
         more = turns.seconds("all_reduce", (0, 1), size) - alone.seconds("all_reduce", (0, 1), size)
         assert more == pytest.approx(1e-3)
-        assert turns.message(0, 1, size) - alone.message(0, 1, size) == pytest.approx(1e-3)
     assert turns.seconds("all_reduce", (0,), 8) == 0.0
 
 
@@ -93,7 +92,17 @@ def test_groups_of_a_host_share_its_link() -> None:
     assert whole.message(0, 2, size, 2) == pytest.approx(2 * whole.message(0, 2, size, 1), rel=0.01)
 
 
-def test_a_step_of_several_ranks_pays_for_meeting() -> None:
-    said = step_forecast(dataclasses.replace(parts(up.Plan(pipeline=2)), together_s=0.5))
-    alone = step_forecast(parts(up.Plan(pipeline=2)))
-    assert said.total == pytest.approx(alone.total + 0.5)
+def beside(plan: up.Plan, **more: float) -> float:
+    """Seconds that figures of steps of two ranks add."""
+    shared = SharedSteps(2, **more)
+    said = step_forecast(dataclasses.replace(parts(plan), shared=shared))
+    return said.total - step_forecast(parts(plan)).total
+
+
+def test_ranks_that_train_together_pay_for_it() -> None:
+    assert beside(up.Plan(pipeline=2), alone_s=0.5, step_s=0.25) == pytest.approx(0.5)
+    assert beside(up.Plan(data=2), alone_s=0.5, step_s=0.25) == pytest.approx(0.25)
+    fixed = step_forecast(parts(up.Plan(pipeline=2))).seconds["fixed"]
+    assert -fixed <= beside(up.Plan(pipeline=2), alone_s=-0.9) <= 0
+    ends = beside(up.Plan(pipeline=2), message_s=0.25)
+    assert ends > 0 and ends == pytest.approx(round(ends / 0.25) * 0.25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +67,17 @@ class ModuleSettings:
         self._objects = [*objects.values()]
         self._last: dict[tuple[str, str], Any] = {}
         self._changes: dict[tuple[str, str], int] = {}
+        self._snapshots: list[_Snapshot] = []
+        self._key: frozenset[Any] = frozenset()
 
     def now(self) -> frozenset[Any]:
         """The settings as a key."""
+        if not self._snapshots or any(snapshot.changed for snapshot in self._snapshots):
+            self._snapshots = [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
+            self._key = self._found()
+        return self._key
+
+    def _found(self) -> frozenset[Any]:
         found = dict(self._all())
         if self._last:
             for at, value in found.items():
@@ -103,6 +112,25 @@ class ModuleSettings:
                     vars(module)[leaf] = copy.deepcopy(value)
                 elif isinstance(value, Tensor) and leaf in vars(module):
                     vars(module)[leaf] = shapes.blank(value)
+
+
+class _Snapshot:
+    """The attributes of an object at some time: whether they are others now is seen fast."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self._held, self._names, self._values = held, [*held], [*held.values()]
+        self._contents = [
+            (value, _plain(value))
+            for name, value in held.items()
+            if name not in UNSEEN and isinstance(value, (Tensor, tuple, list, dict))
+        ]
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are other attributes or values, or contents of a list, a dict or a tensor's shape."""
+        held = self._held
+        same = [*held] == self._names and all(map(operator.is_, held.values(), self._values))
+        return not same or any(_plain(value) != before for value, before in self._contents)
 
 
 def _is_plain(value: Any) -> bool:

@@ -26,7 +26,7 @@ from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
-from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
+from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps, recall_compute
 
 from .collective_calls import PricedCollective, collective_calls
 from .collectives import CollectiveCosts
@@ -171,7 +171,7 @@ class StepPredictor:
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
-            experts.spread, self._machine.copy.memory, priced.together_s * (plan.ranks > 1),
+            experts.spread, self._machine.copy.memory, priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
             len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class StepPredictor:
             shared = self._compute.together(here)
             collectives = CollectiveCosts(self._machine, hosts, shared.turn_s)
             operators = OperatorPrices(costs, factor * (shared.cut_scale if cut else shared.scale))
-            self._prices[hosts, cut] = _HostPrices(collectives, operators, crowd, shared.step_s)
+            self._prices[hosts, cut] = _HostPrices(collectives, operators, crowd, shared)
         return self._prices[hosts, cut]
 
     # ---- what plans share ----
@@ -379,13 +379,13 @@ class _HostPrices(NamedTuple):
     """What a job on some hosts pays.
 
     Args:
-        crowd: ranks of a host per core.  together_s: more of a step.
+        crowd: ranks of a host per core.  shared: more, where they train together.
     """
 
     collectives: CollectiveCosts
     operators: OperatorPrices
     crowd: float
-    together_s: float
+    shared: SharedSteps
 
 
 class _Experts(NamedTuple):

@@ -57,9 +57,10 @@ class _StepPricer:
 
     def _price_micro_batch(self) -> None:
         selective, share = self._plan.recompute == "selective", 1 / self._plan.context
-        seconds = self._parts.prices.seconds
+        seconds, shared = self._parts.prices.seconds, self._parts.shared
         for operator in self._parts.traced.operators:
-            stage, taken = self._stage_of(operator.call), seconds(operator, share)
+            stage = self._stage_of(operator.call)
+            taken = seconds(operator, share) + shared.operator_s * operator.followed
             host = self._parts.prices.host(operator)
             if operator.phase == "backward":
                 stage.backward += taken
@@ -68,7 +69,7 @@ class _StepPricer:
             stage.forward += taken
             stage.host_forward += host
             if operator.unit and not (selective and operator.size.kind in KEPT):
-                stage.units[operator.unit] += taken
+                stage.units[operator.unit] += taken + shared.again_s * operator.followed
                 saved = SAVED_LAUNCHES * (operator.followed and bool(operator.size.kind))
                 stage.host_units += host + self._parts.prices.launch(saved)
         regathers = self._plan.sequence and not self._plan.recompute
@@ -286,7 +287,7 @@ class _StepPricer:
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
         taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes, stride)
-        rank.add("messages", taken + self._runtime.message_s)
+        rank.add("messages", taken + self._runtime.message_s + self._parts.shared.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
         stage = self._stages[number]
@@ -335,8 +336,10 @@ class _StepPricer:
 
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
-        rank.add("fixed", 0.0, self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1))
-        rank.add("waiting", self._parts.together_s)
+        fixed = self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1)
+        more = self._parts.shared.step_s if self._plan.copies > 1 else self._parts.shared.alone_s
+        rank.add("fixed", 0.0, max(0.0, fixed + min(0.0, more)))
+        rank.add("waiting", max(0.0, more))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
                 self._data(rank, self._reduced(stage))
