@@ -55,7 +55,4 @@ def operator_costs_of(hardware: Hardware, types: Collection[str] = ()) -> Operat
         for flops, elements in ((hardware.flops["f32"], 1), (min(low), 2))
     )
     lower = {f"{kind}_low": table for kind, table in half.items() if kind not in (*BY_BYTES, "product_low")}
-    return OperatorCosts(
-        1, 1, {**whole, **lower}, forward_s=0.0, backward_s=0.0, view_s=0.0, launch_s=0.0
-    )
-
+    return OperatorCosts(1, 1, {**whole, **lower}, forward_s=0.0, backward_s=0.0, view_s=0.0, launch_s=0.0)

@@ -66,9 +66,7 @@ def _attention(
         return ExchangeCalls("message", 2, times, times * nbytes, times * slowest)
 
     there = (hops(ranks - 1, keys),)
-    ring = PricedExchange(
-        "context", attention.call, there, (*there, hops(ranks, keys * 4 / attention.width))
-    )
+    ring = PricedExchange("context", attention.call, there, (*there, hops(ranks, keys * 4 / attention.width)))
     if attention.heads % ranks:
         return ring
     one_way = tuple(  # queries and results, keys and values: each an all-to-all

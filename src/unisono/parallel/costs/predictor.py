@@ -29,10 +29,10 @@ from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps, recall_compute
 
 from .collective_calls import PricedCollective, collective_calls
-from .collectives import CollectiveCosts
 from .compressed_gradients import CompressedGradients, of_stages
 from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
+from .hardware_prices import Collectives, costs_of, source_of, swap_rate
 from .operator_prices import BY_BYTES, OperatorPrices
 from .stage_starts import StageStarts
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
     from unisono.parallel.plan import Plan
     from unisono.parallel.planning.task import TrainingTask
+    from unisono.planner.hardware import Hardware
 
 __all__ = ["StepPredictor"]
 
@@ -65,6 +66,7 @@ class StepPredictor:
         own_device: each rank computes on a device of its own, which `compute` is of: its cores are one.
             There collectives of the data axis run beside backward.
         speeds: of each rank, its rate of compute beside that of `compute`; (): all are alike.
+        hardware: of each host, whose links count in place of `machine`'s.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
     Example: StepPredictor(model, (x, y), loss=mse_loss).forecast(Plan(data=2)).total is in seconds.
@@ -85,6 +87,7 @@ class StepPredictor:
         hosts: Sequence[int] = (),
         own_device: bool = False,
         speeds: Sequence[float] = (),
+        hardware: Sequence[Hardware] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
@@ -100,6 +103,7 @@ class StepPredictor:
         self._output = identity if loss is None else self._family.output
         self._given, self._explicit = pieces is not None, cuts
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
+        self._hardware = tuple(hardware)
         settings = env.read()
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
@@ -107,7 +111,7 @@ class StepPredictor:
             if not self._compute.measured_here:
                 self._source += "; unisono calibrate --compute measures this machine"
         else:
-            self._compute, self._source = compute, "a roofline of the device" if own_device else "given"
+            self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         self._machine = recall(settings).calibration if machine is None else machine
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
@@ -120,12 +124,12 @@ class StepPredictor:
 
     @classmethod
     def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
-        """That of a task, which finds each cut of the tensor axis once for all who ask."""
+        """That of a task, which finds each cut and records each step once for all who ask."""
         made = cls(
             task.model, task.sample, rows=task.batch, loss=task.loss, optimizer=task.optimizer,
             pieces=task.pieces, **options,
         )  # fmt: skip
-        made._task = task
+        made._task, made._traces = task, task.traces
         return made
 
     @property
@@ -171,7 +175,7 @@ class StepPredictor:
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
-            experts.spread, self._machine.copy.memory, priced.shared,
+            experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
             len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
         )  # fmt: skip
@@ -196,7 +200,7 @@ class StepPredictor:
             here = 1 if self._own_device else max(map(hosts.count, hosts))
             costs, factor, crowd = self._compute.of(here)
             shared = self._compute.together(here)
-            collectives = CollectiveCosts(self._machine, hosts, shared.turn_s)
+            collectives = costs_of(self._machine, self._hardware, hosts, shared.turn_s)
             operators = OperatorPrices(costs, factor * (shared.cut_scale if cut else shared.scale))
             self._prices[hosts, cut] = _HostPrices(collectives, operators, crowd, shared)
         return self._prices[hosts, cut]
@@ -382,7 +386,7 @@ class _HostPrices(NamedTuple):
         crowd: ranks of a host per core.  shared: more, where they train together.
     """
 
-    collectives: CollectiveCosts
+    collectives: Collectives
     operators: OperatorPrices
     crowd: float
     shared: SharedSteps

@@ -10,7 +10,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from unisono.engine.costs.machine import recall
+from unisono.engine.environment import env
 from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.costs.hardware_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
@@ -48,23 +51,16 @@ class PlanSearch:
     Args:
         given: fields of the plan; a list has several values, which are searched.
         machine: the ranks' hosts and memory, and what operators take on their devices.
-        axes: of candidates.OPTIONAL, that are searched, too.
     """
 
-    def __init__(
-        self,
-        task: TrainingTask,
-        given: dict[str, Any],
-        machine: JobMachine,
-        axes: Collection[str] = (),
-    ) -> None:
-        self._axes = axes
+    def __init__(self, task: TrainingTask, given: dict[str, Any], machine: JobMachine) -> None:
+        self._axes: Collection[str] = ()
         self._task, self._ranks, self._given, self._machine = task, len(machine.hosts), given, machine
         self._host = math.gcd(*Counter(machine.hosts).values())
         self._most = max(machine.memory)
         self._predictor = StepPredictor.of(
             task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None,
-            speeds=machine.speeds,
+            speeds=machine.speeds, hardware=machine.hardware,
         )  # fmt: skip
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
         self._cuts = StageCuts(task)
@@ -73,22 +69,25 @@ class PlanSearch:
         self._needs: list[tuple[Plan, int]] = []  # bytes of what is not state
         self._least: tuple[int, Plan] | None = None
 
-    def choose(self) -> ModelChoice:
-        """The fastest plan that fits.
+    def choose(self, axes: Collection[str] = ()) -> ModelChoice:
+        """The fastest plan that fits. What an earlier search has found counts.
 
+        Args:
+            axes: of candidates.OPTIONAL, that are searched, too.
         Raises:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
         self._task.graph(ROWS)  # or its error
+        self._axes = axes
         self._leave_out_context()
         queue = [*self._queued()]
         heapq.heapify(queue)
-        candidates = len(queue)
+        candidates, tried = len(queue), len(self._known)
         fitting: list[PlanForecast] = []
         complete = True
         while queue:
             entry = heapq.heappop(queue)
-            if len(self._known) == MOST_TRIED or len(fitting) > SHOWN:
+            if len(self._known) == tried + MOST_TRIED or len(fitting) > SHOWN:
                 complete = bool(fitting)
                 break
             if self._floor(entry.plan) > self._most:
@@ -130,6 +129,7 @@ class PlanSearch:
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
             len(self._known), self._predictor.source, complete, self._predictor.collectives(chosen.plan),
+            links_of(self._machine.hardware, recall(env.read()).source),
         )  # fmt: skip
 
     # ---- candidates ----
@@ -212,9 +212,16 @@ class PlanSearch:
     def _peaks(self, plan: Plan) -> list[tuple[MemoryPeak, int]]:
         """The peak of each place of a pipeline, and its limit."""
         return [
-            (_checked(DryRun(self._task, plan, limit).peak_of(place), limit), limit)
+            (_checked(self._peak(plan, place, limit), limit), limit)
             for place, (limit, _) in enumerate(self._machine.of_places(plan))
         ]
+
+    def _peak(self, plan: Plan, place: int, limit: int) -> MemoryPeak:
+        """A dry run; on a host its limit changes nothing, and it is of every search."""
+        key = plan, place, limit if self._task.memory_type == "cuda" else None
+        if key not in self._task.peaks:
+            self._task.peaks[key] = DryRun(self._task, plan, limit).peak_of(place)
+        return self._task.peaks[key]
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
@@ -254,7 +261,9 @@ class PlanSearch:
                 found.append(RefusedPlan(change, self._why(staged), missing, more, ""))
             else:
                 found.append(refusal(chosen, plan, time, other))
-        return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s or 0.0))
+        return sorted(
+            found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s or 0.0)
+        )
 
     def _missing(self, plan: Plan) -> int:
         """Bytes that a plan without a forecast has too many; 0: it fits, or has no dry run either."""
