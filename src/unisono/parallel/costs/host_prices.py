@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .collectives import CollectiveCosts
+from .hardware_prices import costs_of
 from .operator_prices import OperatorPrices
 
 if TYPE_CHECKING:
     from unisono.engine.costs.machine import MachineCalibration
     from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
+    from unisono.planner.hardware import Hardware
 
+    from .hardware_prices import Collectives
     from .traced_step import TracedOperator
     from .trial import Trial
 
@@ -25,7 +27,7 @@ class HostPrices(NamedTuple):
         crowd: ranks of a host per core.  shared: more, where they train together.
     """
 
-    collectives: CollectiveCosts
+    collectives: Collectives
     operators: OperatorPrices
     crowd: float
     shared: SharedSteps
@@ -35,15 +37,17 @@ class HostPricing:
     """Prices of the jobs that one predictor is asked about; each is made once.
 
     Args:
+        hardware: of each host, whose links count in place of `machine`'s.
         own_device: each rank computes on a device of its own.
         trial: of the model, if it is tried.  trace: the operators of a step of so many rows.
     """
 
     def __init__(
-        self, compute: ComputeCalibration, machine: MachineCalibration, own_device: bool,
-        trial: Trial | None, trace: Callable[[int], Sequence[TracedOperator]],
+        self, compute: ComputeCalibration, machine: MachineCalibration, hardware: Sequence[Hardware],
+        own_device: bool, trial: Trial | None, trace: Callable[[int], Sequence[TracedOperator]],
     ) -> None:  # fmt: skip
-        self._compute, self._machine, self._own_device = compute, machine, own_device
+        self._compute, self._machine, self._hardware = compute, machine, hardware
+        self._own_device = own_device
         self._trial, self._trace = trial, trace
         self._known: dict[tuple[tuple[int, ...], bool], HostPrices] = {}
         self._overheads: dict[int, dict[str, float]] = {}
@@ -54,7 +58,7 @@ class HostPricing:
             here = 1 if self._own_device else max(map(hosts.count, hosts))
             costs, factor, crowd = self._compute.of(here)
             shared = self._compute.together(here)
-            collectives = CollectiveCosts(self._machine, hosts, shared.turn_s)
+            collectives = costs_of(self._machine, self._hardware, hosts, shared.turn_s)
             scale = shared.cut_scale if cut else shared.scale
             operators = OperatorPrices(costs, factor * scale, self._overhead(here))
             self._known[hosts, cut] = HostPrices(collectives, operators, crowd, shared)

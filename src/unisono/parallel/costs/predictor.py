@@ -33,6 +33,7 @@ from .collective_calls import PricedCollective, collective_calls
 from .compressed_gradients import CompressedGradients, of_stages
 from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
+from .hardware_prices import source_of, swap_rate
 from .host_prices import HostPricing
 from .operator_prices import BY_BYTES, OperatorPrices
 from .stage_starts import StageStarts
@@ -46,6 +47,7 @@ from .trial import Trial, should_try
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
     from unisono.parallel.planning.task import TrainingTask
+    from unisono.planner.hardware import Hardware
 
 __all__ = ["StepPredictor"]
 
@@ -67,6 +69,7 @@ class StepPredictor:
             There collectives of the data axis run beside backward.
         speeds: of each rank, its rate of compute beside that of `compute`; (): all are alike.
         trial: run a few rows through a copy of a small model on this CPU, to see what its Python takes.
+        hardware: of each host, whose links count in place of `machine`'s.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
     Example: StepPredictor(model, (x, y), loss=mse_loss).forecast(Plan(data=2)).total is in seconds.
@@ -88,6 +91,7 @@ class StepPredictor:
         own_device: bool = False,
         speeds: Sequence[float] = (),
         trial: bool = False,
+        hardware: Sequence[Hardware] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
@@ -103,6 +107,7 @@ class StepPredictor:
         self._output = identity if loss is None else self._family.output
         self._given, self._explicit = pieces is not None, cuts
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
+        self._hardware = tuple(hardware)
         settings = env.read()
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
@@ -110,11 +115,11 @@ class StepPredictor:
             if not self._compute.measured_here:
                 self._source += "; unisono calibrate --compute measures this machine"
         else:
-            self._compute, self._source = compute, "a roofline of the device" if own_device else "given"
+            self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         self._machine = recall(settings).calibration if machine is None else machine
         tried = trial and not own_device and should_try(model, self._batch)
         self._pricing = HostPricing(
-            self._compute, self._machine, own_device,
+            self._compute, self._machine, self._hardware, own_device,
             Trial(model, self._batch, rows_of(self._batch), self._output, self._loss, optimizer)
             if tried else None,
             self._operators,
@@ -129,12 +134,12 @@ class StepPredictor:
 
     @classmethod
     def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
-        """That of a task, which finds each cut of the tensor axis once for all who ask."""
+        """That of a task, which finds each cut and records each step once for all who ask."""
         made = cls(
             task.model, task.sample, rows=task.batch, loss=task.loss, optimizer=task.optimizer,
             pieces=task.pieces, **options,
         )  # fmt: skip
-        made._task = task
+        made._task, made._traces = task, task.traces
         return made
 
     @property
@@ -180,7 +185,7 @@ class StepPredictor:
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
-            experts.spread, self._machine.copy.memory, priced.shared,
+            experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
             len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
         )  # fmt: skip
