@@ -187,7 +187,7 @@ class StepPredictor:
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
-            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts,
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:
