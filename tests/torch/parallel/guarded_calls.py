@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import _functional_collectives as functional_collectives
 
 import unisono.parallel as up
 from parallel.plain_training import adamw, same, seeded, under
 from parallel.recorded_programs import Cross
 from parallel.run_features import in_group
-from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, rows
+from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, refused, rows
 
 CONTEXT = up.Plan(context=2)
 Call = Callable[["Layer", Tensor, Tensor, bool], Any]
@@ -138,6 +140,16 @@ def check_a_module_called_by_itself(folder: Path) -> None:
     (batch,) = run.shard(rows(1))
     run.step(batch)
     assert run.model(torch.ones(2, 16)).shape == (2, 4)
+
+
+class Gathers(Mlp):
+    def between(self, x: Tensor) -> Tensor:
+        return torch.tanh(functional_collectives.all_reduce(x, "sum", dist.group.WORLD))
+
+
+def check_collectives_of_the_program(folder: Path) -> None:
+    for plan in (TENSOR, PIPELINE):
+        refused(Gathers, plan, "calls all_reduce of torch.distributed")
 
 
 def late_hook(model: Any) -> None:
