@@ -31,6 +31,7 @@ from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
+from .model_changes import ModelChanges
 from .model_setup import ModelSetup
 from .optimizer_groups import (
     Optimizer,
@@ -127,6 +128,7 @@ class Run:
             self.compression = self._outer.compression
         self.epoch = 0
         self._failures = self._watch()
+        self._changes = ModelChanges.of(built.model, plan, built.programs)
 
     def _watch(self) -> RunFailures:
         return RunFailures(self.mesh.everyone.world, self._groups())
@@ -637,6 +639,8 @@ class Run:
         Args:
             loss: the programs end with that of the run.
         """
+        if self._changes is not None:
+            self._changes.check()
         if self._built.runtime.context is not None:
             self._built.runtime.context.confirm(micros, self._loss if loss else None)
         elif self._built.programs is not None:
