@@ -68,7 +68,7 @@ def grouped(w: Writer) -> list[str]:
 
 def crossed(w: Writer) -> list[str]:
     """Queries of one value, keys and values of another one; or queries that are parameters."""
-    x, positions, width = _sequence(w)
+    x, _, width = _sequence(w)
     y = w.rng.choice([n for n in w.floats() if len(w.shape(n)) == 3 and w.shape(n)[0] == w.shape(x)[0]])
     heads, size = w.rng.choice((1, 2, 3, 4)), w.rng.choice((2, 4))
     q, kv = (

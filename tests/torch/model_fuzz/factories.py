@@ -1,4 +1,3 @@
-# ruff: noqa: E501  (templates of one line)
 """Statements with tensors that forward makes: positions, masks, constants of a value's shape."""
 
 from __future__ import annotations

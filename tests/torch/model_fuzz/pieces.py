@@ -1,4 +1,4 @@
-"""Modules and functions that random programs use by name, as `pieces.Gate(8)`: what takes more than a statement."""
+"""Modules and functions that random programs use by name, as `pieces.Gate(8)`: more than a statement says."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def outside(w: Writer) -> str:
     x, width = _deep(w)
     names = [n for n, m in w.module.named_children() if n.startswith("l") and hasattr(m, "weight")]
     layer = f"self.{w.rng.choice(names)}"
-    out, into = w.module.get_submodule(layer[5:]).weight.shape  # type: ignore[union-attr,misc]
+    out, _ = w.module.get_submodule(layer[5:]).weight.shape  # type: ignore[union-attr,misc]
     forms = [
         f"functional.linear({x}, {layer}.weight * 0.5)",
         f"functional.linear({x}, {layer}.weight, {layer}.bias)",

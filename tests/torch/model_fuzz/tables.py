@@ -1,7 +1,7 @@
 """The operators of random programs, with their weights.
 
-UP and DOWN mostly hold layers that can be cut; those of MIDDLE mostly leave the last dim as it is, so that what
-lies between two layers can be cut, too.
+UP and DOWN mostly hold layers that can be cut; those of MIDDLE mostly leave the last dim as it is, so that
+what lies between two layers can be cut, too.
 """
 
 from __future__ import annotations

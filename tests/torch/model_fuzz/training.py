@@ -1,4 +1,4 @@
-"""How a random program is trained, drawn from its seed; what one process makes of it, and what a plan makes."""
+"""How a random program is trained, drawn from its seed; what one process and a plan make of it."""
 
 from __future__ import annotations
 
@@ -154,7 +154,9 @@ def _ignored(labels: Tensor, generator: torch.Generator) -> Tensor:
     return labels.masked_fill(away, IGNORED)
 
 
-def optimizers(kind: str, named: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+def optimizers(
+    kind: str, named: dict[str, nn.Parameter], known: frozenset[str]
+) -> list[torch.optim.Optimizer]:
     """Those of a training. Names tell which of two has a parameter, so ranks and one process agree."""
     if kind == "sgd":
         return [torch.optim.SGD([*named.values()], lr=0.05, momentum=0.9)]
@@ -162,15 +164,22 @@ def optimizers(kind: str, named: dict[str, nn.Parameter]) -> list[torch.optim.Op
         return [torch.optim.AdamW([*named.values()], lr=0.01, eps=1e-2, weight_decay=0.1)]
     parts: list[dict[str, Any]] = [{"params": []}, {"params": [], "lr": 0.02}]
     for name, value in named.items():
-        parts[zlib.crc32(name.encode()) % 2]["params"].append(value)
+        parts[zlib.crc32(plain(name, known).encode()) % 2]["params"].append(value)
     if kind == "groups":
         return [torch.optim.SGD(parts, lr=0.05, momentum=0.9)]
     return [torch.optim.SGD(parts[:1], lr=0.05, momentum=0.9), torch.optim.SGD(parts[1:], lr=0.05)]
 
 
-def freeze(model: nn.Module, names: frozenset[str]) -> None:
+def plain(name: str, known: frozenset[str]) -> str:
+    """The name of a parameter in the program; a plan may have split a fused layer into several."""
+    *path, _, leaf = ["", *name.split(".")]
+    names = (name, ".".join([*path[1:], leaf]), ".".join([*path[1:], f"in_proj_{leaf}"]))
+    return next((each for each in names if each in known), name)  # "": a rank trains nothing
+
+
+def freeze(model: nn.Module, names: frozenset[str], known: frozenset[str]) -> None:
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in names)
+        parameter.requires_grad_(plain(name, known) not in names)
 
 
 def _count(training: Training, step: Step) -> int:
@@ -199,7 +208,8 @@ def alone(training: Training) -> Trained | None:
     """Train in one process. None: it does not train, or its gradients are too large to compare."""
     program, model = training.program, training.program.model()
     parameters = dict(model.named_parameters())
-    makers = optimizers(training.optimizer, parameters)
+    known = frozenset(parameters)
+    makers = optimizers(training.optimizer, parameters, known)
     found = Trained([], [], {}, [])
 
     def loss_of(step: Step) -> Tensor:
@@ -217,7 +227,7 @@ def alone(training: Training) -> Trained | None:
 
     try:
         for step, share in _parts(training):
-            freeze(model, step.frozen)
+            freeze(model, step.frozen, known)
             before(step)
             loss = loss_of(step)
             (loss * share).backward()
@@ -244,19 +254,24 @@ def alone(training: Training) -> Trained | None:
 def under(training: Training, plan: dict[str, Any]) -> tuple[Trained, up.Run]:
     """Train by a plan on all ranks. The state is there on rank 0 only; outputs are those of a rank's rows."""
     program, model, kind = training.program, training.program.model(), training.optimizer
-    freeze(model, training.steps[0].frozen)
-    one = kind in ("sgd", "adamw", "groups")
+    known = frozenset(name for name, _ in model.named_parameters())
+    freeze(model, training.steps[0].frozen, known)
+
+    def made(given: Any) -> Any:
+        found = optimizers(kind, given.named, known)
+        return found if kind == "two" else found[0]
+
     run = up.parallelize(
         model,
         up.Plan(**plan, clip=training.clip),
-        optimizer=lambda given: optimizers(kind, given.named)[0] if one else optimizers(kind, given.named),
+        optimizer=made,
         loss=program.loss,
         sample=program.inputs,
         weigh=program.weigh,
     )
     found = Trained([], [], {}, [])
     for step in training.steps:
-        freeze(run.model, step.frozen)
+        freeze(run.model, step.frozen, known)
         (batch,) = run.shard([training.batch(step)])
         run.model.eval()
         if step.before == "evaluate":

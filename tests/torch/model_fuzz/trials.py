@@ -23,6 +23,7 @@ from unisono.parallel.graph import proof
 from unisono.parallel.graph.program import refs
 
 WORDS = ("none", "same", "refused", "RAW", "WRONG")
+TIMEOUT_S = 100  # of a collective
 OURS = (ValueError, TypeError, RuntimeError)
 
 
@@ -77,7 +78,7 @@ def main(rank: int, size: int, folder: Path, given: str) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     counted = CutOperators()
     for seed, name, dropped in json.loads(given):

@@ -154,7 +154,8 @@ class Writer:
             NotImplementedError,
         ):
             names = {}
-        found = {name: names[name] for name in names if isinstance(names[name], Tensor)}
+        made = {name: names[name] for name in names if re.fullmatch(r"[vx]\d+", name)}
+        found = {name: value for name, value in made.items() if isinstance(value, Tensor)}
         new = [value for name, value in found.items() if name not in self.values]
         whole = [value for value in new if value.is_floating_point()]
         fits = all(0 < value.numel() <= MOST and 0 < value.dim() <= 6 for value in new)

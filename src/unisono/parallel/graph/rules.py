@@ -84,9 +84,8 @@ class Rules:
 
     def _whole(self, values: Sequence[int]) -> None:
         for number in values:
-            self.dims[number] = [
-                one(size, "a layer before is gathered") for size in self.graph.values[number].shape
-            ]
+            size = self.graph.values[number].shape[-1]
+            self.dims[number] = [*self.dims[number][:-1], one(size, "a layer before is gathered")]
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         """The shape of a value."""
