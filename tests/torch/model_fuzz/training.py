@@ -286,18 +286,18 @@ def under(training: Training, plan: dict[str, Any]) -> tuple[Trained, up.Run]:
     return found, run
 
 
-def rows_of_rank(run: up.Run, training: Training) -> list[Tensor]:
-    """The numbers of this rank's rows, for each prediction."""
-    found = []
+def rows_of_rank(run: up.Run, training: Training) -> list[Tensor | None]:
+    """The numbers of this rank's rows, for each prediction; None: all."""
+    found: list[Tensor | None] = []
     for step in training.steps:
         if step.before == "predict":
             count = len(_tensors(step.inputs)[0])
-            (mine,) = run.shard([(torch.arange(count), torch.arange(count))])
-            found.append(mine[0])
+            ((mine, _),) = run.shard([(torch.arange(count), torch.arange(count))])
+            found.append(mine if len(mine) < count else None)
     return found
 
 
-def difference(wanted: Trained, found: Trained, rows: list[Tensor], *, whole: bool) -> str:
+def difference(wanted: Trained, found: Trained, rows: list[Tensor | None], *, whole: bool) -> str:
     """What differs by more than rounding; empty: nothing."""
     for what, these, those in (
         ("the loss", wanted.losses, found.losses),
@@ -308,7 +308,7 @@ def difference(wanted: Trained, found: Trained, rows: list[Tensor], *, whole: bo
                 return f"{what}, number {place}, is {b}, expected {a}"
     for a, b, mine in zip(wanted.outputs, found.outputs, rows, strict=True):
         for whole_one, part in zip(outputs_of(a), outputs_of(b), strict=True):
-            expected = whole_one[mine] if whole_one.dim() else part
+            expected = whole_one if mine is None else whole_one[mine]
             if part.shape != expected.shape or not _near(expected, part):
                 return f"a prediction differs: {list(part.shape)}, expected {list(expected.shape)}"
     if whole and set(wanted.state) != set(found.state):
