@@ -290,10 +290,11 @@ class ReturnedHeads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heads, self.sums, self.each = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(4, 6)
+        self.first, self.heads = nn.Linear(8, 8), nn.Linear(8, 16)
+        self.sums, self.each = nn.Linear(16, 8), nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        heads = self.heads(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+        heads = self.heads(self.first(x)).unflatten(-1, (-1, 4)).transpose(1, 2)
         return self.sums(torch.tanh(heads).transpose(1, 2).flatten(2)), self.each(heads)
 
 
