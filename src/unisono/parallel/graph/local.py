@@ -95,6 +95,17 @@ class _Comparison:
             self._pair(node, other, copies)
         for frame, here in zip(self._whole.frames, self._local.frames, strict=False):
             self._moves(frame, here, copies)
+        self._outputs()
+
+    def _outputs(self) -> None:
+        """Whether each rank returns all of what the model returns."""
+        for number, there in zip(self._whole.outputs, self._local.outputs, strict=True):
+            shape, here = self._whole.values[number].shape, self._local.values[there].shape
+            if shape != here:
+                node = self._whole.nodes[self._whole.values[number].node]
+                raise ProgramMismatch(
+                    node, f"it returns {list(here)} where {list(shape)} is expected, at {node.line}"
+                )
 
     def _moves(self, frame: Frame, other: Frame, copies: dict[int, int]) -> None:
         """Whether each move of a call of a module got the value that it is for."""
