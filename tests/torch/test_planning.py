@@ -134,7 +134,9 @@ def test_replicas_that_meet_keep_anchors_and_a_momentum() -> None:
     assert alone["moments"] - averaged["moments"] == pytest.approx(3 * 4 * task.parameters, rel=0.01)
 
 
-@pytest.mark.parametrize(("experts", "top", "ranks"), [(4, 2, 2), (8, 2, 4), (16, 4, 2), (2, 2, 2), (4, 1, 4)])
+@pytest.mark.parametrize(
+    ("experts", "top", "ranks"), [(4, 2, 2), (8, 2, 4), (16, 4, 2), (2, 2, 2), (4, 1, 4)]
+)
 def test_rows_of_experts_are_those_of_a_full_rank(experts: int, top: int, ranks: int) -> None:
     drawer, rows, trials = random.Random(0), 64, 200
     received, pairs = [], []

@@ -54,7 +54,8 @@ def task_of(name: str, rows: int) -> TrainingTask:
         with HOST:
             sample = batch(rows)
         with torch.device("meta"):
-            return TrainingTask(make(), sample, BATCH, adamw, loss)
+            model = make()
+        return TrainingTask(model, sample, BATCH, adamw, loss)
     animal = ANIMALS[name]
     torch.manual_seed(0)
     with HOST:

@@ -1,8 +1,8 @@
 """The expert axis in a dry run: layers of stacked experts on one rank, which gets the rows of a full one.
 
-Values decide which rows go where, and there are none. Rows are counted as if a router drew the experts of each
-row by chance: the mean, and DEVIATIONS standard deviations more, as on a rank that is fuller than most. A run
-whose router prefers some experts needs more on their ranks.
+Values decide which rows go where, and there are none. Rows are counted as if a router drew the experts of
+each row by chance: the mean, and DEVIATIONS standard deviations more, as on a rank that is fuller than most.
+A run whose router prefers some experts needs more on their ranks.
 """
 
 from __future__ import annotations
