@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,6 @@ from unisono.parallel.costs import predictor
 from unisono.parallel.costs.trace import trace_step
 from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.candidates import changes, neighbours, plans
-from unisono.parallel.planning.dry_experts import DrawnRows
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.memory_account import MemoryTracker
 from unisono.parallel.planning.storage_watch import StorageWatch
@@ -132,24 +129,6 @@ def test_replicas_that_meet_keep_anchors_and_a_momentum() -> None:
         DryRun(task, up.Plan(data=2, **more)).peaks()[0].parts for more in ({}, {"local_steps": 4})
     )
     assert alone["moments"] - averaged["moments"] == pytest.approx(3 * 4 * task.parameters, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("experts", "top", "ranks"), [(4, 2, 2), (8, 2, 4), (16, 4, 2), (2, 2, 2), (4, 1, 4)]
-)
-def test_rows_of_experts_are_those_of_a_full_rank(experts: int, top: int, ranks: int) -> None:
-    drawer, rows, trials = random.Random(0), 64, 200
-    received, pairs = [], []
-    for _ in range(trials):
-        chosen = [drawer.sample(range(experts), top) for _ in range(rows * ranks)]
-        here = [sum(each < experts // ranks for each in row) for row in chosen]
-        received.append(sum(map(bool, here)))
-        pairs.append(sum(here))
-    drawn = DrawnRows.of(rows, experts, top, ranks)
-    for full, seen in ((drawn.received, received), (drawn.pairs, pairs)):
-        assert sum(each <= full for each in seen) >= 0.95 * trials
-        assert full <= max(seen) + 2  # so it is no bound for every router
-    assert drawn.sent == pytest.approx(statistics.mean(received), rel=0.02)
 
 
 def test_positions_and_experts_are_on_several_ranks() -> None:
