@@ -1,6 +1,7 @@
-"""Hugging Face's Trainer whose steps are those of a run: copy it. Loop, schedule, logs, callbacks, checkpoints stay.
+"""Hugging Face's Trainer whose steps are those of a run: copy it. Loop, schedule, logs, checkpoints stay.
 
-Every rank loads whole batches, and the run takes its rows. What Accelerate would wrap or gather is left alone.
+Every rank loads whole batches, and the run takes its rows. What Accelerate would wrap or gather is left
+alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ REFUSED = {  # argument of the Trainer: what to write
 
 
 class PlanTrainer(Trainer):
-    """Make it with a model that is whole, and `plan=`; `loss`, `weigh` as for `up.parallelize`. On all ranks."""
+    """Make it of a model that is whole, on all ranks; `plan`, `loss`, `weigh` as for `up.parallelize`."""
 
     def __init__(self, *args, plan: up.Plan, loss=None, weigh="tokens", **named) -> None:
         super().__init__(*args, **named)
@@ -38,21 +39,29 @@ class PlanTrainer(Trainer):
         self._own_loss = loss is None
         plan = dataclasses.replace(plan, clip=plan.clip or self.args.max_grad_norm or None)
         self.args.average_tokens_across_devices = False  # the labels of a whole batch are counted here
-        self.accelerator.gather_for_metrics = lambda losses, **_: losses.repeat(plan.data)  # all ranks have them
+        self._rows = 0  # of the batch that is evaluated: the mean of its loss counts for each
+        self.accelerator.gather_for_metrics = lambda losses, **_: losses[:1].repeat(self._rows)
+        self.gather_function = self.accelerator.gather_for_metrics
         sample = self._batch(self.data_collator([next(iter(self.train_dataset))] * 2))
         how = {"sample": sample if self._own_loss else sample[0], "loss": loss, "weigh": weigh}
         decayed = {*self.get_decay_parameter_names(self.model)}
-        self.run = up.parallelize(self.model, plan, optimizer=lambda params: self._made(params, decayed), **how)
+        self.run = up.parallelize(
+            self.model, plan, optimizer=lambda params: self._made(params, decayed), **how
+        )
 
     def _refuse(self, given) -> None:
         for name, remedy in REFUSED.items():
             if getattr(given, name, None):
                 raise ValueError(f"{name}={getattr(given, name)!r} would be ignored; write {remedy}")
         if self.optimizer is not None:
-            raise ValueError("optimizers= has other parameters than the run: use optim=, optimizer_cls_and_kwargs=")
+            raise ValueError(
+                "optimizers= has other parameters than the run: use optim=, optimizer_cls_and_kwargs="
+            )
         own = type(self).compute_loss is not Trainer.compute_loss or self.compute_loss_func is not None
         if own or self.compute_metrics is not None:
-            raise ValueError("a run computes the loss: PlanTrainer(loss=...); metrics: run.predict, up.Average")
+            raise ValueError(
+                "a run computes the loss: PlanTrainer(loss=...); metrics: run.predict, up.Average"
+            )
 
     def _made(self, params, decayed) -> torch.optim.Optimizer:
         """The Trainer's optimizer, of optim= and learning_rate=, with its two groups."""
@@ -94,6 +103,7 @@ class PlanTrainer(Trainer):
 
     def prediction_step(self, _model, inputs, *_, **__):
         self.run.model.eval()
+        self._rows = len(next(iter(inputs.values())))
         (mine,) = self.run.shard([self._batch(inputs)])
         return torch.tensor(self.run.evaluate(mine)), None, None
 

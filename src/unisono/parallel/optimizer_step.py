@@ -65,10 +65,10 @@ def _of_dtensor(error: Exception) -> bool:
 def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     return (
-        f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an operation "
-        f"of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. Use an "
-        "optimizer that changes each value by itself, such as AdamW or up.CompressedAdam, or a plan that "
-        "leaves parameters whole (zero=0, tensor=1)"
+        f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an "
+        f"operation of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. "
+        "Use an optimizer that changes each value by itself, such as AdamW or up.CompressedAdam, or a plan "
+        "that leaves parameters whole (zero=0, tensor=1)"
     )
 
 

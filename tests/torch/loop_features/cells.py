@@ -129,7 +129,7 @@ def main(rank: int, size: int, folder: Path, title: str, names: str = "") -> Non
         here = folder / feature
         here.mkdir(exist_ok=True)
         store = dist.FileStore(str(here / "store"), size)
-        limit = timedelta(seconds=120)
+        limit = timedelta(seconds=400)
         dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=limit)
         found = cell(feature, title, PLANS[title], here)
         if rank == 0:

@@ -1,9 +1,10 @@
 """The table of docs/features.md: what came of each feature under each plan, beside one process.
 
-    python tests/torch/loop_features/feature_table.py > docs/features.md     # ten minutes on two cores
+    python tests/torch/loop_features/feature_table.py > docs/features.md     # ten minutes
     python tests/torch/loop_features/feature_table.py zero3,tensor --features resuming,averages
+    python tests/torch/loop_features/feature_table.py --kept cells.txt   # the page of printed cells
 
-With arguments it prints cells. Exits with 1 if a cell is WRONG or RAW.
+With names of plans it prints cells. Exits with 1 if a cell is WRONG or RAW.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from loop_features.features import FEATURES  # noqa: E402
 PAGE = TESTS.parent / "docs" / "features.md"
 SIGNS = {"same": "=", "lossy": "~"}
 FAILED = ("WRONG", "RAW")
+NOT_RUN = "?"
 LIMIT_S = 3000
 HEAD = """# Features under plans
 
-Each feature of a training loop, written once with the words of [parallel.md](parallel.md) and once in plain PyTorch for one process,
-and tried under each plan. `make test-parallel` compares every cell (`tests/torch/test_parallel_loops.py`);
+Each feature of a training loop, written once with the words of [parallel.md](parallel.md) and once in
+plain PyTorch for one process, and tried under each plan. `make test-parallel` compares every cell
+(`tests/torch/test_parallel_loops.py`);
 `python tests/torch/loop_features/feature_table.py > docs/features.md` writes this page.
 
 - `=`: losses, norms, weights, outputs are those of one process, to 1e-5.
 - `~`: likewise, to 5e-2: low precision rounds.
 - a number: an error of Unisono's, before the step, on all ranks: [below](#what-is-refused).
+- `?`: not run when this page was written.
 """
 
 
@@ -45,15 +49,20 @@ def cells(forks: suite.Forks, title: str, features: Iterable[str] = ()) -> list[
     with tempfile.TemporaryDirectory() as folder:
         job = ("loop_features.cells", PLANS[title].ranks, [title, ",".join(features)])
         printed = forks.run(Path(folder), {"job": job}, LIMIT_S)["job"]
-    found = [Cell(*json.loads(line)) for line in printed[0].splitlines() if line.startswith('["')]
+    found = cells_in(printed[0])
     lost = {*(features or FEATURES)} - {cell.feature for cell in found}
     return found + [Cell(name, title, "RAW", f"the job ended: {printed}", 0.0) for name in sorted(lost)]
+
+
+def cells_in(text: str) -> list[Cell]:
+    """The cells that a rank printed, among other lines."""
+    return [Cell(*json.loads(line)) for line in text.splitlines() if line.startswith('["')]
 
 
 def note(cell: Cell) -> str:
     """The first sentence of an error, without its kind and its numbers."""
     text = re.sub(r"^\w+: (Plan: )?", "", cell.text).split("\n")[0]
-    return re.split(r"(?<=[a-z\])])[.;:] ", text)[0].rstrip(".").replace("|", "\\|")
+    return re.split(r"[.;] ", text)[0].rstrip(".").replace("|", "\\|")
 
 
 def page(found: list[Cell]) -> str:
@@ -62,7 +71,7 @@ def page(found: list[Cell]) -> str:
     notes: dict[str, int] = {}
     rows = []
     for name, feature in FEATURES.items():
-        signs = [sign(by_place[name, title], notes) for title in PLANS]
+        signs = [sign(by_place.get((name, title)), notes) for title in PLANS]
         rows.append(f"| {feature.__doc__} | {' | '.join(signs)} |")
     legend = [f"- {title}: `{str(plan)[5:-1]}`" for title, plan in PLANS.items()]
     heads = f"| feature | {' | '.join(PLANS)} |\n|---|{'---|' * len(PLANS)}"
@@ -72,7 +81,9 @@ def page(found: list[Cell]) -> str:
     )
 
 
-def sign(cell: Cell, notes: dict[str, int]) -> str:
+def sign(cell: Cell | None, notes: dict[str, int]) -> str:
+    if cell is None:
+        return NOT_RUN
     if cell.word == "refused":
         return str(notes.setdefault(note(cell), len(notes) + 1))
     return SIGNS.get(cell.word, cell.word)
@@ -94,7 +105,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plans", nargs="?", default="", help="names of plans, with commas between")
     parser.add_argument("--features", default="", help="names of features, with commas between")
+    parser.add_argument("--kept", type=Path, help="run nothing: a file of cells")
     given = parser.parse_args()
+    if given.kept is not None:
+        print(page(cells_in(given.kept.read_text())), end="")
+        return 0
     forks, found = suite.Forks(), []
     for title in given.plans.split(",") if given.plans else PLANS:
         new = cells(forks, title, given.features.split(",") if given.features else ())

@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import unisono.parallel as up
-from loop_features.models import Normed, Text, adapted, padded, texts, token_loss, vectors
 from loop_features.loops import IGNORED, Loops, adamw
+from loop_features.models import Normed, Text, adapted, padded, texts, token_loss, vectors
 
 Shown = Iterator[Any]
 Feature = Callable[[Loops], Shown]
@@ -214,9 +214,7 @@ def micro_batches(loops: Loops) -> Shown:
 
 def clipping(loops: Loops) -> Shown:
     """`clip`, `run.grad_norm`"""
-    run = loops.start(
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0), changes={"clip": 0.3}
-    )
+    run = loops.start(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0), changes={"clip": 0.3})
     for batch in run.shard(texts(3)):
         yield run.step(batch), run.grad_norm
 
@@ -278,6 +276,18 @@ def smoothed(loops: Loops) -> Shown:
 
     run = loops.start(loss=distance)
     yield losses(run, [(x, teacher(x).log_softmax(-1).detach()) for x, _ in texts(3)])
+
+
+def inference_mode(loops: Loops) -> Shown:
+    """evaluation and outputs within `torch.inference_mode()`, between steps"""
+    run = loops.start()
+    yield losses(run, texts(1))
+    run.model.eval()
+    with torch.inference_mode():
+        yield [run.evaluate(batch) for batch in run.shard(texts(1, seed=2))]
+        yield loops.outputs(run, texts(1)[0][0])
+    run.model.train()
+    yield losses(run, texts(2))
 
 
 def few_rows(loops: Loops) -> Shown:
@@ -346,9 +356,7 @@ def resuming(loops: Loops) -> Shown:
             kept = {"schedule": schedule, "average": average, "data": data}
             run.save(loops.folder / "resuming", also=kept)
             run, schedule, average, data = begin()
-            run.load(
-                loops.folder / "resuming", also={"schedule": schedule, "average": average, "data": data}
-            )
+            run.load(loops.folder / "resuming", also={"schedule": schedule, "average": average, "data": data})
         else:
             break
     with average.applied():
@@ -555,12 +563,13 @@ def meetings(loops: Loops) -> Shown:
 FEATURES: dict[str, Feature] = {
     one.__name__: one
     for one in (
-        training, schedules, several_optimizers, groups, other_optimizers, adafactor, muon, own_optimizer, averages, unfreezing,
-        adapters, scalars, tied, accumulation, micro_batches, clipping, weighed_tokens, weighed_by_a_function,
-        counted, own_loss, smoothed, few_rows, loaders, resuming, moving, dropout, recomputation, whole_models,
-        batch_norm, kept_f32, fp16, compiled, checked, explained, progress, gradient_hooks, between_steps,
-        uneven_use, meta, swapped, compressed, meetings,
+        training, schedules, several_optimizers, groups, other_optimizers, adafactor, muon, own_optimizer,
+        averages, unfreezing, adapters, scalars, tied, accumulation, micro_batches, clipping,
+        weighed_tokens, weighed_by_a_function, counted, own_loss, smoothed, inference_mode, few_rows,
+        loaders, resuming, moving, dropout, recomputation, whole_models, batch_norm, kept_f32, fp16,
+        compiled, checked, explained, progress, gradient_hooks, between_steps, uneven_use, meta, swapped,
+        compressed, meetings,
     )
 }  # fmt: skip
-LOW = {"kept_f32", "fp16"}
-"""In low precision."""
+LOW = {"kept_f32", "fp16", "muon"}
+"""In low precision, as Muon's products of matrices are, too."""
