@@ -40,6 +40,13 @@ def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
     assert ended.text.count("Plan(") == 2 * 2 * len(texts), ended.text
 
 
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_a_model_on_the_meta_device_is_cut_by_positions(machine: Any) -> None:
+    ended = machine.run(MEMORY / "context_on_meta.py", limit_s=110)
+    assert not any(ended.codes), ended.text
+    assert "the losses agree" in ended.text
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("machine", [2], indirect=True)

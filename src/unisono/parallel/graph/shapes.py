@@ -54,14 +54,14 @@ class Shapes:
         # what a closure of the program may refer to, which no copy of the model changes. A run replaces
         # parameters, whose memory ends then
         self.originals: dict[int, tuple[weakref.ref[Tensor], str]]
-        self.on_host: bool  # the model was on the meta device
+        self.on_meta: bool  # the model was on the meta device
         if isinstance(model, Shapes):
-            self.originals, self.on_host = model.originals, model.on_host
+            self.originals, self.on_meta = model.originals, model.on_meta
             self._copy(model.model, model.also)
         else:
             named = [*model.named_parameters(), *model.named_buffers()]
             self.originals = {id(value): (weakref.ref(value), name) for name, value in named}
-            self.on_host = any(value.is_meta for _, value in named)
+            self.on_meta = any(value.is_meta for _, value in named)
             self._copy(model, also)
 
     def _copy(self, model: nn.Module, also: Any) -> None:
@@ -89,8 +89,8 @@ class Shapes:
         return found[1] if found is not None and found[0]() is tensor else None
 
     def blank(self, value: Tensor) -> Tensor:
-        """A tensor like `value`, without values; on the CPU in place of the meta device."""
-        device = torch.device("cpu") if value.is_meta else value.device
+        """A tensor like `value`, without values; where the model is to be in place of the meta device."""
+        device = _home() if value.is_meta else value.device
         with self.mode, torch.no_grad():
             made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         if isinstance(value, nn.Parameter):
@@ -98,6 +98,12 @@ class Shapes:
         return made
 
     def inputs(self, sample: Any) -> Any:
-        """The sample, without its values; on the CPU where the model was on the meta device."""
+        """The sample, without its values; where the model is to be if it was on the meta device."""
         made = mapped(sample, self.blank)
-        return mapped(made, lambda tensor: tensor.cpu()) if self.on_host else made
+        return mapped(made, lambda tensor: tensor.to(_home())) if self.on_meta else made
+
+
+def _home() -> torch.device:
+    """The default device, on which a model on the meta device is to be: operators that name it do so, too."""
+    default = torch.get_default_device()
+    return torch.device("cpu") if default.type == "meta" else default

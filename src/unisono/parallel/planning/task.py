@@ -39,7 +39,7 @@ class DeviceShapes(Shapes):
     def __init__(self, model: nn.Module, device_type: str, also: Any = None) -> None:
         self._device_type = device_type
         super().__init__(model, also)
-        self.on_host = False
+        self.on_meta = False
 
     def blank(self, value: Tensor) -> Tensor:
         """A tensor like `value`, without values."""
