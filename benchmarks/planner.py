@@ -1,7 +1,7 @@
 """The planner beside published figures, each bound with a verdict; misses are listed.
 
     python benchmarks/planner.py [memory] [zero] [times] [sc21] [llama3] [fsdp] [moe] [context] [fit] [search]
-    python benchmarks/planner.py machine [--models gpt,cnn] [--layouts 2,4,2x2] [--minutes 12] [--record FILE]
+    python benchmarks/planner.py machine [--models gpt,cnn] [--layouts 2,4,2x2] [--plans PLANS]
 
 `machine` says what steps take on this machine, and measures them: planner_machine.py. `fit` solves for the
 two constants of a100-80g that are fitted, on the rows FITTED, and says how much the other two matter.
@@ -371,14 +371,25 @@ def main() -> int:
     )
     add("--layouts", type=_words, default=tuple(LAYOUTS), help=f"of {','.join(LAYOUTS)} (default: all)")
     add("--minutes", type=float, default=12.0, help="no job begins after so many (default 12)")
+    add(
+        "--plans", default="", help='measure these, not the usual ones: "context=2;expert=2,zero=1;swap=disk"'
+    )
     add("--record", type=Path, default=RECORD, help="file that keeps what has run")
     args = parser.parse_args()
     if unknown := set(args.layouts) - set(LAYOUTS):
         parser.error(f"no layout {min(unknown)}: there are {', '.join(LAYOUTS)}")
     if "machine" in args.parts:
         parts["machine"] = functools.partial(
-            machine, args.models, args.layouts, rounds=args.rounds, minutes=args.minutes, record=args.record
-        )
+            machine, args.models, args.layouts, rounds=args.rounds, minutes=args.minutes, record=args.record,
+            plans=args.plans,
+        )  # fmt: skip
+        from listed_plans import plans_of  # which imports PyTorch
+
+        for layout in args.layouts:
+            try:
+                plans_of(args.plans, LAYOUTS[layout])
+            except ValueError as error:
+                parser.error(str(error))
     if unknown := set(args.parts) - set(parts):
         parser.error(f"no part {min(unknown)}: there are {', '.join(parts)}")
     held = [parts[part]() for part in args.parts or parts]

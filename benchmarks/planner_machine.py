@@ -1,12 +1,14 @@
 """Steps of models under plans on this machine: said before they run, then measured.
 
     python benchmarks/planner.py machine --models gpt,cnn --layouts 2,4 --minutes 12 --record FILE
+    python benchmarks/planner.py machine --models mixtral --layouts 2 --plans "expert=2;data=2,swap=disk"
 
 A layout is a number of ranks on this machine, or 2x2: two hosts of two ranks, network namespaces with links
 of 1 Gbit/s and a core each, which need root. Each model runs on each layout: the plan that `up.plan` chooses,
-and those of PLANS (planner_job.py). Memory is compared on virtual GPUs. Every job adds a line to the record,
-and jobs that are in it are not run again: so the benchmark goes on where it stopped. Where the machine was
-not calibrated, `unisono calibrate` and `calibrate --compute` run first. Costs are fitted on no model here.
+and those of PLANS (planner_job.py); with `--plans` only the listed ones (listed_plans.py). Memory is compared
+on virtual GPUs. Every job adds a line to the record, and jobs that are in it are not run again: so the
+benchmark goes on where it stopped. Where the machine was not calibrated, `unisono calibrate` and `calibrate
+--compute` run first. Costs are fitted on no model here.
 """
 
 from __future__ import annotations
@@ -84,28 +86,37 @@ class MachineRow(NamedTuple):
 
 
 class MachineJob(NamedTuple):
-    """One model on one layout; `what`: seconds or memory."""
+    """One model on one layout; `what`: seconds or memory. `plans`: that are listed; "": the usual ones."""
 
     model: str
     layout: str
     what: str
+    plans: str = ""
 
 
 # ---- jobs ----
 
 
-def jobs(models: Sequence[str], layouts: Sequence[str]) -> list[MachineJob]:
+def jobs(models: Sequence[str], layouts: Sequence[str], plans: str = "") -> list[MachineJob]:
     """Each model's seconds on every layout, then its memory."""
-    times = [MachineJob(model, layout, "seconds") for layout in layouts for model in models]
+    times = [MachineJob(model, layout, "seconds", plans) for layout in layouts for model in models]
     here = [layout for layout in layouts if "x" not in layout]
-    return times + [MachineJob(model, layout, "memory") for layout in here for model in models]
+    return times + [MachineJob(model, layout, "memory", plans) for layout in here for model in models]
 
 
 def ran(job: MachineJob, rounds: int) -> list[MachineRow]:
     """Run a job; its rows, or one that says why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
-        words = [str(HERE / "planner_job.py"), job.what, job.model, str(file), str(rounds)]
+        words = [
+            str(HERE / "planner_job.py"),
+            job.what,
+            job.model,
+            str(file),
+            str(rounds),
+            "--plans",
+            job.plans,
+        ]
         ranks = LAYOUTS[job.layout]
         try:
             if "x" in job.layout:
@@ -209,11 +220,17 @@ def _calibrated(prefix: list[str]) -> dict[str, Any]:
 
 
 def machine(
-    models: Sequence[str], layouts: Sequence[str], *, rounds: int, minutes: float, record: Path
+    models: Sequence[str],
+    layouts: Sequence[str],
+    *,
+    rounds: int,
+    minutes: float,
+    record: Path,
+    plans: str = "",
 ) -> bool:
     """Run what the record lacks, as long as there is time; print every row of it, and the verdicts."""
     until = time.monotonic() + 60 * minutes
-    wanted = jobs(models, layouts)
+    wanted = jobs(models, layouts, plans)
     kept = recorded(record)
     calibrate(layouts)
     for job in wanted:
@@ -226,7 +243,7 @@ def machine(
     left = [job for job in wanted if job not in kept]
     if left:
         print(f"  no time for {len(left)} of {len(wanted)} jobs: the same command goes on with them")
-    return _verdicts({job: kept[job] for job in wanted if job in kept})
+    return _verdicts({job: kept[job] for job in wanted if job in kept}, chosen=not plans)
 
 
 def recorded(record: Path) -> dict[MachineJob, list[MachineRow]]:
@@ -251,13 +268,14 @@ def lines(rows: Sequence[MachineRow], what: str) -> Iterator[str]:
             yield f"{head} {said:8.2f} {unit} ({took:8.2f})  {row.error:+.1%}"
 
 
-def _verdicts(found: dict[MachineJob, list[MachineRow]]) -> bool:
+def _verdicts(found: dict[MachineJob, list[MachineRow]], *, chosen: bool) -> bool:
     times = [row for job, rows in found.items() for row in rows if job.what == "seconds" and not row.problem]
     peaks = [row for job, rows in found.items() for row in rows if job.what == "memory" and not row.problem]
     failed = [row for rows in found.values() for row in rows if not row.plan]
     held = verdict("every job ran", not failed, f"{len(failed)} of {len(found)} did not")
     if times:
         held &= _of_times(times)
+        held &= not chosen or _of_choices(times)
     if peaks:
         held &= _of_peaks(peaks)
     return held
@@ -269,8 +287,11 @@ def _of_times(rows: list[MachineRow]) -> bool:
     missed = sorted((row for row in rows if abs(row.error) > 0.10), key=lambda row: -abs(row.error))
     print(f"  {len(missed)} of {len(rows)} steps are off by more than 10 %:")
     print("\n".join(lines(missed, "seconds")))
-    held = verdict("step, median error 10 %", median <= 0.10, f"{median:.1%}, p95 {most:.1%}")
-    lost = []
+    return verdict("step, median error 10 %", median <= 0.10, f"{median:.1%}, p95 {most:.1%}")
+
+
+def _of_choices(rows: list[MachineRow]) -> bool:
+    held, lost = True, []
     for model, layout in dict.fromkeys((row.model, row.layout) for row in rows):
         here = [row for row in rows if (row.model, row.layout) == (model, layout)]
         best, chosen = min(here, key=lambda row: row.measured), next((r for r in here if r.chosen), None)

@@ -168,7 +168,7 @@ def test_what_is_cut(make: Any, sample: Tensor, share: float, cut: dict[str, int
 def test_gradients_that_are_sums() -> None:
     found = prove(MultiQuery(), IDS, 2)
     assert set(found.sums) == {"q_norm.weight", "q_norm.bias"}
-    entered = {path for path, moves in found.moves.items() if (True, 0) in moves}
+    entered = {path for path, moves in found.moves.items() if (True, ()) in moves}
     assert entered == {"k_norm", "v"}
 
 

@@ -185,13 +185,23 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
 
 
 def roofline_of(
-    flops: float, rate: float, kernel_s: float, *, low: float = 0.5, ranks: int = 1, threads: int = 1
+    flops: float,
+    rate: float,
+    kernel_s: float,
+    *,
+    low: float = 0.5,
+    grouped: float = 0.5,
+    attention: float = 0.5,
+    ranks: int = 1,
+    threads: int = 1,
+    points: Mapping[str, tuple[tuple[float, ...], ...]] = POINTS,
 ) -> OperatorCosts:
     """The roofline of a rank with so many FLOP/s and bytes per second.
 
     Args:
         rate: bytes that are copied in a second.  kernel_s: an operator that does nothing.
         low: FLOP/s in 16 bits, beside those in f32.
+        grouped, attention: FLOP/s of batched products and convolutions, and of attention, beside `flops`.
     """
 
     def product(rows: float, inner: float, columns: float) -> float:
@@ -201,17 +211,17 @@ def roofline_of(
     formulas: dict[str, Callable[..., float]] = {
         "product": product,
         "product_low": lambda *sizes: product(*sizes) / low,
-        "batched": lambda _, work: 2 * work / flops,
-        "convolution": lambda _, work: 2 * work / flops,
-        "convolution_backward": lambda _, work: 4 * work / flops,
-        "attention": lambda _, work: 2 * work / flops,
-        "attention_backward": lambda _, work: 5 * work / flops,
+        "batched": lambda _, work: work / grouped / flops,
+        "convolution": lambda _, work: work / grouped / flops,
+        "convolution_backward": lambda _, work: 2 * work / grouped / flops,
+        "attention": lambda _, work: work / attention / flops,
+        "attention_backward": lambda _, work: 2.5 * work / attention / flops,
         "light": lambda nbytes: nbytes / 2 / rate,
         "sums": lambda nbytes: nbytes / 2 / rate,
         "strided": lambda nbytes: nbytes / rate,
     }
     return OperatorCosts(
-        ranks, threads, tables(lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point))
+        ranks, threads, tables(lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point), points)
     )
 
 

@@ -84,9 +84,9 @@ def _mlp() -> Reference:
     return Reference("mlp", model, (torch.randn(256, 768), torch.randn(256, 768)), functional.mse_loss)
 
 
-def tiny() -> Reference:
+def tiny(layers: int = 3) -> Reference:
     """A GPT that is all overhead."""
-    return _gpt(32, 3, 1, 8, 64)
+    return _gpt(32, layers, 1, 8, 64)
 
 
 def reference_models() -> list[Reference]:

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PricedCollective", "collective_calls"]
 
+EXCHANGED = {"context": "context", "experts": "expert"}
+"""Cause of an exchange -> its axis."""
+
 
 class PricedCollective(NamedTuple):
     """All calls of one kind in a step, on the mean rank of a pipeline.
 
     Attributes:
-        collective: such as all_reduce.    axis: tensor, data, or pipeline.    ranks: of a call.
+        collective: such as all_reduce.    ranks: of a call.
+        axis: tensor, data, pipeline, context or expert.
         nbytes: of all calls, each of the whole buffer.    calls: may be a part of one, under local_steps.
         seconds: of all calls, whether compute hides them or not.
     """
@@ -31,6 +35,12 @@ class PricedCollective(NamedTuple):
     nbytes: float
     calls: float
     seconds: float
+
+    def _times(self, share: float) -> PricedCollective:
+        """So often."""
+        return self._replace(
+            nbytes=self.nbytes * share, calls=self.calls * share, seconds=self.seconds * share
+        )
 
 
 class _LoggedCosts:
@@ -58,7 +68,7 @@ class _LoggedCosts:
 
 
 def collective_calls(parts: StepParts) -> list[PricedCollective]:
-    """Those of a step, what takes longest first. What `context` and `expert` exchange is not among them."""
+    """Those of a step, what takes longest first."""
     plan, costs = parts.plan, _LoggedCosts(parts.collectives)
     parts.collectives = costs  # type: ignore[assignment]
     step_forecast(parts)
@@ -71,14 +81,32 @@ def collective_calls(parts: StepParts) -> list[PricedCollective]:
         if members != tensor
     ]
     rows += [(name, "tensor", tensor, *rest) for name, *rest in _tensor_moves(parts)]  # type: ignore[misc]
-    for name, axis, members, nbytes, taken, times in rows:
-        share = (1 if axis == "pipeline" else times) / plan.pipeline
-        key = name, axis, len(members)
-        before = found.get(key, PricedCollective(*key, 0.0, 0.0, 0.0))
-        found[key] = PricedCollective(
-            *key, before.nbytes + nbytes * share, before.calls + share, before.seconds + taken * share
+    calls = [
+        PricedCollective(name, axis, len(members), nbytes, 1.0, taken)._times(
+            (1 if axis == "pipeline" else times) / plan.pipeline
+        )
+        for name, axis, members, nbytes, taken, times in rows
+    ]
+    for each in (*calls, *_exchanges(parts)):
+        before = found.setdefault(each[:3], each._times(0.0))
+        found[each[:3]] = PricedCollective(
+            *each[:3], *(one + other for one, other in zip(before[3:], each[3:], strict=True))
         )
     return sorted(found.values(), key=lambda each: -each.seconds)
+
+
+def _exchanges(parts: StepParts) -> Iterator[PricedCollective]:
+    """What the axes of context and experts exchange in a step."""
+    plan = parts.plan
+    for exchange in parts.exchanges:
+        axis = EXCHANGED[exchange.cause]
+        again = 1 + (plan.recompute is True)
+        for calls, times in ((exchange.forward, again), (exchange.backward, 1)):
+            for each in calls:
+                made = PricedCollective(
+                    each.collective, axis, each.ranks, each.nbytes, each.calls, each.seconds
+                )
+                yield made._times(times * plan.micro_batches / plan.pipeline)
 
 
 def _tensor_moves(parts: StepParts) -> Iterator[tuple[str, float, float, float]]:

@@ -23,7 +23,7 @@ class CollectiveCosts:
     Args:
         machine: the figures of its hosts. Between hosts those of the network count, as for the engine.
         hosts: number of the host of each rank, by rank.
-        turn_s: more of each call and message, see `SharedSteps`.
+        turn_s: more of each call, see `SharedSteps`.
     """
 
     def __init__(self, machine: MachineCalibration, hosts: Sequence[int], turn_s: float = 0.0) -> None:
@@ -74,9 +74,9 @@ class CollectiveCosts:
         machine = self._machine
         if self._hosts[sender] != self._hosts[receiver]:
             shared = min(beside, self.here)
-            return 2 * machine.tcp_s + nbytes * shared / machine.tcp + self._turn_s
+            return 2 * machine.tcp_s + nbytes * shared / machine.tcp
         rate = min(machine.take, machine.copy.all_memory)
-        return machine.flag_s + nbytes / rate + self._turn_s
+        return machine.flag_s + nbytes / rate
 
     def _priced(self, collective: str, hosts: tuple[int, ...], nbytes: int) -> float:
         tuner = self._tuner(hosts)

@@ -9,19 +9,39 @@ if TYPE_CHECKING:
     from .collectives import CollectiveCosts
     from .traced_step import TracedAttention, TracedStep
 
-__all__ = ["PricedExchange", "of_attentions", "of_experts"]
+__all__ = ["ExchangeCalls", "PricedExchange", "of_attentions", "of_experts"]
 
 TOP = 2
 """Experts of a row: they are not known before a router runs."""
 
 
+class ExchangeCalls(NamedTuple):
+    """Calls of one kind in a pass: the bytes and the seconds of all of them."""
+
+    collective: str
+    ranks: int
+    calls: int
+    nbytes: float
+    seconds: float
+
+
 class PricedExchange(NamedTuple):
-    """Seconds of one exchange, forward and backward. `call`: the number of its module call."""
+    """One exchange, forward and backward. `call`: the number of its module call."""
 
     cause: str
     call: int
-    forward_s: float
-    backward_s: float
+    forward: tuple[ExchangeCalls, ...]
+    backward: tuple[ExchangeCalls, ...]
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of the forward."""
+        return sum(each.seconds for each in self.forward)
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of the backward."""
+        return sum(each.seconds for each in self.backward)
 
 
 def of_attentions(
@@ -38,19 +58,30 @@ def _attention(
     ranks = len(members)
     queries, keys = attention.queries / ranks, attention.keys / ranks
 
-    def hop(nbytes: float) -> float:
-        return max(
+    def hops(times: int, nbytes: float) -> ExchangeCalls:
+        slowest = max(
             collectives.message(one, other, nbytes)
             for one, other in zip(members, [*members[1:], members[0]], strict=True)
         )
+        return ExchangeCalls("message", 2, times, times * nbytes, times * slowest)
 
-    ring = (ranks - 1) * hop(keys), (ranks - 1) * hop(keys) + ranks * hop(keys * 4 / attention.width)
-    if attention.heads % ranks == 0:  # queries and results, keys and values: each an all-to-all
-        one_way = 2 * collectives.seconds("all_to_all", members, queries)
-        one_way += 2 * collectives.seconds("all_to_all", members, keys / 2)
-        if 2 * one_way <= sum(ring):
-            ring = one_way, one_way
-    return PricedExchange("context", attention.call, *ring)
+    there = (hops(ranks - 1, keys),)
+    ring = PricedExchange("context", attention.call, there, (*there, hops(ranks, keys * 4 / attention.width)))
+    if attention.heads % ranks:
+        return ring
+    one_way = tuple(  # queries and results, keys and values: each an all-to-all
+        _exchanged(2, members, nbytes, collectives) for nbytes in (queries, keys / 2)
+    )
+    heads = PricedExchange("context", attention.call, one_way, one_way)
+    return heads if 2 * heads.forward_s <= ring.forward_s + ring.backward_s else ring
+
+
+def _exchanged(
+    times: int, members: Sequence[int], nbytes: float, collectives: CollectiveCosts
+) -> ExchangeCalls:
+    """So many exchanges of all ranks with all others."""
+    taken = times * collectives.seconds("all_to_all", members, nbytes)
+    return ExchangeCalls("all_to_all", len(members), times, times * nbytes, taken)
 
 
 def of_experts(
@@ -72,6 +103,6 @@ def of_experts(
     found = []
     for number, call in enumerate(traced.calls):
         if call.path in paths:
-            taken = 2 * collectives.seconds("all_to_all", members, call.nbytes * share * spread)
-            found.append(PricedExchange("experts", number, taken, taken))
+            there = (_exchanged(2, members, call.nbytes * share * spread, collectives),)
+            found.append(PricedExchange("experts", number, there, there))
     return found

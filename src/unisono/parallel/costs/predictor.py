@@ -23,16 +23,18 @@ from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
 from .collective_calls import PricedCollective, collective_calls
-from .collectives import CollectiveCosts
 from .compressed_gradients import CompressedGradients, of_stages
 from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
+from .hardware_prices import source_of, swap_rate
+from .host_prices import HostPricing
 from .operator_prices import BY_BYTES, OperatorPrices
 from .stage_starts import StageStarts
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
@@ -40,11 +42,12 @@ from .step_time import step_forecast
 from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
 from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep
+from .trial import Trial, should_try
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
-    from unisono.parallel.plan import Plan
     from unisono.parallel.planning.task import TrainingTask
+    from unisono.planner.hardware import Hardware
 
 __all__ = ["StepPredictor"]
 
@@ -65,6 +68,8 @@ class StepPredictor:
         own_device: each rank computes on a device of its own, which `compute` is of: its cores are one.
             There collectives of the data axis run beside backward.
         speeds: of each rank, its rate of compute beside that of `compute`; (): all are alike.
+        trial: run a few rows through a copy of a small model on this CPU, to see what its Python takes.
+        hardware: of each host, whose links count in place of `machine`'s.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
     Example: StepPredictor(model, (x, y), loss=mse_loss).forecast(Plan(data=2)).total is in seconds.
@@ -85,6 +90,8 @@ class StepPredictor:
         hosts: Sequence[int] = (),
         own_device: bool = False,
         speeds: Sequence[float] = (),
+        trial: bool = False,
+        hardware: Sequence[Hardware] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
@@ -100,6 +107,7 @@ class StepPredictor:
         self._output = identity if loss is None else self._family.output
         self._given, self._explicit = pieces is not None, cuts
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
+        self._hardware = tuple(hardware)
         settings = env.read()
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
@@ -107,8 +115,15 @@ class StepPredictor:
             if not self._compute.measured_here:
                 self._source += "; unisono calibrate --compute measures this machine"
         else:
-            self._compute, self._source = compute, "a roofline of the device" if own_device else "given"
+            self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         self._machine = recall(settings).calibration if machine is None else machine
+        tried = trial and not own_device and should_try(model, self._batch)
+        self._pricing = HostPricing(
+            self._compute, self._machine, self._hardware, own_device,
+            Trial(model, self._batch, rows_of(self._batch), self._output, self._loss, optimizer)
+            if tried else None,
+            self._operators,
+        )  # fmt: skip
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
@@ -116,16 +131,15 @@ class StepPredictor:
         self._cuts = KnownCuts()
         self._starts: dict[Any, StageStarts] = {}
         self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
-        self._prices: dict[tuple[tuple[int, ...], bool], _HostPrices] = {}
 
     @classmethod
     def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
-        """That of a task, which finds each cut of the tensor axis once for all who ask."""
+        """That of a task, which finds each cut and records each step once for all who ask."""
         made = cls(
             task.model, task.sample, rows=task.batch, loss=task.loss, optimizer=task.optimizer,
             pieces=task.pieces, **options,
         )  # fmt: skip
-        made._task = task
+        made._task, made._traces = task, task.traces
         return made
 
     @property
@@ -157,7 +171,7 @@ class StepPredictor:
                 f"{plan.micro_batches} micro-batches"
             )
         traced, stages, sent = self._staged(plan, rows)
-        priced = self._priced(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
+        priced = self._pricing.of(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
@@ -171,10 +185,15 @@ class StepPredictor:
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
-            experts.spread, self._machine.copy.memory, priced.together_s * (plan.ranks > 1),
+            experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
-            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts,
         )  # fmt: skip
+
+    def _operators(self, rows: int) -> list[TracedOperator]:
+        """Those of a step of one rank."""
+        traced = self._traced(Plan(), rows, frozenset())
+        return [*traced.operators, *(self._updated(Plan(), traced) or ())]
 
     def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:
         """Where the experts are that the expert axis spreads."""
@@ -189,17 +208,6 @@ class StepPredictor:
         every = sum(trained.values())
         spread = (every - inside + inside / plan.expert) / every if every else 1.0
         return _Experts(frozenset(called), own, spread)
-
-    def _priced(self, hosts: tuple[int, ...], *, cut: bool) -> _HostPrices:
-        """Prices on such hosts. `cut`: of a plan whose ranks wait for each other within a step."""
-        if (hosts, cut) not in self._prices:
-            here = 1 if self._own_device else max(map(hosts.count, hosts))
-            costs, factor, crowd = self._compute.of(here)
-            shared = self._compute.together(here)
-            collectives = CollectiveCosts(self._machine, hosts, shared.turn_s)
-            operators = OperatorPrices(costs, factor * (shared.cut_scale if cut else shared.scale))
-            self._prices[hosts, cut] = _HostPrices(collectives, operators, crowd, shared.step_s)
-        return self._prices[hosts, cut]
 
     # ---- what plans share ----
 
@@ -373,19 +381,6 @@ class StepPredictor:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
-
-
-class _HostPrices(NamedTuple):
-    """What a job on some hosts pays.
-
-    Args:
-        crowd: ranks of a host per core.  together_s: more of a step.
-    """
-
-    collectives: CollectiveCosts
-    operators: OperatorPrices
-    crowd: float
-    together_s: float
 
 
 class _Experts(NamedTuple):

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["DataWork", "RankClock", "mean_of"]
 
 
+MOVED = ("messages", "waiting", "data")
+"""Causes that depend on where the stages of a pipeline begin, and on their order."""
+
+
 class DataWork(NamedTuple):
     """Seconds of the data axis: copies, collectives, and the host's hooks."""
 
@@ -38,25 +42,42 @@ class RankClock:
     micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
     beside: float = 0.0  # seconds of collectives that run beside backward
     slow: float = 1.0  # its seconds of compute beside those that are added
+    fastest: float = 1.0  # the same of the rank that takes least
+    least: float = 0.0  # seconds that are spent on any rank, where none is slower than the fastest one
+    crowd: float = 1.0  # ranks that share a core
 
     @classmethod
-    def of(cls, schedule: Schedule, slow: Sequence[float] = (), *, queued: bool = False) -> list[RankClock]:
+    def of(
+        cls, schedule: Schedule, slow: Sequence[float] = (), *, queued: bool = False, crowd: float = 1.0
+    ) -> list[RankClock]:
         """One for each rank."""
-        return [cls(slow=each, queued=queued) for each in slow or [1.0] * schedule.ranks]
+        slow = slow or [1.0] * schedule.ranks
+        return [cls(slow=each, queued=queued, fastest=min(slow), crowd=crowd) for each in slow]
 
     def add(self, cause: str, seconds: float, host: float = 0.0) -> None:
         """Spend time; `host`: of the host, during which a device goes on with what is queued."""
-        seconds *= self.slow if CAUSES[cause] == "compute" else 1.0
+        compute = CAUSES[cause] == "compute"
+        if cause not in MOVED:
+            least = seconds * self.fastest if compute else seconds
+            least += 0.0 if self.queued else host
+            self.least += least * self.crowd if compute else least
+        seconds *= self.slow if compute else 1.0
         before = self.clock
         self.host += host
         self.clock = max(before + seconds, self.host) if self.queued else before + seconds + host
         seconds = self.clock - before
         self.parts[cause] = self.parts.get(cause, 0.0) + seconds
 
-    def crowded(self, crowd: float) -> dict[str, float]:
-        """The parts where so many ranks share a core; collectives are priced so already."""
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Seconds so far: of compute, of all else."""
+        compute = sum(taken for cause, taken in self.parts.items() if CAUSES[cause] == "compute")
+        return compute, sum(self.parts.values()) - compute
+
+    def slowed(self, factor: float) -> dict[str, float]:
+        """The parts where compute takes so many times as long; collectives are priced so already."""
         return {
-            cause: taken * (crowd if CAUSES[cause] == "compute" else 1.0)
+            cause: taken * (factor if CAUSES[cause] == "compute" else 1.0)
             for cause, taken in self.parts.items()
         }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from unisono.planner.compute_calibration import SharedSteps
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ADAM_OPERATORS", "ParameterSizes", "StepParts"]
 
 ADAM_OPERATORS = 12
+ALONE = SharedSteps(1)  # nobody trains beside it
 
 
 class ParameterSizes(NamedTuple):
@@ -39,12 +42,12 @@ class StepParts:
         update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
         update_operators: of it.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        crowd: ranks of a host per core, at least 1.
+        crowd: ranks of a host per core, at least 1.  hosts: of each rank; (): all are on one.
         hides: collectives of the data axis run beside backward.
         exchanges: of the context axis and the expert axis.
         spread: the share of the parameters that a rank has where experts are spread.
         swap_rate: bytes per second that are swapped.
-        together_s: more of a step of several ranks.
+        shared: what ranks that train together take beside the sum of their costs.
         compressed: stage -> what it sends of its gradients; empty: whole gradients.
         slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
     """
@@ -65,7 +68,8 @@ class StepParts:
     exchanges: Sequence[PricedExchange] = ()
     spread: float = 1.0
     swap_rate: float = 1e9
-    together_s: float = 0.0
+    shared: SharedSteps = ALONE
     compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
     slow: Sequence[float] = ()
     update_operators: int = ADAM_OPERATORS
+    hosts: Sequence[int] = ()

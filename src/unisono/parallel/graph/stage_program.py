@@ -65,7 +65,6 @@ class Stage:
         comes, goes: values that it receives and sends.
         fresh: of those that come, the ones whose memory is written later.
         result: values that the model returns; on the last stage.
-        drops: for each item the values that nothing takes after it; made with the first run.
     """
 
     items: list[Item]
@@ -73,7 +72,6 @@ class Stage:
     goes: list[int]
     fresh: frozenset[int] = frozenset()
     result: frozenset[int] = frozenset()
-    drops: list[list[int]] | None = None
 
     @property
     def calls(self) -> list[str]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from unisono.parallel.graph.argument_templates import template
+from unisono.parallel.graph.call_structure import Side
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
+from unisono.parallel.graph.slots import slots_in
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph
-    from unisono.parallel.graph.stage_program import Stage
+    from unisono.parallel.graph.program import Frame, Graph, Node
 
 __all__ = ["ProgramStage", "StagePrograms"]
 
@@ -137,6 +139,7 @@ class ProgramStage(nn.Module):
     def __init__(self, programs: StagePrograms, stage: int, model: nn.Module) -> None:
         super().__init__()
         self._programs, self._stage = programs, stage
+        self._runs: weakref.WeakKeyDictionary[StageProgram, _StageRun] = weakref.WeakKeyDictionary()
         here = programs.first.stages[stage]
         self._where: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.called = nn.ModuleList(dict.fromkeys(self._where[path] for path in here.calls))
@@ -190,6 +193,10 @@ class ProgramStage(nn.Module):
             assert owner is not None
             owner._parameters[leaf] = self.bare._parameters[short]
 
+    def module(self, path: str) -> nn.Module:
+        """The module of a path."""
+        return self._where[path]
+
     def held(self, name: str) -> Any:
         """A parameter or buffer as it is now."""
         if name in self._bare:
@@ -199,69 +206,116 @@ class ProgramStage(nn.Module):
 
     def forward(self, came: Sequence[Tensor], inputs: Any) -> Any:
         program = self._programs.of(inputs)
-        stage = program.stages[self._stage]
-        values: dict[int, Any] = {}
-        given = (value.number for value in program.graph.values if value.kind == "input")
-        values.update(zip(given, tensors_in(inputs), strict=True))
-        values.update(zip(stage.comes, came, strict=True))
-        values.update((number, values[number].clone()) for number in stage.fresh)
-        resolve = _Values(values, program, self)
-        for item, done in zip(stage.items, self._last_uses(stage), strict=True):
-            resolve.run(item)
+        run = self._runs.get(program)
+        if run is None:
+            run = self._runs[program] = _StageRun(program, self._stage, self)
+        return run(came, inputs)
+
+
+class _StageRun:
+    """What one stage of one program runs: its calls, prepared once."""
+
+    def __init__(self, program: StageProgram, number: int, stage: ProgramStage) -> None:
+        self._graph, self._written, self._stage = program.graph, program.written, stage
+        self._here = program.stages[number]
+        self._given = [value.number for value in program.graph.values if value.kind == "input"]
+        self._steps = [*zip(map(self._step, self._here.items), self._last_uses(), strict=True)]
+        self._result = template(program.graph.result) if number + 1 == len(program.stages) else None
+
+    def __call__(self, came: Sequence[Tensor], inputs: Any) -> Any:
+        here = self._here
+        values: dict[int, Any] = dict(zip(self._given, tensors_in(inputs), strict=True))
+        values.update(zip(here.comes, came, strict=True))
+        values.update((number, values[number].clone()) for number in here.fresh)
+
+        def resolve(ref: Ref) -> Any:
+            found = values.get(ref.value)
+            return self._elsewhere(ref.value) if found is None else found
+
+        for step, done in self._steps:
+            step(values, resolve)
             for number in done:
                 values.pop(number, None)
-        if self._stage + 1 == len(program.stages):
-            return mapped(program.graph.result, resolve, Ref)
-        return tuple(values[n].view_as(values[n]) if n in stage.comes else values[n] for n in stage.goes)
-
-    @staticmethod
-    def _last_uses(stage: Stage) -> list[list[int]]:
-        """For each item the values that nothing takes after it."""
-        if stage.drops is None:
-            seen = set(stage.goes) | stage.result
-            stage.drops = []
-            for item in reversed(stage.items):
-                mine = {*item.reads, *item.makes} - seen
-                seen |= mine
-                stage.drops.insert(0, sorted(mine))
-        return stage.drops
-
-
-class _Values:
-    """The tensors of one run of a stage, by their numbers in the graph."""
-
-    def __init__(self, values: dict[int, Any], program: StageProgram, stage: ProgramStage) -> None:
-        self._values, self._graph, self._stage = values, program.graph, stage
-        self._written = program.written
-
-    def __call__(self, ref: Ref) -> Any:
-        found = self._values.get(ref.value)
-        return self._elsewhere(ref.value) if found is None else found
+        if self._result is not None:
+            return self._result(resolve)
+        return tuple(values[n].view_as(values[n]) if n in here.comes else values[n] for n in here.goes)
 
     def _elsewhere(self, number: int) -> Any:
         value = self._graph.values[number]
         if value.kind == "constant":
             found = self._graph.constants[number]
-            return getattr(self._stage._where[found[0]], found[1]) if isinstance(found, tuple) else found
+            return getattr(self._stage.module(found[0]), found[1]) if isinstance(found, tuple) else found
         if value.kind in ("parameter", "buffer"):
             return self._stage.held(value.name)
         raise AssertionError(f"value {number} is not on this stage")
 
-    def run(self, item: Item) -> None:
+    def _step(self, item: Item) -> Callable[[dict[int, Any], Callable[[Ref], Any]], None]:
+        """What runs an item: it takes and adds values by their numbers."""
         what = item.frame or item.node
         assert what is not None
-        context = contextlib.nullcontext() if what.grad else torch.no_grad()
-        with context:
-            if item.node is not None:
-                args, named = mapped((item.node.args, item.node.named), self, Ref)
-                output = replayed(item.node, self._graph, self._written)(*args, **named)
-                flat = output if isinstance(output, (tuple, list)) else (output,)
-                self._values.update(
-                    (n, t) for n, t in zip(item.node.outputs, flat, strict=True) if n is not None
-                )
-                return
-            assert item.frame is not None
-            args, named = mapped(item.frame.arguments, self, Ref)
-            output = self._stage._where[item.frame.path](*args, **named)
-            self._values.update(zip(item.frame.outputs, tensors_in(output), strict=True))
-            self._values.update((after, self(Ref(before))) for before, after in item.renames)
+        run = self._operator(item.node) if item.node is not None else self._call(item)
+        if what.grad:
+            return run
+
+        def without_gradients(values: dict[int, Any], resolve: Callable[[Ref], Any]) -> None:
+            with torch.no_grad():
+                run(values, resolve)
+
+        return without_gradients
+
+    def _operator(self, node: Node) -> Callable[[dict[int, Any], Callable[[Ref], Any]], None]:
+        op, args, named = (
+            replayed(node, self._graph, self._written),
+            template(node.args),
+            template(node.named),
+        )
+        outputs = node.outputs
+
+        def run(values: dict[int, Any], resolve: Callable[[Ref], Any]) -> None:
+            output = op(*args(resolve), **named(resolve))
+            flat = output if isinstance(output, (tuple, list)) else (output,)
+            values.update((n, t) for n, t in zip(outputs, flat, strict=True) if n is not None)
+
+        return run
+
+    def _call(self, item: Item) -> Callable[[dict[int, Any], Callable[[Ref], Any]], None]:
+        frame = item.frame
+        assert frame is not None
+        arguments = template(frame.arguments)
+        renames = [(after, Ref(before)) for before, after in item.renames]
+
+        def run(values: dict[int, Any], resolve: Callable[[Ref], Any]) -> None:
+            args, named = arguments(resolve)
+            output = self._stage.module(frame.path)(*args, **named)
+            values.update(_returned(frame, output))
+            values.update((after, resolve(before)) for after, before in renames)
+
+        return run
+
+    def _last_uses(self) -> list[list[int]]:
+        """For each item the values that nothing takes after it."""
+        seen = set(self._here.goes) | self._here.result
+        found: list[list[int]] = []
+        for item in reversed(self._here.items):
+            mine = {*item.reads, *item.makes} - seen
+            seen |= mine
+            found.append(sorted(mine))
+        return found[::-1]
+
+
+def _returned(frame: Frame, output: Any) -> dict[int, Tensor]:
+    """What a module has returned, by the numbers in the graph.
+
+    Raises:
+        RuntimeError: it returned other things when it was recorded.
+    """
+    found, wanted = dict(slots_in(output)), frame.slots[1]
+    if found.keys() == set(wanted):
+        return {number: found[slot] for slot, number in zip(wanted, frame.outputs, strict=True)}
+    sides = [Side(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
+    here, there = sides[0].difference(sides[1])
+    raise RuntimeError(
+        f'"{frame.path}" returns {here}; the program that was recorded has {there}. The stages of a pipeline '
+        "follow that program: something beside inputs, shapes and settings decides what the module runs. Let "
+        "it return the same in every step"
+    )

@@ -37,15 +37,17 @@ class RefusedPlan(NamedTuple):
 
     Attributes:
         change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
+            The bytes and seconds that are known are beside it.
         excess_bytes: memory above the limit; 0: it fits, or its seconds refuse it already.
-        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
+        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit. None: its
+            seconds are not known.
         cause: the part of the step, or of the memory if it does not fit, that grows most.
     """
 
     change: str
     problem: str
     excess_bytes: int
-    excess_s: float
+    excess_s: float | None
     cause: str
 
 
@@ -60,6 +62,7 @@ class ModelChoice(NamedTuple):
         speed: where the costs of operators come from: a calibration's file, or a roofline.
         complete: no plan that may be faster was left out.
         collectives: of a step on a rank, what takes longest first.
+        links: where the costs of collectives come from: a calibration's file, the defaults, or hardware.
     """
 
     model: str
@@ -73,6 +76,7 @@ class ModelChoice(NamedTuple):
     speed: str
     complete: bool
     collectives: list[PricedCollective]
+    links: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -121,7 +125,7 @@ class ModelChoice(NamedTuple):
         return ChoicePage(
             title=head[0],
             chosen=found[0],
-            summary=[line.strip() for line in (head[2], head[4])],
+            summary=[line.strip() for line in (head[2], head[5], head[3])],
             time=dict(self.chosen.time.seconds),
             memory=dict(self.chosen.peak.parts),
             limit_bytes=self.limit_bytes,
@@ -170,6 +174,7 @@ class ModelChoice(NamedTuple):
             "tried": self.tried,
             "complete": self.complete,
             "speed": self.speed,
+            "links": self.links,
         }
 
     def __str__(self) -> str:
@@ -182,7 +187,8 @@ class ModelChoice(NamedTuple):
         yield f"{self.model}: {self.parameters:,} parameters, {self.batch} rows a step, {ranks} ranks"
         left = "" if self.complete else "; a faster one may be among those that were not tried"
         yield f"  {self.plan}   (of {self.candidates:,}, {self.tried} in a dry run{left})"
-        yield f"  {_seconds(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s   ({self.speed})"
+        yield f"  {_seconds(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s"
+        yield f"  prices: operators from {_told(self.speed)}; collectives from {_told(self.links)}"
         limit = f" of {_mib(self.limit_bytes)}"
         state = "fits" if self.fits else f"DOES NOT FIT: {_mib(peak.exceeded)} MiB are missing"
         held = f"{_mib(peak.reserved)}{limit} MiB on rank {self.chosen.rank}"
@@ -244,11 +250,17 @@ def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 
 def _refusal(each: RefusedPlan) -> str:
-    if each.problem:
-        return each.problem
+    why, words = f" ({each.cause})" if each.cause else "", [each.problem] if each.problem else []
     if each.excess_bytes:
-        return f"{_mib(each.excess_bytes)} MiB too many ({each.cause}); {_signed(each.excess_s)}"
-    return f"{_signed(each.excess_s)} ({each.cause})"
+        words.append(f"{_mib(each.excess_bytes)} MiB too many{why}")
+    if each.excess_s is not None:
+        words.append(_signed(each.excess_s) + (why if not each.excess_bytes else ""))
+    return "; ".join(words)
+
+
+def _told(source: str) -> str:
+    """Where prices come from, without the long name of a calibration's file."""
+    return "this machine's calibration" if source.startswith("/") else source
 
 
 def _mib(nbytes: float) -> str:

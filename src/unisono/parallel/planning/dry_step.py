@@ -170,7 +170,7 @@ class DryStep:
         self._shapes, self._root, self._here = here.shapes, here.root, here
         device = task.device_type
         limit = None if size.limit is None else allowed(size.limit)
-        allocator = CachingAllocator(limit) if device == "cuda" else None
+        allocator = CachingAllocator(limit) if task.memory_type == "cuda" else None
         self._watch = StorageWatch(device)
         self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
@@ -285,7 +285,7 @@ class DryStep:
             if not replicas:
                 held = {name: self._shard(value, spread) for name, value in named.items()}
         if plan.swap is not None:
-            return DrySwap(root, given, plan, watch, self._task.device_type), held
+            return DrySwap(root, given, plan, watch, self._task.memory_type), held
         if replicas:
             return DryReplicas(root, plan, watch, spread, self._compression(plan, root)), held
         alone = apart(root, exact)
@@ -357,7 +357,7 @@ class DryStep:
 
     def _together(self, optimizer: Any, *, plain: bool = False) -> None:
         """Choose between PyTorch's loops and its kernels of lists, as a run does on tensors with values."""
-        if self._task.device_type != "cuda":
+        if self._task.memory_type != "cuda":
             return
         plain = plain or steps_parts(optimizer)
         groups = []

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.planner.compute_calibration import ComputeCalibration
+from unisono.planner.hardware_costs import operator_costs_of
 from unisono.planner.operator_costs import OperatorCosts, roofline_of
 
 from .device_costs import NEEDED_BYTES, device_costs
@@ -22,8 +23,9 @@ from .job_hosts import JobHost, bytes_of
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
+    from unisono.planner.hardware import Hardware
 
-__all__ = ["JobMachine", "measure"]
+__all__ = ["JobMachine", "machine_of", "measure"]
 
 SHARE = 0.9  # of what is free: the rest is for libraries, messages and fragmentation
 SIDES = (512, 4096)  # of the matrices whose product is timed
@@ -43,12 +45,14 @@ class JobMachine(NamedTuple):
         memory: bytes that each rank may use.    hosts: the number of the host of each rank.
         speeds: of each rank, its rate of compute beside `compute`.
         compute: what operators take on its GPUs; None: its hosts compute.
+        hardware: of each host, where they are not as this machine; (): as here.
     """
 
     memory: tuple[int, ...]
     hosts: tuple[int, ...]
     speeds: tuple[float, ...]
     compute: ComputeCalibration | None
+    hardware: tuple[Hardware, ...] = ()
 
     def with_ranks(self, ranks: int, hosts: int | Sequence[JobHost] | None) -> JobMachine:
         """The same with other ranks, which are as the least here: evenly on so many hosts, or on these.
@@ -82,6 +86,40 @@ class JobMachine(NamedTuple):
     def limited(self, memory: int | None) -> JobMachine:
         """The same where each rank has so many bytes; None: those that are free."""
         return self if memory is None else self._replace(memory=(memory,) * len(self.memory))
+
+
+def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[str]) -> JobMachine:
+    """Hosts with hardware, which this machine need not have. A kind that is slower counts by its products.
+
+    Args:
+        memory: bytes of a rank where its host does not say; None: what the hardware leaves.
+        types: in which plans compute.
+    Raises:
+        ValueError: the hardware has no rate for one of these types, or less memory.
+    """
+    kinds: list[Hardware] = []
+    for host in hosts:
+        gpu = host.gpu
+        assert gpu is not None
+        if memory is not None and memory > gpu.memory_bytes:
+            raise ValueError(f"plan: memory is {memory}, and {gpu.name} has {gpu.memory_bytes} bytes")
+        if gpu not in kinds:
+            kinds.append(gpu)
+    hardware = tuple(kinds[kinds.index(gpu)] for host in hosts if (gpu := host.gpu) is not None)
+    costs = {id(gpu): operator_costs_of(gpu, types) for gpu in kinds}
+    slowest = max(map(_product_s, costs.values()))
+    every = [
+        (number, host, gpu)
+        for number, (host, gpu) in enumerate(zip(hosts, hardware, strict=True))
+        for _ in range(host.ranks)
+    ]
+    return JobMachine(
+        memory=tuple(bytes_of(host.memory) or memory or gpu.usable_bytes for _, host, gpu in every),
+        hosts=tuple(number for number, *_ in every),
+        speeds=tuple(host.speed * slowest / _product_s(costs[id(gpu)]) for _, host, gpu in every),
+        compute=_of_devices([*costs.values()]),
+        hardware=hardware,
+    )
 
 
 def measure(device_type: str, held: int) -> JobMachine:

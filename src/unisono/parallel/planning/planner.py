@@ -14,11 +14,13 @@ from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
+from unisono.planner.cluster import Hosts
 from unisono.planner.planner import NoPlanFitsError
 
+from .candidates import values
 from .choice import ModelChoice
 from .job_hosts import MOST_RANKS, JobHost, bytes_of, hosts_of
-from .machine import JobMachine, measure
+from .machine import JobMachine, machine_of, measure
 from .search import PlanSearch
 from .task import TrainingTask
 
@@ -36,18 +38,20 @@ def plan(
     loss: Callable[[Any, Any], Any] | None,
     batch: int | None = None,
     ranks: int | None = None,
-    hosts: int | Sequence[int | JobHost] | None = None,
+    hosts: int | Sequence[int | JobHost] | Hosts | None = None,
     memory: int | str | None = None,
     pieces: Sequence[nn.Module] | None = None,
     weigh: Any = None,
     price: Plan | None = None,
+    trial: bool = True,
     **given: Any,
 ) -> ModelChoice:
     """Choose how to train a model: the fastest plan that fits into a rank's memory, with its reasons.
 
     Nothing is trained, and the model does not change. Each plan that is tried runs a step without values: so
-    its memory is known; its seconds are predicted. In a job with a process group all ranks call this, and get
-    one choice. `optimizer` is called for each plan that is tried.
+    its memory is known; its seconds are predicted. Of a small model on the CPU a copy runs a few rows first.
+    In a job with a process group all ranks call this, and get one choice. `optimizer` is called for each plan
+    that is tried.
 
     Args:
         model, optimizer, loss, pieces, weigh: as `parallelize` takes them.
@@ -55,15 +59,18 @@ def plan(
         batch: rows of a step, of all ranks; None: those of the sample.
         ranks: None: those of this job; one without a process group.
         hosts: on which they are, evenly; or a list of hosts that differ: ranks, or a `JobHost`, each, in the
-            order of ranks. None: as in this job.
+            order of ranks. Or hardware, as `unisono plan --hosts` takes it, which this machine need not have:
+            "4xa100-80g", or a file. None: as in this job.
         memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
         price: give the bytes and seconds of this plan; nothing is searched.
+        trial: False: no copy of the model runs. Then what its own Python takes is not in the seconds.
         given: fields of `Plan`, such as precision="bf16" or zero=3. A list is searched, as in
             precision=["f32", "bf16"] or compression=[None, Compressed("int8")].
     Raises:
         NoPlanFitsError: no plan fits; the text names the leanest.
         CaptureError: the model cannot be recorded.
         ValueError, TypeError: wrong arguments, or a plan that cannot run or is not predicted.
+        OSError: a file of hosts or hardware cannot be read.
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
     check_arguments(model, price or Plan(), optimizer, loss, pieces, None)
@@ -73,34 +80,50 @@ def plan(
     for name, value, most in (("batch", batch, MOST_ROWS), ("ranks", ranks, MOST_RANKS)):
         if value is not None and (type(value) is not int or not 1 <= value <= most):
             raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of 1 to {most}")
+    if type(trial) is not bool:
+        raise TypeError(f"plan: trial is {trial!r}, expected True or False")
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
     rows = batch if batch is not None else rows_of(sample)
     task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
+    if isinstance(places, list) and places[0].hardware is not None:
+        types = values(given, "precision", ("f32",)) if price is None else [price.precision]
+        machine = machine_of(places, limit, types)
+        task.on_gpu = True
+    else:
+        machine = _measured(task, limit, places, ranks if price is None else price.ranks)
+    return _agreed(lambda: _chosen(task, machine, price, given, trial))
+
+
+def _measured(
+    task: TrainingTask, limit: int | None, places: int | list[JobHost] | None, ranks: int | None
+) -> JobMachine:
+    """This machine, as the hosts of a job."""
+    model = task.model
     held = sum(v.nbytes for v in [*model.parameters(), *model.buffers()] if not v.is_meta)
     machine = measure(task.device_type, held)
-    count = price.ranks if price is not None else ranks or len(machine.hosts)
+    count = ranks or len(machine.hosts)
     if isinstance(places, list):
         count = sum(host.ranks for host in places)
-    return _agreed(lambda: _chosen(task, machine.limited(limit).with_ranks(count, places), price, given))
+    return machine.limited(limit).with_ranks(count, places)
 
 
 def _chosen(
-    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any]
+    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any], trial: bool
 ) -> ModelChoice:
     others = {"context": "context", "expert": "expert", "swap": "memory"}
-    if task.device_type == "cpu":
+    if task.memory_type == "cpu":
         others["swap"] = "disk"
     axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
-    search = PlanSearch(task, given, machine)
+    search = PlanSearch(task, given, machine, trial=trial)
     if price is not None:
         return search.price(price)
     try:
         return search.choose()
     except NoPlanFitsError:
         # Seconds of these axes were not shown right: where another plan fits, only arguments choose them.
-        return PlanSearch(task, given, machine, axes).choose()
+        return search.choose(axes)
 
 
 def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:

@@ -10,7 +10,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from unisono.engine.costs.machine import recall
+from unisono.engine.environment import env
 from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.costs.hardware_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
@@ -48,23 +51,18 @@ class PlanSearch:
     Args:
         given: fields of the plan; a list has several values, which are searched.
         machine: the ranks' hosts and memory, and what operators take on their devices.
-        axes: of candidates.OPTIONAL, that are searched, too.
     """
 
     def __init__(
-        self,
-        task: TrainingTask,
-        given: dict[str, Any],
-        machine: JobMachine,
-        axes: Collection[str] = (),
+        self, task: TrainingTask, given: dict[str, Any], machine: JobMachine, *, trial: bool = False
     ) -> None:
-        self._axes = axes
+        self._axes: Collection[str] = ()
         self._task, self._ranks, self._given, self._machine = task, len(machine.hosts), given, machine
         self._host = math.gcd(*Counter(machine.hosts).values())
         self._most = max(machine.memory)
         self._predictor = StepPredictor.of(
             task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None,
-            speeds=machine.speeds,
+            speeds=machine.speeds, hardware=machine.hardware, trial=trial,
         )  # fmt: skip
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
         self._cuts = StageCuts(task)
@@ -73,22 +71,25 @@ class PlanSearch:
         self._needs: list[tuple[Plan, int]] = []  # bytes of what is not state
         self._least: tuple[int, Plan] | None = None
 
-    def choose(self) -> ModelChoice:
-        """The fastest plan that fits.
+    def choose(self, axes: Collection[str] = ()) -> ModelChoice:
+        """The fastest plan that fits. What an earlier search has found counts.
 
+        Args:
+            axes: of candidates.OPTIONAL, that are searched, too.
         Raises:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
         self._task.graph(ROWS)  # or its error
+        self._axes = axes
         self._leave_out_context()
         queue = [*self._queued()]
         heapq.heapify(queue)
-        candidates = len(queue)
+        candidates, tried = len(queue), len(self._known)
         fitting: list[PlanForecast] = []
         complete = True
         while queue:
             entry = heapq.heappop(queue)
-            if len(self._known) == MOST_TRIED or len(fitting) > SHOWN:
+            if len(self._known) == tried + MOST_TRIED or len(fitting) > SHOWN:
                 complete = bool(fitting)
                 break
             if self._floor(entry.plan) > self._most:
@@ -130,6 +131,7 @@ class PlanSearch:
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
             len(self._known), self._predictor.source, complete, self._predictor.collectives(chosen.plan),
+            links_of(self._machine.hardware, recall(env.read()).source),
         )  # fmt: skip
 
     # ---- candidates ----
@@ -198,21 +200,30 @@ class PlanSearch:
 
     def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
-        limits = self._machine.of_places(plan)
-        peaks = [
-            _checked(DryRun(self._task, plan, limit).peak_of(place), limit)
-            for place, (limit, _) in enumerate(limits)
-        ]
-        stage = max(
-            range(len(peaks)), key=lambda at: (peaks[at].exceeded, peaks[at].reserved / limits[at][0])
+        peaks = self._peaks(plan)
+        stage, (peak, limit) = max(
+            enumerate(peaks), key=lambda at: (at[1][0].exceeded, at[1][0].reserved / at[1][1])
         )
-        peak = peaks[stage]
         self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
         if self._least is None or peak.reserved < self._least[0]:
             self._least = peak.reserved, plan
-        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline), limits[stage][0])
+        found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline), limit)
         self._known[plan] = found
         return found
+
+    def _peaks(self, plan: Plan) -> list[tuple[MemoryPeak, int]]:
+        """The peak of each place of a pipeline, and its limit."""
+        return [
+            (_checked(self._peak(plan, place, limit), limit), limit)
+            for place, (limit, _) in enumerate(self._machine.of_places(plan))
+        ]
+
+    def _peak(self, plan: Plan, place: int, limit: int) -> MemoryPeak:
+        """A dry run; on a host its limit changes nothing, and it is of every search."""
+        key = plan, place, limit if self._task.memory_type == "cuda" else None
+        if key not in self._task.peaks:
+            self._task.peaks[key] = DryRun(self._task, plan, limit).peak_of(place)
+        return self._task.peaks[key]
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
@@ -247,10 +258,21 @@ class PlanSearch:
             if time is not None and other is None and not slower:
                 other = self._try(time, staged)
             if time is None or (other is None and not slower):
-                found.append(RefusedPlan(change, self._why(staged), 0, 0.0, ""))
+                more = None if time is None else time.total - chosen.time.total
+                missing = self._missing(staged) if time is None else 0
+                found.append(RefusedPlan(change, self._why(staged), missing, more, ""))
             else:
                 found.append(refusal(chosen, plan, time, other))
-        return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
+        return sorted(
+            found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s or 0.0)
+        )
+
+    def _missing(self, plan: Plan) -> int:
+        """Bytes that a plan without a forecast has too many; 0: it fits, or has no dry run either."""
+        try:
+            return max(peak.exceeded for peak, _ in self._peaks(plan))
+        except (CaptureError, ValueError):
+            return 0
 
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
+from unisono.parallel.costs.traced_rows import TracedRows
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import mapped
@@ -23,6 +24,7 @@ from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.precision import BATCH_NORM
 
 from .dry_tensor import cut_of_program
+from .memory_account import MemoryPeak
 
 __all__ = ["DeviceShapes", "TrainingTask"]
 
@@ -60,6 +62,9 @@ class TrainingTask:
         model: as `parallelize` takes it.    optimizer, loss, pieces: likewise.
         sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs alone.
         batch: rows of a step, of all ranks.
+        on_gpu: it is to train on GPUs, which this machine need not have: their allocator counts.
+    Attributes:
+        traces, peaks: what all who ask have recorded, and found in dry runs.
     Raises:
         ValueError: the sample has no rows, or its tensors disagree.
     """
@@ -71,6 +76,9 @@ class TrainingTask:
     loss: Callable[[Any, Any], Any] | None
     pieces: Sequence[nn.Module] | None = None
     counts: bool = False  # the loss returns (sum, count)
+    on_gpu: bool = False
+    traces: TracedRows = field(default_factory=TracedRows)
+    peaks: dict[Hashable, MemoryPeak] = field(default_factory=dict)
     _cuts: KnownCuts = field(default_factory=KnownCuts)
     _graphs: dict[int, Graph] = field(default_factory=dict)
 
@@ -78,6 +86,11 @@ class TrainingTask:
         self.rows = rows_of(self.sample)
         real = (value.device for value in self.model.parameters() if not value.is_meta)
         self.device_type = next(real, torch.get_default_device()).type
+
+    @property
+    def memory_type(self) -> str:
+        """The type of device whose allocator counts. The shapes may be on another one."""
+        return "cuda" if self.on_gpu else self.device_type
 
     @property
     def own_loss(self) -> bool:

@@ -1,0 +1,143 @@
+"""`up.plan` for GPUs that this machine has not: hardware files, their memory, operators and links."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import unisono.parallel as up
+from loops import each
+from planned_models import adamw, features, mlp, planned
+from unisono.parallel.costs.hardware_prices import LinkCosts
+from unisono.parallel.planning.dry_run import DryRun
+from unisono.parallel.planning.job_hosts import hosts_of
+from unisono.parallel.planning.task import TrainingTask
+from unisono.planner import find_hardware
+from unisono.planner.hardware_costs import operator_costs_of
+
+A100, V100 = find_hardware("a100-80g"), find_hardware("v100-32g")
+CROSS = nn.functional.cross_entropy
+SMALL: dict[str, Any] = {"pipeline": 1, "tensor": 1, "recompute": False, "micro_batches": 1, "ranks": None}
+
+
+def test_a_laptop_plans_for_gpus() -> None:
+    choice = planned(**SMALL, hosts="2xa100-80g", zero=[0, 1], shard=None)
+    assert choice.plan.ranks == 16
+    assert choice.limit_bytes == A100.usable_bytes
+    assert choice.speed == "a roofline of a100-80g"
+    assert choice.links == "the links of a100-80g"
+    assert "prices: operators from a roofline of a100-80g; collectives from the links" in str(choice)
+    assert choice.memory_bytes % (2 << 20) == 0  # segments of the allocator
+    half = planned(**{**SMALL, "ranks": 4}, hosts="1xa100-80g", zero=0)
+    assert half.plan == up.Plan(data=4)
+
+
+def test_memory_is_that_of_a_gpus_allocator() -> None:
+    plan = up.Plan(data=2, zero=1)
+    (here,) = DryRun(TrainingTask(mlp(), features(16), 16, adamw, CROSS), plan).peaks()
+    gpu = TrainingTask(mlp(), features(16), 16, adamw, CROSS, on_gpu=True)
+    (there,) = DryRun(gpu, plan).peaks()
+    assert here.nbytes <= there.nbytes < 1.05 * here.nbytes + (1 << 16)
+    assert there.reserved > there.nbytes
+    (full,) = DryRun(gpu, plan, there.reserved // 2).peaks()
+    assert full.exceeded > 0
+
+
+@each(
+    "low, kind, point, work, nbytes",
+    [
+        (False, "product", (4096.0, 4096.0, 4096.0), 2 * 4096**3 / (156e12 * 0.756), 0),
+        (True, "product_low", (4096.0, 4096.0, 4096.0), 2 * 4096**3 / (312e12 * 0.756), 0),
+        (True, "attention_low", (1024.0, 1e11), 1e11 / (312e12 * 0.6), 0),
+        (True, "attention_backward_low", (1024.0, 1e11), 2.5e11 / (312e12 * 0.6), 0),
+        (False, "light", (1e8,), 0, 1e8),
+        (False, "heavy", (1e8,), 0, 8 * 4e8),  # four passes that read and write
+        (True, "heavy_low", (1e8,), 0, 8 * 2e8),
+    ],
+)
+def test_operators_take_the_longer_of_flops_and_bytes(
+    low: bool, kind: str, point: tuple[float, ...], work: float, nbytes: float
+) -> None:
+    found = operator_costs_of(A100, ["bf16"] if low else []).at(kind, *point)
+    assert found == pytest.approx(8e-6 + max(work, nbytes / (2039e9 * 0.704)), rel=1e-6)
+
+
+def test_collectives_take_what_their_links_take() -> None:
+    costs, nbytes = LinkCosts([A100, A100], [0] * 8 + [1] * 8), 1 << 30
+    inside = 2 * (nbytes * 7 / 8 / (300e9 * 0.7) + 3 * 2.7e-6)
+    assert costs.seconds("all_reduce", range(8), nbytes) == pytest.approx(inside)
+    ports = nbytes / 2 / (25e9 * 0.7) + 4e-6  # one rank of each host
+    assert costs.seconds("all_gather", (0, 8), nbytes) == pytest.approx(ports)
+    assert costs.seconds("all_gather", (3,), nbytes) == 0.0
+    assert costs.message(0, 1, 1e9) == pytest.approx(1e9 / (300e9 * 0.7) + 2.7e-6)
+    assert costs.message(7, 8, 1e9) == pytest.approx(1e9 / (25e9 * 0.7) + 4e-6)
+    mixed = LinkCosts([A100, V100], [0, 1])
+    assert mixed.message(0, 1, 1e9) == pytest.approx(1e9 / (6.25e9 * 0.7) + 4e-6)  # V100's port
+
+
+def test_hosts_of_a_file_differ(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        '[[hosts]]\ncount = 1\nhardware = "one.toml"\n'
+        '[[hosts]]\ncount = 1\nhardware = "one.toml"\nspeed = 0.25\nmemory = "20 GiB"\n'
+    )
+    text = (Path(find_hardware.__code__.co_filename).parent / "shipped" / "a100-80g.toml").read_text()
+    (tmp_path / "one.toml").write_text(text.replace("ranks = 8", "ranks = 1").replace('"8 us"', '"1 ns"'))
+    given: dict[str, Any] = {"pipeline": 2, "data": 1, "tensor": 1, "schedule": "1f1b", "ranks": None}
+    wide = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+    options: dict[str, Any] = {"sample": (features(4)[0].repeat(1, 4), features(4)[1]), "batch": 4096}
+    choice = up.plan(wide, **options, optimizer=adamw, loss=CROSS, **given, hosts=str(file))
+    assert choice.plan.cuts is not None
+    assert choice.plan.cuts[0] > 4  # the second rank is slower
+    assert {choice.limit_bytes} <= {20 << 30, A100.usable_bytes}
+    hosts = hosts_of(file, None)
+    assert isinstance(hosts, list)
+    assert [host.gpu.usable_bytes for host in hosts if host.gpu] == [A100.usable_bytes, 20 << 30]
+
+
+@each(
+    "given, kind, text",
+    [
+        ({"hosts": "4xtpu"}, ValueError, "no hardware 'tpu'"),
+        ({"hosts": "a100-80g"}, ValueError, "expected such as 4xa100-80g"),
+        ({"hosts": ""}, ValueError, "expected such as 4xa100-80g"),
+        ({"hosts": "0xa100-80g"}, ValueError, "a count is 0"),
+        ({"hosts": "9999999xa100-80g"}, ValueError, "a count is 9999999"),
+        ({"hosts": "4096xa100-80g"}, ValueError, "32768 ranks, expected 1 to 4096"),
+        ({"hosts": "no/cluster.toml"}, OSError, "no/cluster.toml"),
+        ({"hosts": Path("no.toml")}, OSError, "no.toml"),
+        ({"hosts": [(1, "no.toml")]}, OSError, "no.toml"),
+        ({"hosts": [("a100-80g", 1)]}, TypeError, "a count"),
+        ({"hosts": [(1, 2, 3)]}, TypeError, "no pair"),
+        ({"hosts": b"1xa100-80g"}, ValueError, "hosts is b"),
+        ({"hosts": "1xa100-80g", "ranks": 3, "data": 3}, up.NoPlanFitsError, "no plan of 3 ranks"),
+        ({"hosts": "2xa100-80g", "ranks": 3}, ValueError, "evenly on equal hosts"),
+        ({"hosts": "1xa100-80g", "ranks": 9}, ValueError, "hosts have 8 ranks, and ranks is 9"),
+        ({"hosts": "1xa100-80g", "memory": "100G"}, ValueError, "a100-80g has 85899345920 bytes"),
+        ({"hosts": "1xv100-32g", "precision": "bf16"}, ValueError, "no rate for bf16, only fp16, f32"),
+        ({"hosts": "1xa100-80g", "compression": up.Compressed("int8")}, ValueError, "CPU memory"),
+        ({"hosts": [up.JobHost(ranks=1, hardware="a100-80g"), 1]}, ValueError, "some hosts have hardware"),
+    ],
+)
+def test_wrong_hosts_are_refused(given: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        planned(**{**SMALL, **given})
+
+
+@each(
+    "given, kind, text",
+    [
+        ({"hardware": 3}, TypeError, "hardware is a int"),
+        ({"hardware": "tpu"}, ValueError, "no hardware 'tpu'"),
+        ({"ranks": 9, "hardware": "a100-80g"}, ValueError, "has 8 GPUs"),
+        ({"hardware": "a100-80g", "memory": "90G"}, ValueError, "85899345920 bytes"),
+        ({"speed": math.nan}, ValueError, "speed is nan"),
+    ],
+)
+def test_wrong_descriptions_are_refused(given: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        up.JobHost(**{"ranks": 1, **given})
