@@ -298,8 +298,30 @@ class ReturnedHeads(nn.Module):
         return self.sums(torch.tanh(heads).transpose(1, 2).flatten(2)), self.each(heads)
 
 
-def test_what_a_gathered_layer_leaves_cut_is_not_returned() -> None:
-    found = prove(ReturnedHeads(), torch.ones(3, 5, 8), 2)
+class TurnedHeads(nn.Module):
+    """A layer that could be gathered takes features as rows; its output is multiplied, or summed."""
+
+    def __init__(self, *, total: bool) -> None:
+        super().__init__()
+        self.first, self.heads = nn.Linear(8, 8), nn.Linear(8, 16)
+        self.sums, self.each, self.total = nn.Linear(16, 8), nn.Linear(6, 6), total
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        heads = torch.tanh(self.heads(self.first(x)))
+        turned = self.each(heads.t()).t()
+        return self.sums(heads if self.total else heads * turned), turned.sum()
+
+
+@each(
+    ("make", "sample"),
+    [
+        (ReturnedHeads, torch.ones(3, 5, 8)),
+        (lambda: TurnedHeads(total=False), torch.ones(6, 8)),
+        (lambda: TurnedHeads(total=True), torch.ones(6, 8)),
+    ],
+)
+def test_what_a_gathered_layer_leaves_cut_is_no_whole_value(make: Any, sample: Tensor) -> None:
+    found = prove(make(), sample, 2)
     assert found.modules.get("heads") != "column", str(found)
 
 

@@ -170,7 +170,7 @@ class _Comparison:
         wanted = self._choice.local(number)
         if self._positions is not None:
             wanted = self._positions.taken(node, number, wanted)
-        if shape != wanted and known not in self._gathered:
+        if shape != wanted and not (known in self._gathered and shape == self._whole.values[known].shape):
             raise ProgramMismatch(
                 node,
                 f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}, at "
