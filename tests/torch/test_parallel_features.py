@@ -10,7 +10,7 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "adversarial", "wild", "recorded_programs")
+MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "written_models")
 MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("forecasts", "batch_kinds")

@@ -24,6 +24,7 @@ from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from .attention_call import ATTENTION, FUNCTION, bound
 from .containers import mapped, numbers_of, slots_of, tensors_in
 from .cost import flops_of
+from .direct_calls import Around, DirectCalls
 from .noted_call import check_at, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .python_draws import draws_in_python, python_states
@@ -31,14 +32,7 @@ from .python_stack import PACKAGES, is_recomputed, line_now
 from .saved_results import saved_result
 from .shapes import CaptureError, Shapes
 
-__all__ = [
-    "SIZED",
-    "CaptureError",
-    "Recorder",
-    "Shapes",
-    "call",
-    "capture",
-]
+__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture"]
 
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
@@ -98,6 +92,7 @@ class Recorder:
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
         buffers = dict(model.named_buffers())
+        self._direct = DirectCalls(model, self._around)
         handles = [
             handle
             for path, module in model.named_modules()
@@ -120,15 +115,15 @@ class Recorder:
         finally:
             for handle in handles:
                 handle.remove()
+            self._direct.end()
         if python_states() != drawn:
             raise CaptureError(draws_in_python(self.graph.model), final=True)
         self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
         self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
         self._note_kept(model, buffers)
         self._note_functions()
-        self._known.clear()
-        self._storages.clear()
-        self._made_by.clear()
+        for table in (self._known, self._storages, self._made_by):
+            table.clear()
         return self.graph
 
     # ---- what the modes tell ----
@@ -137,7 +132,7 @@ class Recorder:
         """The number of a tensor; one that nothing made is a constant."""
         self.paused += 1  # what is asked of a tensor here is no call of the program
         known = self._known.get(id(tensor))
-        original = self._shapes.original(tensor) if known is None else None
+        original = None if known else self._shapes.original(tensor)
         if original is not None:
             number = self.graph.names[original]
         elif known is None:
@@ -284,8 +279,9 @@ class Recorder:
 
         return begin
 
-    def _begin_body(self, _module: nn.Module, _args: Any) -> None:
+    def _begin_body(self, module: nn.Module, _args: Any) -> None:
         self.graph.frames[self.frames[-1]].begin = len(self.graph.nodes)
+        self._direct.hooked(module)
 
     def _end_body(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         self.graph.frames[self.frames[-1]].end = len(self.graph.nodes)
@@ -298,6 +294,19 @@ class Recorder:
         frame.slots = frame.slots[0], slots_of(output)
         self.frames.pop()
         self._ordinals.pop()
+
+    def _around(self, path: str) -> Around:
+        """What runs before and after a call of a module's forward that runs no hooks."""
+
+        def begin(module: nn.Module, args: Any, named: Any) -> None:
+            self._begin(path)(module, args, named)
+            self.graph.frames[-1].begin = len(self.graph.nodes)
+
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            self._end_body(module, args, output)
+            self._end(module, args, output)
+
+        return begin, end
 
     # ---- at the end ----
 
