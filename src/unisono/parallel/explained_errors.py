@@ -42,8 +42,9 @@ RULES = (
         r"same dtype|expected scalar type|[Ii]nput type .* and (weight|bias) type|mixed dtype",
         _is_low,
         ValueError,
-        "precision={plan.precision!r}: {place} mixes {plan.precision} with another type, as of a buffer or of "
-        'a tensor that it makes: {line}. Keep this module in f32 (keep_f32=("its.path",)), or cast in its forward',
+        "precision={plan.precision!r}: {place} mixes {plan.precision} with another type, as of a buffer or "
+        "of a tensor that it makes: {line}. Keep this module in f32 "
+        '(keep_f32=("its.path",)), or cast in its forward',
     ),
     _Rule(
         r"BFloat16|Half|[Ll]ow precision",
@@ -57,8 +58,8 @@ RULES = (
         lambda _: True,
         ValueError,
         "{plan}: {place} writes into the tensor that its unit takes, as an activation with inplace=True "
-        "does. A unit is an entry of an nn.Sequential or nn.ModuleList. Write inplace=False, or x = x + y in place "
-        "of x += y",
+        "does. A unit is an entry of an nn.Sequential or nn.ModuleList. Write inplace=False, or x = x + y "
+        "in place of x += y",
     ),
     _Rule(
         r"out of bounds for storage of size 0",
