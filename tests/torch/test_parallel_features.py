@@ -10,7 +10,7 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
-MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls")
+MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
 MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("forecasts", "batch_kinds")

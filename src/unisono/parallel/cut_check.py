@@ -11,7 +11,6 @@ gradients on all ranks of the tensor axis.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
 from .graph.containers import tensors_in
 from .graph.fused import split_
+from .graph.model_copy import model_copy
 from .graph.python_draws import draws_in_python, python_states
 from .tensor_parallel import cut_model
 from .unit_outputs import own_memory
@@ -91,7 +91,7 @@ class CutCheck:
     ) -> None:
         self._output = output
         try:
-            self._model, self._pieces = copy.deepcopy((model, pieces))
+            self._model, self._pieces = model_copy((model, pieces))
         except Exception as error:
             raise ValueError(
                 f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so its cut "
@@ -115,7 +115,7 @@ class CutCheck:
         scatter_(self._model)
         for path, sizes in self._cut.fused.items():  # both have the same parameters
             split_(self._model, path, sizes)
-        whole, (model, pieces) = self._model, copy.deepcopy((self._model, self._pieces))
+        whole, (model, pieces) = self._model, model_copy((self._model, self._pieces))
         with torch.enable_grad():
             forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh, self._output)
             drawn = python_states()

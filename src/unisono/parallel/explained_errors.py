@@ -1,14 +1,15 @@
 """Errors of PyTorch's that a plan has caused, in the user's terms: which module, which rule, what to write.
 
-Only where the plan is the reason: types that low precision mixed, units that backward computed again, and
-parameters that only some ranks use under ZeRO.
+Only where the plan is the reason: types that low precision mixed or that have no operator, units that
+backward computed again or that write into their inputs, parameters that were freed before a second gradient,
+and those that only some ranks use under ZeRO.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -17,27 +18,79 @@ from unisono.errors import Mismatch
 from .plain_class import plain_class
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from .plan import Plan
 
-MIXED = re.compile(r"same dtype|expected scalar type|[Ii]nput type .* and (weight|bias) type|mixed dtype")
+
+class _Rule(NamedTuple):
+    """A RuntimeError of PyTorch's: what its text has, under which plans, and what is raised in its place."""
+
+    pattern: str
+    applies: Callable[[Plan], bool]
+    error: type[Exception]
+    says: str
+
+
+def _is_low(plan: Plan) -> bool:
+    return plan.precision != "f32"
+
+
+RULES = (
+    _Rule(
+        r"same dtype|expected scalar type|[Ii]nput type .* and (weight|bias) type|mixed dtype",
+        _is_low,
+        ValueError,
+        "precision={plan.precision!r}: {place} mixes {plan.precision} with another type, as of a buffer or "
+        "of a tensor that it makes: {line}. Keep this module in f32 "
+        '(keep_f32=("its.path",)), or cast in its forward',
+    ),
+    _Rule(
+        r"BFloat16|Half|[Ll]ow precision",
+        _is_low,
+        ValueError,
+        "precision={plan.precision!r}: {place} runs what PyTorch does not have in {plan.precision}: {line}. "
+        'Keep this module in f32 (keep_f32=("its.path",)), or cast in its forward',
+    ),
+    _Rule(
+        r"Output \d+ of \w+ is a view and is being modified inplace.*custom Function",
+        lambda _: True,
+        ValueError,
+        "{plan}: {place} writes into the tensor that its unit takes, as an activation with inplace=True "
+        "does. A unit is an entry of an nn.Sequential or nn.ModuleList. Write inplace=False, or x = x + y "
+        "in place of x += y",
+    ),
+    _Rule(
+        r"out of bounds for storage of size 0",
+        lambda plan: plan.zero == 3 or plan.swap is not None,
+        RuntimeError,
+        "{plan}: backward needs parameters of a unit that are freed: the forward takes gradients through "
+        "units (torch.autograd.grad), of which gradients are taken again. Use zero=2, without swap",
+    ),
+    _Rule(
+        r"mixed torch\.Tensor and DTensor",
+        lambda plan: plan.zero > 0,
+        RuntimeError,
+        "{plan}: {place} takes parameters of a unit that does not run now, so they are in parts: by "
+        "functional_call, named_parameters(), or as the weight of another module. Call the module, or use "
+        "zero=0. {line}",
+    ),
+)
 RECOMPUTING = ("torch/utils/checkpoint.py", "_composable/checkpoint_activation.py")
 
 
 def explained(error: BaseException, model: nn.Module, plan: Plan) -> Exception | None:
     """The error to raise in place of `error`; None: the plan is not the reason."""
-    if plan.precision != "f32" and isinstance(error, RuntimeError) and MIXED.search(str(error)):
-        return ValueError(
-            f"precision={plan.precision!r}: {_place(error, model)} mixes {plan.precision} with another type, "
-            f"as of a buffer or of a tensor that it makes: {_first_line(error)}. Keep this module in f32 "
-            '(keep_f32=("its.path",)), or cast in its forward'
-        )
+    for rule in RULES if isinstance(error, RuntimeError) else ():
+        if rule.applies(plan) and re.search(rule.pattern, str(error), re.DOTALL):
+            place, line = _place(error, model), _first_line(error)
+            return rule.error(rule.says.format(plan=plan, place=place, line=line))
     if plan.recompute and _recomputed(error):
         return RuntimeError(
             f"recompute={plan.recompute!r}: a unit was not computed again as it ran: its forward takes "
-            "gradients (torch.autograd.grad), freezes parameters, or adds to a cache or a state: "
-            f"{_first_line(error) or type(error).__name__}. Write recompute=False"
+            "gradients (torch.autograd.grad), freezes parameters, or writes into its input, a cache or a "
+            f"state: {_first_line(error) or type(error).__name__}. Write recompute=False"
         )
     if plan.zero and not plan.uneven_use and isinstance(error, Mismatch) and "reduce_scatter" in str(error):
         return RuntimeError(

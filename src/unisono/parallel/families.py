@@ -136,10 +136,30 @@ def _has_only(model: nn.Module, names: str) -> bool:
 
 
 def entries(module: nn.Module) -> list[nn.Module]:
-    """Return the entries with parameters of the outermost `nn.Sequential`s and `nn.ModuleList`s."""
+    """Return the entries with parameters of the outermost `nn.Sequential`s and `nn.ModuleList`s.
+
+    Of an entry that nothing can call, such as a list of layers in a list, its own entries.
+    """
     if isinstance(module, (nn.Sequential, nn.ModuleList)):
-        return [child for child in module if any(True for _ in child.parameters())]
+        return [called for child in module for called in _called(child)]
     return [entry for child in module.children() for entry in entries(child)]
+
+
+def writes_input(module: nn.Module) -> bool:
+    """Whether a module begins with an activation in place, by the order of `nn.Sequential`s.
+
+    Its input is then also what it leaves there: it is no unit, whose input is another tensor.
+    """
+    first = next(module.children(), None)
+    if isinstance(first, nn.Sequential):
+        return writes_input(first)
+    return isinstance(module, nn.Sequential) and bool(getattr(first, "inplace", False))
+
+
+def _called(module: nn.Module) -> list[nn.Module]:
+    if type(module).forward is nn.Module.forward:
+        return [called for child in module.children() for called in _called(child)]
+    return [module] if any(True for _ in module.parameters()) and not writes_input(module) else []
 
 
 def _pairs(path: str, module: nn.Sequential) -> dict[str, str]:

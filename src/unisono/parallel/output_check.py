@@ -6,7 +6,6 @@ buffer changes, and there are no gradients. So the check sees a wrong forward, a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from .divergence import relative_difference
 from .generators import drawing
 from .graph.capture import call
 from .graph.containers import tensors_in
+from .graph.model_copy import model_copy
 from .pipeline.runtime import PipelineRuntime, StepInput
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class OutputCheck:
         self, model: nn.Module, fill: Callable[[nn.Module], object], output: Callable[[Any], Any]
     ) -> None:
         try:
-            self._copy = copy.deepcopy(model)
+            self._copy = model_copy(model)
         except Exception as error:
             raise ValueError(
                 f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so check=True "

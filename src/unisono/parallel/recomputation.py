@@ -21,11 +21,14 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode, arguments_of
 
+from .graph.containers import tensors_in
+from .plain_class import plain_class
 from .precision import BATCH_NORM
 from .sync_batch_norm import statistics_stand_apart
 
 __all__ = ["recompute"]
 
+TAKEN = "_unisono_taken"  # the attribute of a unit while it runs
 DEAR = {
     "mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmv", "convolution", "_convolution", "linear",
     "mkldnn_linear", "_scaled_mm", "_scaled_dot_product_flash_attention",
@@ -40,9 +43,26 @@ def recompute(unit: nn.Module, *, selective: bool, draws: bool = True) -> None:
     Args:
         draws: the unit may draw random numbers, which are drawn again.
     """
+    unit.register_forward_pre_hook(_note_versions, with_kwargs=True)
+    unit.register_forward_hook(_check_versions, always_call=True)  # backward stops a forward midway
     norms = [module for module in unit.modules() if isinstance(module, BATCH_NORM)]
     options = {"context_fn": partial(_contexts, norms, selective)} if norms or selective else {}
     training.recompute(unit, preserve_rng_state=draws, **options)
+
+
+def _note_versions(unit: nn.Module, args: Any, named: Any) -> None:
+    """Note what the unit takes: what is computed again must find the same."""
+    taken = tensors_in((args, named))
+    vars(unit)[TAKEN] = [(tensor, tensor._version) for tensor in taken if not tensor.is_inference()]
+
+
+def _check_versions(unit: nn.Module, _args: Any, _output: Any) -> None:
+    taken = vars(unit).pop(TAKEN, [])
+    if any(tensor._version != version for tensor, version in taken):
+        raise ValueError(
+            f"recompute: a {plain_class(unit).__name__} writes into the tensor that its unit takes, which "
+            "cannot be computed again. Write inplace=False first, or x = x + y in place of x += y"
+        )
 
 
 def _contexts(norms: list[nn.Module], selective: bool) -> tuple[Any, Any]:

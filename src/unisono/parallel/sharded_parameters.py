@@ -153,15 +153,17 @@ def scalars_of(root: nn.Module) -> set[nn.Parameter] | None:
 
 
 def _is_scalar(parameter: nn.Parameter) -> bool:
-    """Whether nothing of it can be cut: it has no dimension, or no element."""
-    return parameter.dim() == 0 or parameter.numel() == 0
+    """Whether nothing of it can be cut: it has no dimension, no element, or is complex, which travels with
+    no other type.
+    """
+    return parameter.dim() == 0 or parameter.numel() == 0 or parameter.is_complex()
 
 
 def _check_types(unit: nn.Module, plan: Plan) -> None:
     """Refuse parameters of several types in one message of `fully_shard`."""
     first: dict[torch.dtype, str] = {}
     for name, parameter in unit.named_parameters():
-        if parameter.requires_grad and not fsdp.is_sharded(unit, name):
+        if parameter.requires_grad and not (fsdp.is_sharded(unit, name) or _is_scalar(parameter)):
             first.setdefault(parameter.dtype, name)
     if len(first) > 1:
         (one, name), (two, other), *_ = first.items()

@@ -7,7 +7,6 @@ summed over the ranks whose rows they get.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from unisono.parallel.divergence import difference
 from unisono.parallel.families import identity
 from unisono.parallel.generators import drawing
 from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.model_copy import model_copy
 from unisono.parallel.unit_outputs import own_memory
 
 from .axis import ExpertAxis
@@ -79,7 +79,7 @@ class ExpertCheck:
         output: Callable[[Any], Any] = identity,
     ) -> None:
         try:
-            self._model = copy.deepcopy(model)
+            self._model = model_copy(model)
         except Exception as error:
             raise ValueError(
                 f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so its experts "
@@ -99,7 +99,7 @@ class ExpertCheck:
             self._model.float()
             batch = as_f32(batch)
         scatter_(self._model)
-        whole, cut = self._model, copy.deepcopy(self._model)
+        whole, cut = self._model, model_copy(self._model)
         with torch.enable_grad():
             with drawing(SEED, mesh.axes.device_type), NoDropout():
                 wanted, few = alone(whole, self._forward(whole), batch, loss)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 
-from .attention_call import ATTENTION, FUNCTION, bound
+from .attention_call import ATTENTION, FUNCTION, bound, calls_told
 from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
+from .direct_calls import Around, DirectCalls
 from .noted_call import check_at, noted_call
 from .own_collectives import check_collective
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
@@ -33,14 +33,7 @@ from .saved_results import saved_result
 from .shapes import CaptureError, Shapes
 from .slots import argument_names, slots_in, slots_of_call
 
-__all__ = [
-    "SIZED",
-    "CaptureError",
-    "Recorder",
-    "Shapes",
-    "call",
-    "capture",
-]
+__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture"]
 
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
@@ -100,6 +93,7 @@ class Recorder:
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
         buffers = dict(model.named_buffers())
+        self._direct = DirectCalls(model, self._around)
         handles = [
             handle
             for path, module in model.named_modules()
@@ -115,22 +109,23 @@ class Recorder:
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
-            with _quiet(), self._calls_of_attention(), self._shapes.mode, _Operators(self), _Functions(self):
+            told = self.attention if self._attention else None
+            with _quiet(), calls_told(told), self._shapes.mode, _Operators(self), _Functions(self):
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
         finally:
             for handle in handles:
                 handle.remove()
+            self._direct.end()
         if python_states() != drawn:
             raise CaptureError(draws_in_python(self.graph.model), final=True)
         self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
         self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
         self._note_kept(model, buffers)
         self._note_functions()
-        self._known.clear()
-        self._storages.clear()
-        self._made_by.clear()
+        for table in (self._known, self._storages, self._made_by):
+            table.clear()
         return self.graph
 
     # ---- what the modes tell ----
@@ -139,7 +134,7 @@ class Recorder:
         """The number of a tensor; one that nothing made is a constant."""
         self.paused += 1  # what is asked of a tensor here is no call of the program
         known = self._known.get(id(tensor))
-        original = self._shapes.original(tensor) if known is None else None
+        original = None if known else self._shapes.original(tensor)
         if original is not None:
             number = self.graph.names[original]
         elif known is None:
@@ -246,17 +241,6 @@ class Recorder:
         self.graph.nodes.append(Node(number, op, *came, (made,), frames, self._call, line_now(), flops, grad))
         return output
 
-    @contextlib.contextmanager
-    def _calls_of_attention(self) -> Iterator[None]:
-        """See those that PyTorch's own layers make, too: no function mode is told of them."""
-        function: Any = getattr(functional, FUNCTION)
-        if self._attention:
-            setattr(functional, FUNCTION, lambda *args, **named: self.attention(function, args, named))
-        try:
-            yield
-        finally:
-            setattr(functional, FUNCTION, function)
-
     def _new(self, tensor: Tensor, kind: str, *, node: int = -1, name: str = "") -> int:
         number = len(self.graph.values)
         storage, key = memory_of(tensor)
@@ -288,11 +272,12 @@ class Recorder:
 
         return begin
 
-    def _begin_body(self, _module: nn.Module, args: Any, named: Any) -> None:
+    def _begin_body(self, module: nn.Module, args: Any, named: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
         frame.begin = len(self.graph.nodes)
         here = [(slot, self.value(tensor)) for slot, tensor in slots_of_call(args, named, frame.names)]
         frame.hooked = here != [*zip(frame.slots[0], frame.inputs, strict=True)]
+        self._direct.hooked(module)
 
     def _end_body(self, _module: nn.Module, _args: Any, output: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
@@ -310,6 +295,19 @@ class Recorder:
         frame.hooked |= body != [*zip(frame.slots[1], frame.outputs, strict=True)]
         self.frames.pop()
         self._ordinals.pop()
+
+    def _around(self, path: str) -> Around:
+        """What runs before and after a call of a module's forward that runs no hooks."""
+
+        def begin(module: nn.Module, args: Any, named: Any) -> None:
+            self._begin(path, module)(module, args, named)
+            self.graph.frames[-1].begin = len(self.graph.nodes)
+
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            self._end_body(module, args, output)
+            self._end(module, args, output)
+
+        return begin, end
 
     # ---- at the end ----
 

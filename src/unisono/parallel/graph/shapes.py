@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from unisono.torch_internals.fake import fake_mode
 
 from .containers import mapped
+from .model_copy import model_copy
 
 __all__ = ["CaptureError", "Shapes"]
 
@@ -75,7 +75,7 @@ class Shapes:
                     blank = memo[id(value)] = self.blank(value)
                     self.attributes[id(blank)] = blank, (path, leaf)
         try:
-            made: tuple[nn.Module, Any] = copy.deepcopy((model, also), memo)
+            made: tuple[nn.Module, Any] = model_copy((model, also), memo)
         except Exception as error:
             raise CaptureError(
                 f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so what it does "
