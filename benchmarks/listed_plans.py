@@ -1,7 +1,7 @@
 """Plans as text, for planner_machine.py.
 
-"context=2;expert=2,zero=1;pipeline=2,schedule=zbv,micro_batches=4" has three. A plan that gives no `data` takes
-all ranks: what its other axes leave. `compression` is a codec, such as int8, or rank4.
+"context=2;expert=2,zero=1;pipeline=2,schedule=zbv,micro_batches=4" has three. A plan that gives no `data`
+takes all ranks: what its other axes leave. `compression` is a codec, such as int8, or rank4.
 """
 
 from __future__ import annotations

@@ -225,9 +225,10 @@ class PlanSearch:
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
-        held = 0.0 if plan.swap else self._task.parameters * 4 / plan.tensor / plan.pipeline
+        cut = plan.tensor * plan.pipeline
+        held, state = (0.0 if plan.swap else nbytes / cut for nbytes in self._task.state_bytes)
         low = 1 if plan.precision == "f32" else 0.5
-        state = 3 * held / (plan.shards * plan.context) if plan.zero else 3 * held
+        state /= plan.shards * plan.context if plan.zero else 1
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
             nbytes
