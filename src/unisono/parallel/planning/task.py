@@ -189,12 +189,12 @@ class TrainingTask:
         return next((buffers[storage] for storage in written if storage in buffers), "")
 
     @cached_property
-    def state_bytes(self) -> tuple[int, int]:
-        """Bytes of the parameters; the same with the gradients and moments of those that are trained."""
+    def state_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the parameters, of those that are trained, and of the moments that are kept of these."""
         values = [*self.model.parameters()]
         held = sum(value.nbytes for value in values)
         trained = sum(value.nbytes for value in values if value.requires_grad)
-        return held, held + trained + int(trained * _moments(self.optimizer))
+        return held, trained, int(trained * _moments(self.optimizer))
 
     @property
     def parameters(self) -> int:
