@@ -93,7 +93,11 @@ class PlannedModel:
         micro = cut_rows(self.batch, 0, max(1, self.rows // plan.data // plan.micro_batches))
         inputs = mapped(micro if self.loss is None else micro[0], lambda tensor: tensor.to(self.device))
         run = up.parallelize(
-            model, plan, optimizer=adamw, loss=self.loss, sample=inputs if plan.tensor > 1 else None
+            model,
+            plan,
+            optimizer=adamw,
+            loss=self.loss,
+            sample=inputs if plan.tensor > 1 or plan.pipeline > 1 else None,
         )
         own = next(iter(run.shard([self.batch])))
         return run, mapped(own, lambda tensor: tensor.to(self.device))
@@ -111,7 +115,9 @@ def seconds(name: str, rounds: int, listed: str) -> list[MachineRow]:
     model = PlannedModel(name, "cpu", listed)
     choice = model.choice()
     hosts = measure("cpu", 0).hosts
-    predictor = up.StepPredictor(model.make(), model.batch, loss=model.loss, optimizer=adamw, hosts=hosts)
+    predictor = up.StepPredictor(
+        model.make(), model.batch, loss=model.loss, optimizer=adamw, hosts=hosts, trial=True
+    )
     said: dict[up.Plan, StepForecast] = {}
     rows = []
     for plan in model.plans(choice):

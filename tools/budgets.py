@@ -26,6 +26,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/run.py": "Run: every call of the user; mostly signatures and docstrings",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",
     "src/unisono/torch/process_group.py": "the process group as PyTorch asks it: identity, beginning, end",
+    "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",

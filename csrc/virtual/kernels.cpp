@@ -142,6 +142,8 @@ Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) {
 template <typename Op>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType type) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  Tensor product;  // CUDA's kernel makes one of gradient and output: aten/src/ATen/native/cuda/SoftMax.cu
+  if (std::is_same_v<Op, at::_ops::_softmax_backward_data>) product = at::empty_like(grad);
   HostArguments arguments;
   Tensor host = Op::redispatch(DispatchKeySet(DispatchKey::CPU), arguments.to_host(grad),
                                arguments.to_host(output), dim, grad.scalar_type());

@@ -1,10 +1,11 @@
 """The peak of a step as a dry run says it, beside that of virtual GPUs, for many models and plans.
 
     unisono run -n 2 --virtual-gpus 2 --no-poison tests/torch/memory_census.py zoo [MODEL[,PLAN] ...]
-    unisono run -n 4 --virtual-gpus 4 --no-poison tests/torch/memory_census.py sweep
+    unisono run -n 4 --virtual-gpus 4 --no-poison tests/torch/memory_census.py sweep [TEXT ...]
 
 `zoo`: the models of tests/torch/zoo, which need `pip install transformers`, under those of its plans that
-have so many ranks. `sweep`: the plans of `make test-parallel` that have so many. One line for each: the peak
+have so many ranks. `sweep`: the plans of `make test-parallel` that have so many (in all 240, of
+1, 2, 4 and 8 ranks), or those with one of these texts in their line. One line for each: the peak
 of the fullest rank, the error of the prediction, where the peak is. The last lines are a summary; a miss is
 more than 5 % above, or 2 % below, and 4 KiB or more: a run has some numbers of its own, of 512 bytes each.
 """
@@ -26,6 +27,7 @@ from torch import nn
 
 import unisono.parallel as up
 from parallel import models, sweep
+from planned_models import adamw, with_stages
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.task import TrainingTask
@@ -45,10 +47,6 @@ class Row(NamedTuple):
     optimizer: Callable[[Any], torch.optim.Optimizer]
 
 
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 def of_zoo(names: list[str], ranks: int) -> Iterator[Row]:
     from zoo.animals import ANIMALS
     from zoo.census_plans import PLANS, fitted, not_applicable
@@ -64,8 +62,10 @@ def of_zoo(names: list[str], ranks: int) -> Iterator[Row]:
                 yield Row(f"{name}, {title}", fitted(name, plan), animal.make, batch, animal.loss, adamw)
 
 
-def of_sweep(ranks: int) -> Iterator[Row]:
+def of_sweep(texts: list[str], ranks: int) -> Iterator[Row]:
     for trial in sweep.trials(ranks):
+        if texts and not any(text in str(trial) for text in texts):
+            continue
         case = models.CASES[trial.model]
         (batch,) = case.batches(1, trial.rows)
 
@@ -86,7 +86,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
     places = size // plan.pipeline
     said, refused = None, ""
     task = TrainingTask(model, given, rows, row.optimizer, row.loss)
-    pieces = task.in_pieces(task.family(model, None))
+    plan = with_stages(plan, task)
     if rank % places == 0:
         try:
             said = DryRun(task, plan).peak_of(rank // places)
@@ -97,12 +97,11 @@ def compare(row: Row) -> tuple[float, bool, str]:
     dist.all_gather_object(told, refused)
     if any(told):
         raise ValueError(next(filter(None, told)))
-    inputs = None  # in a pipeline of pieces a sample would decide where stages begin, by measured times
-    if plan.pipeline == 1 or not pieces:
-        inputs = mapped(given[0], lambda tensor: tensor[: max(1, rows // plan.data // plan.micro_batches)])
+    inputs = mapped(given[0], lambda tensor: tensor[: max(1, rows // plan.data // plan.micro_batches)])
     run = up.parallelize(model, plan, optimizer=row.optimizer, loss=row.loss, sample=inputs, check=False)
     del inputs
     (given,) = run.shard([given])
+    given = mapped(given, torch.clone)  # rows of a batch keep the memory of all of it
     for _ in range(2):
         run.step(given)
     torch.cuda.reset_peak_memory_stats()
@@ -137,7 +136,7 @@ def main(kind: str, names: list[str]) -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:unisono,cuda:nccl")
     ranks, found, misses, refused = dist.get_world_size(), list[float](), 0, 0
-    for row in of_zoo(names, ranks) if kind == "zoo" else of_sweep(ranks):
+    for row in of_zoo(names, ranks) if kind == "zoo" else of_sweep(names, ranks):
         try:
             error, missed, text = compare(row)
             found.append(error)

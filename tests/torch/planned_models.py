@@ -1,9 +1,11 @@
 """Models and batches for tests of plans: name -> (model, loss, a batch of so many rows).
 
-MODELS are two that most tests take; KINDS are all: of each family one, whose shapes no value decides.
+MODELS are two that most tests take; KINDS are all: of each family one, whose shapes no value decides. LARGE
+have parameters of 50 to 200 MB: there segments of 2 and 20 MiB are small beside tensors.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.planning.task import TrainingTask
 
 WORDS, LENGTH, WIDTH = 64, 16, 64
 
@@ -30,9 +34,9 @@ class Block(nn.Module):
         return x + self.fc2(functional.gelu(self.fc1(self.after(x))))
 
 
-def gpt() -> nn.Module:
-    blocks = (Block(WIDTH) for _ in range(3))
-    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS))
+def gpt(width: int = WIDTH, layers: int = 3) -> nn.Module:
+    blocks = (Block(width) for _ in range(layers))
+    return nn.Sequential(nn.Embedding(WORDS, width), *blocks, nn.LayerNorm(width), nn.Linear(width, WORDS))
 
 
 def mlp() -> nn.Module:
@@ -124,9 +128,9 @@ class UNet(nn.Module):
         return self.head(functional.silu(self.out(up)).mean((2, 3)))
 
 
-def llama() -> nn.Module:
-    blocks = (GatedBlock(WIDTH) for _ in range(3))
-    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *blocks, nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS))
+def llama(width: int = WIDTH, layers: int = 3) -> nn.Module:
+    blocks = (GatedBlock(width) for _ in range(layers))
+    return nn.Sequential(nn.Embedding(WORDS, width), *blocks, nn.RMSNorm(width), nn.Linear(width, WORDS))
 
 
 def moe() -> nn.Module:
@@ -182,6 +186,20 @@ KINDS: dict[str, Kind] = MODELS | {
     "cnn": (cnn, functional.cross_entropy, images),
     "unet": (UNet, functional.cross_entropy, images),
 }
+LARGE: dict[str, Kind] = {
+    "gpt of 50 MB": (lambda: gpt(512, 4), tokens_loss, ids),
+    "gpt of 101 MB": (lambda: gpt(512, 8), tokens_loss, ids),
+    "llama of 197 MB": (lambda: llama(768, 7), tokens_loss, ids),
+}
+
+
+def with_stages(plan: up.Plan, task: TrainingTask) -> up.Plan:
+    """The plan, with the stages of pieces that a dry run takes. A sample would decide by measured times."""
+    family = task.family(task.model, None)
+    if plan.pipeline == 1 or plan.cuts or not task.in_pieces(family):
+        return plan
+    counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
+    return replace(plan, cuts=balance(counted, plan.stages))
 
 
 def planned(**more: Any) -> up.ModelChoice:
@@ -192,5 +210,6 @@ def planned(**more: Any) -> up.ModelChoice:
         "optimizer": adamw,
         "loss": functional.cross_entropy,
         "ranks": 2,
+        "trial": False,
     }
     return up.plan(mlp(), **{**options, **more})

@@ -26,6 +26,7 @@ import torch  # noqa: E402
 
 import suite  # noqa: E402
 from model_fuzz.programs import PLANS, Case, case_of, choices_of, program_of  # noqa: E402
+from model_fuzz.training import training_of  # noqa: E402
 
 CHUNK = 40
 CASE_S = 120  # more than the limit of a collective
@@ -100,8 +101,9 @@ def shown(result: Result) -> str:
     again = f"--case {case.seed} {case.plan!r}" + (
         f" --drop {' '.join(map(str, case.dropped))}" if case.dropped else ""
     )
-    loss = "" if program is None or program.loss is None else program.loss.__name__
-    return f"{result.word}: {result.text}\n{again}  loss: {loss or 'its own'}\n{program and program.source}"
+    training = None if program is None else training_of(program, case.seed)
+    source, said = (program and program.source) or "", "" if training is None else training.said()
+    return f"{result.word}: {result.text}\n{again}\n{said}\n{source}"
 
 
 def table(results: list[Result], seconds: float) -> str:

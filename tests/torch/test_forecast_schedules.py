@@ -14,6 +14,7 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
+from unisono.parallel.costs.shared_cores import ActionWork, shared_time
 from unisono.parallel.costs.step_parts import ParameterSizes, StepParts
 from unisono.parallel.costs.step_time import step_forecast
 from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
@@ -70,9 +71,28 @@ def test_a_step_is_the_schedules(plan: up.Plan) -> None:
 def test_ranks_that_share_cores_take_what_all_compute_or_what_the_schedule_takes(plan: up.Plan) -> None:
     work = 3.0 * plan.stages * plan.micro_batches
     alone = step_forecast(parts(plan)).total
-    for cores in (1, 2):
-        crowded = step_forecast(parts(plan, plan.pipeline / cores)).total
-        assert crowded == pytest.approx(max(alone, work / cores), rel=1e-3)
+    assert step_forecast(parts(plan, plan.pipeline)).total == pytest.approx(work, rel=1e-3)
+    two = step_forecast(parts(plan, plan.pipeline / 2)).total
+    assert max(alone, work / 2) * 0.999 < two < max(alone, work / 2) + 3.1  # both are busy a bit later
+
+
+def test_ranks_of_one_stage_that_share_a_core_compute_half_as_fast() -> None:
+    plan = up.Plan(data=2, pipeline=2, micro_batches=4)
+    alone = step_forecast(parts(plan)).total
+    apart = step_forecast(dataclasses.replace(parts(plan, 2.0), hosts=(0, 0, 1, 1))).total
+    assert apart == pytest.approx(2 * alone, rel=1e-3)  # each host has a core, and all ranks of a stage
+    mixed = step_forecast(dataclasses.replace(parts(plan, 2.0), hosts=(0, 1, 0, 1))).total
+    assert mixed == pytest.approx(2 * 3.0 * plan.micro_batches, rel=1e-3)  # a stage computes while one waits
+
+
+def test_no_shared_time_for_nothing() -> None:
+    work = ActionWork(1.0, 0.5)
+    assert shared_time([[work], [work]], [{0: 1}, {0: 1}], 1.0) == (2.5, [2.0, 2.0])
+    assert shared_time([[work], [work]], [{0: 1}, {1: 1}], 1.0) == (1.5, [1.0, 1.0])
+    assert shared_time([[], []], [{0: 1}, {0: 1}], 1.0) == (0.0, [1.0, 1.0])
+    last = ActionWork(1.0, 0.0, needs="a")
+    first = ActionWork(1.0, 0.5, gives="a")
+    assert shared_time([[last], [first]], [{0: 1}, {0: 1}], 1.0) == (2.5, [1.0, 1.0])
 
 
 def test_a_collective_pays_for_its_turn() -> None:

@@ -9,8 +9,8 @@ import suite
 from loops import each
 from unisono.parallel import Plan
 
-MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
-MODULES += ("foreign", "adversarial", "wild", "recorded_programs")
+MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
+MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls")
 MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("forecasts", "batch_kinds")
@@ -28,6 +28,73 @@ def checks_of(*modules: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
+@each(("module", "check"), checks_of(*MODULES))
+def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "errors" else 2)
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), checks_of(*LOOP))
+def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.timeout(500)
+@each(
+    ("module", "check"),
+    [
+        ("unfrozen", "check_a_short_training"),
+        ("unfrozen", "check_what_cannot_be_followed"),
+        ("plain_copies", "check_a_plain_copy_has_the_weights"),
+        ("plain_copies", "check_models_that_get_no_weights"),
+        ("few_rows", "check_a_rank_without_rows"),
+    ],
+)
+def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("unfrozen", "plain_copies", "few_rows"))
+def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=2)
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), checks_of("meetings"))
+def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@each(("module", "check"), checks_of("context_features", "context_masks", "context_programs", "context_axes"))
+def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4 if module == "context_axes" else 2)
+
+
+SHORT = ("check_short", "check_what_is_refused")
+COMBINED = checks_of("combined_axes", "combined_lists")
+
+
+@pytest.mark.timeout(500)
+@each(("module", "check"), [pair for pair in COMBINED if pair[1] in SHORT])
+def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    run_check(forks, tmp_path, module, check, ranks=4)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("module", "check"), [pair for pair in COMBINED if pair[1] not in SHORT])
+def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    printed = forks.run(tmp_path, {check: (f"parallel.{module}", 4, [check])}, limit_s=800)[check]
+    if any("(ended with" in text for text in printed):
+        pytest.fail("\n".join(printed), pytrace=False)
+
+
+@pytest.mark.timeout(500)
 @each(("module", "check"), checks_of(*STAGES))
 def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "program_axes" else 2)
@@ -74,6 +141,34 @@ def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -
 @each(("module", "check"), checks_of("sequences", "sequence_axes"))
 def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_check(forks, tmp_path, module, check, ranks=4 if module == "sequence_axes" else 2)
+
+
+ELSEWHERE = {
+    "chains": "test_parallel_layouts.py",
+    "chosen": "test_planning.py",
+    "compressed_runs": "test_parallel_compression.py",
+    "compression": "test_parallel_compression.py",
+    "elastic_places": "test_parallel_elastic.py",
+    "elastic_refusals": "test_parallel_elastic.py",
+    "expert_axis": "test_parallel_experts.py",
+    "metas": "test_parallel_meta.py",
+}
+
+
+def test_every_module_of_checks_is_run() -> None:
+    """A list of modules that no test uses runs nothing."""
+    folder = suite.HERE / "parallel"
+    modules = {path.stem for path in folder.glob("*.py") if "\ndef check_" in path.read_text()}
+    run = {
+        case["module"]
+        for test in globals().values()
+        for case in getattr(test, "cases", ())
+        if "module" in case
+    }
+    run |= {module for module, _ in COMBINED}
+    assert modules - run == set(ELSEWHERE)
+    for module, test in ELSEWHERE.items():
+        assert module in (suite.HERE / test).read_text(), module
 
 
 def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:

@@ -168,7 +168,7 @@ def test_what_is_cut(make: Any, sample: Tensor, share: float, cut: dict[str, int
 def test_gradients_that_are_sums() -> None:
     found = prove(MultiQuery(), IDS, 2)
     assert set(found.sums) == {"q_norm.weight", "q_norm.bias"}
-    entered = {path for path, moves in found.moves.items() if (True, 0) in moves}
+    entered = {path for path, moves in found.moves.items() if (True, ()) in moves}
     assert entered == {"k_norm", "v"}
 
 
@@ -283,6 +283,24 @@ class WrittenBefore(nn.Module):
         y = x.clone()
         y.transpose(0, 1).mul_(self.scale[:, None])
         return self.second(torch.tanh(self.first(y)))
+
+
+class ReturnedHeads(nn.Module):
+    """A layer that could be gathered takes heads, which go into a layer that sums, and are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.heads = nn.Linear(8, 8), nn.Linear(8, 16)
+        self.sums, self.each = nn.Linear(16, 8), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self.heads(self.first(x)).unflatten(-1, (-1, 4)).transpose(1, 2)
+        return self.sums(torch.tanh(heads).transpose(1, 2).flatten(2)), self.each(heads)
+
+
+def test_what_a_gathered_layer_leaves_cut_is_not_returned() -> None:
+    found = prove(ReturnedHeads(), torch.ones(3, 5, 8), 2)
+    assert found.modules.get("heads") != "column", str(found)
 
 
 def test_a_gradient_through_a_written_view_is_summed() -> None:

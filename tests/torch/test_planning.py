@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 import suite
 import unisono.parallel as up
@@ -319,7 +322,7 @@ def test_a_choice_fits_and_says_why() -> None:
 
 def test_one_plan_is_priced() -> None:
     plan = up.Plan(data=2, zero=3)
-    choice = planned(price=plan)
+    choice = planned(price=plan, trial=False)
     assert choice.plan == plan
     assert choice.candidates == 1
     said = up.StepPredictor(mlp(), features(16), loss=CROSS, optimizer=adamw).forecast(plan)
@@ -327,6 +330,45 @@ def test_one_plan_is_priced() -> None:
     assert choice.forecast.seconds == pytest.approx(said.seconds)
     assert choice.forecast.memory_bytes == choice.chosen.peak.nbytes
     assert not planned(price=plan, memory=1000).fits
+
+
+def spin(seconds: float) -> None:
+    """Compute for so long."""
+    stop = time.thread_time() + seconds
+    while time.thread_time() < stop:
+        pass
+
+
+class Waiting(nn.Module):
+    """A module whose Python takes long, of which its operators tell nothing."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.layer, self.fails = nn.Linear(256, 256), fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spin(2e-3)
+        if self.fails and not isinstance(x, FakeTensor):
+            raise RuntimeError("not for these values")
+        return self.layer(nn.functional.dropout(x, 0.1))
+
+
+def test_a_trial_shows_what_the_models_own_python_takes() -> None:
+    model = nn.Sequential(Waiting(), nn.Linear(256, 10))
+    told = {}
+    for trial in (False, True):
+        before = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+        of = up.StepPredictor(model, features(16), loss=CROSS, optimizer=adamw, hosts=(0, 0), trial=trial)
+        told[trial] = of.forecast(up.Plan(data=2)).seconds["forward"]
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert all(torch.equal(value, before[1][name]) for name, value in model.state_dict().items())
+        assert all(value.grad is None for value in model.parameters())
+    assert 1.8e-3 < told[True] - told[False] < 2e-2
+    fails = nn.Sequential(Waiting(fails=True), nn.Linear(256, 10))
+    of = up.StepPredictor(fails, features(16), loss=CROSS, optimizer=adamw, hosts=(0, 0), trial=True)
+    assert of.forecast(up.Plan(data=2)).seconds["forward"] == pytest.approx(told[False])
+    with pytest.raises(TypeError, match="trial is 1"):
+        planned(trial=1)
 
 
 def test_a_buffer_that_changes_is_not_computed_again() -> None:

@@ -50,7 +50,7 @@ def test_plans_run_in_the_memory_that_a_dry_run_says(machine: Any, seed: int) ->
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("machine", [2, 4], indirect=True)
+@pytest.mark.parametrize("machine", [1, 2, 4, 8], indirect=True)
 def test_dry_runs_have_the_peaks_of_the_sweep(machine: Any) -> None:
     ended = machine.run(CENSUS, limit_s=3500, arguments=["sweep"])
     assert not any(ended.codes), ended.text

@@ -250,6 +250,8 @@ def _gpt2(model: Any) -> ModelFamily:
         _check_heads(model, model.config.n_head, tensor)
         for block in body.h:
             block.attn.split_size //= tensor
+            if _is_fused(block.mlp.c_fc):
+                block.mlp.c_fc.nf //= tensor  # the width of its output, by which it views it
 
     pieces = [GPT2Embed(body), *map(DecoderBlock, body.h), nn.Sequential(body.ln_f, model.lm_head)]
     proved = _has_only(model, GPT2)

@@ -112,7 +112,7 @@ def pair(value: Any) -> tuple[Tensor, float]:
             "and the "
             "number of labels in it"
         )
-    return value[0], _count(value[1])
+    return one_value(value[0]), _count(value[1])
 
 
 def mean(value: Any) -> Tensor:
@@ -126,6 +126,20 @@ def mean(value: Any) -> Tensor:
             f"the loss returned a {type(value).__name__}, expected a tensor, the mean over the rows. One "
             "that "
             'returns (sum, count) needs parallelize(..., weigh="counted")'
+        )
+    return one_value(value)
+
+
+def one_value(value: Tensor) -> Tensor:
+    """A loss, which is one number.
+
+    Raises:
+        ValueError: it is several.
+    """
+    if value.numel() != 1:
+        raise ValueError(
+            f"the loss returned {list(value.shape)} values, expected one: the mean over the rows, as of "
+            'reduction="mean"'
         )
     return value
 

@@ -220,7 +220,8 @@ def _split(model: nn.Module, cut: Cut) -> None:
 def _cut(model: nn.Module, family: ModelFamily, decision: Decision, mesh: PlanMesh) -> RngRegion:
     """Cut `model` in place. With recompute=True nothing of a unit is kept, so nothing is gathered again."""
     regathers = mesh.plan.sequence and not mesh.plan.recompute
-    region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers)
+    alone = mesh.plan.pipeline == 1 and mesh.plan.context == 1
+    region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers, alone=alone)
     if not decision.cut.proved:
         family.localize(mesh.plan.tensor)
     return region

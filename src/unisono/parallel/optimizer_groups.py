@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,6 +98,11 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
                 "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
                 "Use Adam"
             )
+        if _needs_closure(one):
+            raise ValueError(
+                f"parallelize: {type(one).__name__}.step needs a closure that computes the loss again, and "
+                "a run computes it once a step. Use an optimizer whose step() takes no argument: AdamW"
+            )
     if not found or (swap and len(found) > 1):
         raise ValueError(
             f"parallelize: optimizer returned {len(found)} optimizers, expected "
@@ -115,6 +121,15 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
     for group in (group for one in found for group in one.param_groups if given.nothing):
         group["params"].clear()
     return found
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step has an argument without a default, as LBFGS."""
+    signature = inspect.signature(optimizer.step)
+    return any(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in signature.parameters.values()
+    )
 
 
 def check_groups(

@@ -11,6 +11,7 @@ one kind only: meanwhile a group of both kinds is two groups with the same setti
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,9 +38,38 @@ def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
 
 
 def step(optimizer: optim.Optimizer) -> None:
-    """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards."""
-    with _parts(optimizer) if steps_parts(optimizer) else _one_kind(optimizer):
-        optimizer.step()
+    """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards.
+
+    Raises:
+        RuntimeError: the optimizer has an operation that PyTorch does not have for parameters that are cut.
+    """
+    if steps_parts(optimizer):
+        with _parts(optimizer):
+            optimizer.step()
+        return
+    with _one_kind(optimizer):
+        try:
+            optimizer.step()
+        except Exception as error:
+            if not _of_dtensor(error):
+                raise
+            raise RuntimeError(_cannot_step(optimizer, error)) from error
+
+
+def _of_dtensor(error: Exception) -> bool:
+    """Whether PyTorch's dispatch of DTensors raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("torch/distributed/tensor/" in frame.filename for frame in frames)
+
+
+def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    return (
+        f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an "
+        f"operation of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. "
+        "Use an optimizer that changes each value by itself, such as AdamW or up.CompressedAdam, or a plan "
+        "that leaves parameters whole (zero=0, tensor=1)"
+    )
 
 
 def steps_parts(optimizer: optim.Optimizer) -> bool:

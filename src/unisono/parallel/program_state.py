@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
+from .outside_names import outside_of
 
 if TYPE_CHECKING:
     from .graph.capture import Shapes
 
-__all__ = ["ModuleSettings", "kinds_of"]
+__all__ = ["FAR", "ModuleSettings", "kinds_of", "set_counter", "warn_counter"]
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 SMALL = 32  # entries of a list whose contents count
+FAR = (
+    999_999,
+    1_000_000,
+)  # what a counter may reach; before and after the next count a multiple of 2, 10, 100 ...
 COUNTS = 8  # changes after which a number is a counter, which no longer tells one program from another
 UNSEEN = STATE - {"training"} | {"forward"}
 
@@ -45,11 +51,14 @@ def kinds_of(inputs: Any, floats: torch.dtype | None = None) -> Any:
 class ModuleSettings:
     """The plain attributes of the modules of a model, such as `training` and flags of the program's own.
 
-    Those of a configuration count, too: of objects that are attributes of a module, and are no modules.
+    Those of a configuration count, too: of objects that are attributes of a module, and are no modules. So do
+    attributes of their classes, and global names and closures of their methods.
 
     Args:
         leave_out: attributes (path, name) that are no settings.
         counters: a number that changes again and again counts something, and is left out from then on.
+    Attributes:
+        fresh: counters that the last call of `now` left out for the first time. See `keep`.
     """
 
     def __init__(
@@ -65,15 +74,23 @@ class ModuleSettings:
             if leaf not in UNSEEN and hasattr(value, "__dict__") and not isinstance(value, (Tensor, type))
         }
         self._objects = [*objects.values()]
+        self._outside = [*outside_of({*self._kinds.values()})]
+        self.fresh: set[tuple[str, str]] = set()
+        self._counted: set[tuple[str, str]] = set()
+        self._kept: set[tuple[str, str]] = set()
         self._last: dict[tuple[str, str], Any] = {}
         self._changes: dict[tuple[str, str], int] = {}
         self._snapshots: list[_Snapshot] = []
+        self._read: list[Any] = []  # of what is outside
         self._key: frozenset[Any] = frozenset()
 
     def now(self) -> frozenset[Any]:
         """The settings as a key."""
-        if not self._snapshots or any(snapshot.changed for snapshot in self._snapshots):
-            self._snapshots = [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
+        self.fresh = set()
+        read = [held.get(leaf) for _, held, leaf in self._outside]
+        same = bool(self._snapshots) and all(map(operator.is_, read, self._read))
+        if not same or any(snapshot.changed for snapshot in self._snapshots):
+            self._read, self._snapshots = read, [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
             self._key = self._found()
         return self._key
 
@@ -86,13 +103,22 @@ class ModuleSettings:
         self._last = found
         if not self._counters:
             return frozenset(found.items())
-        return frozenset(item for item in found.items() if self._changes.get(item[0], 0) <= COUNTS)
+        counted = {at for at, count in self._changes.items() if count > COUNTS} - self._kept
+        self.fresh, self._counted = counted - self._counted, counted
+        return frozenset(item for item in found.items() if item[0] not in counted)
+
+    def keep(self, at: tuple[str, str]) -> None:
+        """Count an attribute as a setting, however often it changes: it decides what the model runs."""
+        self._kept.add(at)
+        self._snapshots = []
 
     def _all(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for path, held in [*self._seen, *self._objects]:
             for leaf, value in [*held.items()]:
                 if leaf not in UNSEEN and (path, leaf) not in self._left_out:
                     yield (path, leaf), _plain(value)
+        for where, held, leaf in self._outside:
+            yield (where, leaf), _plain(held.get(leaf))
 
     def give(self, shapes: Shapes) -> None:
         """Set the attributes of a copy without values to those of this model."""
@@ -131,6 +157,34 @@ class _Snapshot:
         held = self._held
         same = [*held] == self._names and all(map(operator.is_, held.values(), self._values))
         return not same or any(_plain(value) != before for value, before in self._contents)
+
+
+def warn_counter(at: tuple[str, str], model: str, why: object = "") -> None:
+    """Tell the user that a number costs a recording in each step."""
+    name = ".".join(filter(None, at))
+    warnings.warn(
+        f'"{name}" changes again and again, and decides what {model} runs: its program is recorded anew for '
+        f"each value, which takes seconds. Leave it out of the forward, or make it a buffer. {why}",
+        stacklevel=2,
+    )
+
+
+def set_counter(model: nn.Module, at: tuple[str, str], value: int) -> bool:
+    """Give a number that changes in a copy of a model another value; False: there is none.
+
+    Args:
+        value: a millionth of it, if the number is a float: which may be a share or a temperature.
+    """
+    modules = dict(model.named_modules())
+    path, leaf = at
+    held: Any = modules.get(path)
+    if held is None:  # of a configuration
+        above, _, name = path.rpartition(".")
+        held = getattr(modules.get(above), name, None)
+    kind = type(getattr(held, "__dict__", {}).get(leaf))
+    if kind in (int, float):
+        vars(held)[leaf] = value if kind is int else value * 1e-6
+    return kind in (int, float)
 
 
 def _is_plain(value: Any) -> bool:

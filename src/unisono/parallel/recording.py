@@ -13,7 +13,7 @@ from unisono.torch_internals.fake import memory_of
 from .graph.capture import CaptureError, Recorder, Shapes
 from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
-from .program_state import ModuleSettings
+from .program_state import FAR, ModuleSettings, set_counter
 
 __all__ = ["ModelRecorder"]
 
@@ -80,13 +80,23 @@ class ModelRecorder:
                 f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
             )
         self.changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
-        if self.changing and graph.operators != self._run(shapes, inputs, forward, prepared).operators:
+        if self.changing and not self._runs_alike(graph, shapes, inputs, forward, prepared):
             path, leaf = min(self.changing)
             raise self._refuses(
                 f'{self.name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
                 f"program then, which {self._where} does not follow. {self._remedy}"
             )
         return graph
+
+    def _runs_alike(self, graph: Graph, shapes: Shapes, *more: Any) -> bool:
+        """Whether what the model changes while it runs, such as a counter, does not change its program."""
+        if graph.operators != self._run(shapes, *more).operators:
+            return False
+        for value in FAR:
+            counts = [set_counter(shapes.model, at, value) for at in self.changing]
+            if any(counts) and graph.operators != self._run(shapes, *more).operators:
+                return False
+        return True
 
     def _check_parameters(self, before: dict[str, Any], now: dict[str, Any]) -> None:
         """Refuse a model that freezes parameters while it runs, or puts others in their place."""

@@ -23,6 +23,7 @@ from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
+from .evaluation_mode import evaluating
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
@@ -31,6 +32,7 @@ from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
 from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
+from .model_changes import ModelChanges
 from .model_setup import ModelSetup
 from .optimizer_groups import (
     Optimizer,
@@ -127,6 +129,7 @@ class Run:
             self.compression = self._outer.compression
         self.epoch = 0
         self._failures = self._watch()
+        self._changes = ModelChanges.of(built.model, plan, built.programs)
 
     def _watch(self) -> RunFailures:
         return RunFailures(self.mesh.everyone.world, self._groups())
@@ -170,6 +173,8 @@ class Run:
         """
         if not isinstance(update, bool):
             raise TypeError(f"step: update is {update!r}, expected bool")
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("step within torch.inference_mode() has no gradients: call it outside")
         self._check_own("step")
         if watch:
             mean, self._watched = watching(lambda: self._train(batch, update=update))
@@ -230,7 +235,7 @@ class Run:
         """Whether a newcomer waits at this rank."""
         return False
 
-    @torch.no_grad()
+    @evaluating()
     def evaluate(self, batch: tuple[Any, Any]) -> float:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
         first. A rank may have no rows: 0 of each tensor.
@@ -284,7 +289,7 @@ class Run:
             f"{self.plan.schedule}, measured", self.plan.pipeline, [s for spans in gathered for s in spans]
         )
 
-    @torch.no_grad()
+    @evaluating()
     def predict(self, inputs: Any) -> Any:
         """Return what the model returns for this rank's rows, and change nothing. All ranks call this.
 
@@ -637,6 +642,8 @@ class Run:
         Args:
             loss: the programs end with that of the run.
         """
+        if self._changes is not None:
+            self._changes.check()
         if self._built.runtime.context is not None:
             self._built.runtime.context.confirm(micros, self._loss if loss else None)
         elif self._built.programs is not None:

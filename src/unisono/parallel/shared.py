@@ -13,7 +13,7 @@ from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
 from .graph.cut import Cut
 from .graph.proof import prove
-from .program_state import ModuleSettings, kinds_of
+from .program_state import FAR, ModuleSettings, kinds_of, set_counter, warn_counter
 from .tensor_parallel import cut_of
 
 if TYPE_CHECKING:
@@ -202,18 +202,35 @@ class _Search:
 
     def confirm(self, batches: Iterable[Any]) -> None:
         assert self._settings is not None
-        settings = self._settings.now()
+        settings, first = self._settings.now(), True
         for batch in batches:
-            kinds = kinds_of(batch), settings, torch.is_grad_enabled()
+            if first and self._settings.fresh:
+                self._check_counters(batch)
+                settings = self._settings.now()
+            first, kinds = False, (kinds_of(batch), settings, torch.is_grad_enabled())
             if kinds not in self._proved:
                 self._prove_again(batch)
                 self._proved.append(kinds)
 
-    def _prove_again(self, batch: Any) -> None:
+    def _check_counters(self, batch: Any) -> None:
+        """A number that counts may be left out of the settings only if the cut holds for another one."""
+        assert self._settings is not None
+        for at in sorted(self._settings.fresh):
+            for value in FAR:
+                try:
+                    self._prove_again(batch, at, value)
+                except ValueError as error:
+                    self._settings.keep(at)
+                    warn_counter(at, self._name, error)
+                    break
+
+    def _prove_again(self, batch: Any, counter: tuple[str, str] | None = None, value: int = 0) -> None:
         assert self._shapes is not None
         assert self._found is not None
         assert self._settings is not None
         self._settings.give(self._shapes)
+        if counter is not None and not set_counter(self._shapes.model, counter, value):
+            return
         try:
             again = self._prove(batch, self._found)
         except CaptureError as error:
@@ -231,6 +248,7 @@ class _Search:
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
             )
+        self._found.learn(again)
 
 
 def unforeseen(model: str, error: Exception) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from . import tensor_moves
@@ -22,8 +23,10 @@ from .graph.containers import tensors_in
 from .graph.cut import Cut, ModuleMove
 from .graph.fused import like, split_
 from .graph.layers import layer_of
-from .graph.local_model import moved
+from .graph.local_model import ModuleMoves
+from .graph.slots import argument_names
 from .graph.written import Forward, Written
+from .module_calls import ModelCalls
 from .regathered import saved_as_slices
 from .tensor_moves import TensorAxis
 
@@ -55,7 +58,8 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
                     )
             cut.modules[path] = kind
             if kind.startswith("column"):
-                cut.moves[path] = {(False, 0): ModuleMove("enter", 0)}
+                first = (*argument_names(module.forward), 0)[0]
+                cut.moves[path] = {(False, (first,)): ModuleMove("enter", 0)}
     _check_ties(model, cut)
     total = {name: parameter.numel() for name, parameter in model.named_parameters()}
     cut.parameters = sum(size for name, size in total.items() if name in cut.dims), sum(total.values())
@@ -103,11 +107,14 @@ def _check_ties(model: nn.Module, cut: Cut) -> None:
                 )
 
 
-def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool = False) -> RngRegion:
+def cut_model(
+    model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool = False, alone: bool = False
+) -> RngRegion:
     """Cut `model` in place; return its cut regions. Tied weights stay tied.
 
     Args:
         mesh: the tensor axis.
+        alone: modules run in the forward of `model` only: neither stages nor recorded operators call them.
         regathers: what layers get from all ranks is gathered again in backward, and not kept.
     """
     region = RngRegion(mesh.get_local_rank(), mesh.device_type)
@@ -116,17 +123,24 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool =
     def part(value: Tensor, dim: int) -> Tensor:
         return distribute_tensor(value, mesh, [Shard(dim)], src_data_rank=None)
 
-    run_cut(model, cut, part, axis, region)
+    run_cut(model, cut, part, axis, region, alone=alone)
     return region
 
 
 def run_cut(
-    model: nn.Module, cut: Cut, part: Callable[[Tensor, int], Tensor], axis: TensorAxis, region: RngRegion
+    model: nn.Module,
+    cut: Cut,
+    part: Callable[[Tensor, int], Tensor],
+    axis: TensorAxis,
+    region: RngRegion,
+    *,
+    alone: bool = False,
 ) -> None:
     """Have each module run on this rank's parts.
 
     Args:
         part: of a parameter's values and a dim -> what is kept of it.
+        alone: modules run in the forward of `model` only.
     """
     for path, sizes in cut.fused.items():
         split_(model, path, sizes)
@@ -142,10 +156,13 @@ def run_cut(
             if value is not None:
                 module.register_parameter(leaf, made[id(value)])
 
+    calls = ModelCalls(model if alone else None, cut)
+
     def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
-        LocalForward(path, module, dims, cut, axis, region)
+        LocalForward(path, module, dims, cut, axis, region, calls)
 
     run_locally(model, cut, leaves, make)
+    calls.follow(model)
 
 
 def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
@@ -198,6 +215,7 @@ class LocalForward(Forward):
 
     Args:
         dims: its parameters and buffers that are cut, and in which dim.
+        calls: of the model, which are checked; None: they are recorded, and the record runs.
     """
 
     def __init__(
@@ -208,13 +226,16 @@ class LocalForward(Forward):
         cut: Cut,
         axis: TensorAxis,
         region: RngRegion,
+        calls: ModelCalls | None = None,
     ) -> None:
         super().__init__(module)
-        self._label, self._dims, self._moves = f"up::tensor|{path}", dims, dict(cut.moves.get(path, {}))
-        self._slots = cut.slots.get(path, ((), ()))
+        moves, names = cut.moves.get(path, {}), argument_names(self._run)
+        self._label, self._dims = f"up::tensor|{path}", dims
+        self._moves = ModuleMoves(moves, names, self._move)
+        self._check = None if calls is None else calls.check(path, names)
         self._kind = kind = cut.modules.get(path, "")
         self._draws = path in cut.draws
-        self._scatters = any(move.kind == "scatter" for move in self._moves.values())
+        self._scatters = any(move.kind == "scatter" for move in moves.values())
         self._axis, self._region = axis, region
         self._padding: int | None = None
         if kind == "vocabulary" and self._module.padding_idx is not None:
@@ -223,22 +244,27 @@ class LocalForward(Forward):
             self._padding = here if 0 <= here < rows else None
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        check = None if is_compiling() else self._check
+        if check is not None:
+            check.begin(args, named)
         if self._kind == "row":
             self._region.end()
-        args, named = moved((args, named), False, self._moves, self._move, self._slots[0])
+        args, named = self._moves.taken(args, named)
         began = self._draws and self._region.begin()
         try:
             output = self._forward(args, named)
         finally:
             if began:
                 self._region.end()
+        if check is not None:
+            check.end(output)
         if self._kind == "column":
             self._region.begin()
         elif self._kind == "column, gathered":
             output = self._move(output, ModuleMove("gather", -1))
         elif self._kind in ("row", "vocabulary") and not self._scatters:
             output = self._move(output, ModuleMove("sum", 0))
-        return moved(output, True, self._moves, self._move, self._slots[1])
+        return self._moves.returned(output)
 
     def _forward(self, args: Any, named: Any) -> Any:
         if self._kind == "vocabulary":

@@ -68,8 +68,10 @@ class SharedSteps(msgspec.Struct, frozen=True):
         ranks: of a host, which trained.
         scale: of operators under plans whose ranks meet at the end of a step.
         cut_scale: the same where they wait for each other within it, under tensor and pipeline.
-        step_s: seconds more of a step.  alone_s: the same where no data ranks meet; it may be less than 0.
-        operator_s: of each operator that autograd follows.  again_s: of each that backward computes again.
+        step_s: seconds more of a step.  sharded_s: the same where data ranks share parameters, and
+        alone_s: where no data ranks meet; these may be less than 0.
+        again_s: of each operator that backward computes again.  split_s: of each, in each of the two passes
+        of a split backward. Both count what autograd follows.
         turn_s: of each collective.  message_s: of each end of a message between stages.
     """
 
@@ -77,9 +79,10 @@ class SharedSteps(msgspec.Struct, frozen=True):
     scale: float = 1.0
     cut_scale: float = 1.0
     step_s: float = 0.0
+    sharded_s: float = 0.0
     alone_s: float = 0.0
-    operator_s: float = 0.0
     again_s: float = 0.0
+    split_s: float = 0.0
     turn_s: float = 0.0
     message_s: float = 0.0
 
@@ -89,9 +92,9 @@ class SharedSteps(msgspec.Struct, frozen=True):
         return (
             self.ranks >= 1
             and all(0.1 < each < 10 for each in (self.scale, self.cut_scale))
-            and all(0 <= each < 1 for each in (self.step_s, self.operator_s, self.again_s))
+            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s))
             and all(0 <= each < 1 for each in (self.turn_s, self.message_s))
-            and -1 < self.alone_s < 1
+            and all(-1 < each < 1 for each in (self.sharded_s, self.alone_s))
         )
 
 

@@ -92,6 +92,12 @@ def next_sequence() -> int:
     return -1 if tells is None else int(tells())
 
 
+def in_backward() -> bool:
+    """Return whether a function's backward runs in this thread; True, too, if nothing tells."""
+    tells = find(NAMES["running"])
+    return tells is None or tells() is not None
+
+
 def running_sequence() -> int:
     """Return the number of the function whose backward runs; -1: none, or not known."""
     tells = find(NAMES["running"])

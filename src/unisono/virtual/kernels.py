@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -215,6 +217,17 @@ def addmm_dtype(
     return c.to(out_dtype) * beta + mm_dtype(a, b, out_dtype) * alpha
 
 
+def _on_host(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a kernel on the CPU. Beside its results it takes no memory of the device, as CUDA's takes none."""
+
+    def run(first: Tensor, *given: Any) -> tuple[Tensor | None, ...]:
+        host = torch.ops.unisono_virtual.host
+        made = kernel(*(host(x) if isinstance(x, torch.Tensor) else x for x in (first, *given)))
+        return tuple(None if x is None else x.to(first.device) for x in made)
+
+    return run
+
+
 def rms_norm_backward(
     grad: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -284,7 +297,7 @@ KERNELS = {
     "bmm.dtype": mm_dtype,
     "addmm.dtype": addmm_dtype,
     "baddbmm.dtype": addmm_dtype,
-    "_fused_rms_norm_backward": rms_norm_backward,
+    "_fused_rms_norm_backward": _on_host(rms_norm_backward),
     "histc": histc,
     "_use_cudnn_ctc_loss": no_library,
     "_use_cudnn_ctc_loss.Tensor": no_library,

@@ -1,17 +1,13 @@
 # ruff: noqa: E501  (templates of one line)
 """Operators that people write. Each function writes one statement of a random program: see writer.py.
 
-It returns an expression, or lines. OPERATORS names them with their weights; those of MIDDLE mostly leave the last
-dim as it is, so that what lies between two linear layers can be cut.
+It returns an expression, or lines. The files beside this one have more of them, and tables.py their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .writer import WORDS, Writer
 
-Operator = Callable[[Writer], "str | list[str]"]
 SIZES = (4, 6, 8, 12, 12, 24, 8, 6, 9, 5)
 POINTWISE = (
     "torch.tanh({})", "torch.relu({})", "functional.gelu({})", "torch.sigmoid({})", "functional.silu({})",
@@ -603,7 +599,7 @@ def convolution(w: Writer) -> str:
 
 def embedding(w: Writer) -> str:
     """Token ids, or places, in a table."""
-    ids = w.rng.choice([n for n, v in w.values.items() if not v.is_floating_point()])
+    ids = w.rng.choice(w.integers())
     width = w.rng.choice((4, 6, 8, 12))
     more = w.rng.choice(("", "", ", padding_idx=0", ", sparse=True"))
     table = w.held("e", f"nn.Embedding({WORDS}, {width}{more})")
@@ -678,33 +674,3 @@ def recorded(w: Writer) -> list[str]:
         ),
         f"{w.name()} = {x} + {b}",
     ]
-
-
-UP = {
-    "up": (up, 10),
-    "attention": (attention, 4),
-    "modules": (modules, 1.5),
-    "embedding": (embedding, 1.5),
-    "product": (product, 1),
-    "convolution": (convolution, 2),
-    "mixer": (mixer, 1.5),
-}
-DOWN = {
-    "down": (down, 9),
-    "mixer": (mixer, 1),
-    "again": (again, 1),
-    "tied": (tied, 1),
-    "head": (head, 1),
-    "convolution": (convolution, 1),
-    "with_value": (with_value, 1),
-}
-MIDDLE = {
-    "pointwise": (pointwise, 5), "with_parameter": (with_parameter, 4), "with_value": (with_value, 4), "heads": (heads, 4),
-    "flatten": (flatten, 3), "view": (view, 1), "permute": (permute, 3), "squeeze": (squeeze, 3), "cut": (cut, 4), "pick": (pick, 3),
-    "pad": (pad, 2), "join": (join, 2), "reduce": (reduce, 4), "along": (along, 4), "norm": (norm, 2), "mask": (mask, 2),
-    "product": (product, 1), "between": (between, 1), "written": (written, 2.5), "recorded": (recorded, 0.3), "prelu": (prelu, 0.7),
-    "up": (up, 1), "again": (again, 0.5), "tied": (tied, 0.5), "convolution": (convolution, 1), "modules": (modules, 0.3),
-}  # fmt: skip
-OPERATORS: dict[str, Operator] = {
-    name: operator for table in (UP, DOWN, MIDDLE) for name, (operator, _) in table.items()
-}

@@ -1,4 +1,4 @@
-"""Random programs with their batches, and what one process makes of them."""
+"""Random programs with their inputs and losses, and the plans that they train under."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import unisono.parallel as up
-from model_fuzz.operators import DOWN, MIDDLE, OPERATORS, UP
+from model_fuzz.tables import DOWN, MIDDLE, OPERATORS, UP
 from model_fuzz.writer import POSITIONS, ROWS, WIDTH, WORDS, Writer, module_of
-from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.containers import mapped, tensors_in
 
-STEPS = 2
+IGNORED = -100  # a label that no loss counts
 Choice = tuple[str, int]
-# name -> (ranks, plan, whether each row has to be computed by itself)
-PLANS: dict[str, tuple[int, dict[str, Any], bool]] = {
-    "tensor": (2, {"tensor": 2}, False),
-    "sequence": (2, {"tensor": 2, "sequence": True}, False),
-    "tensor recompute": (2, {"tensor": 2, "recompute": True}, False),
-    "tensor micro": (2, {"tensor": 2, "micro_batches": 2}, True),
-    "zero": (2, {"data": 2, "zero": 3}, True),
-    "zero recompute": (2, {"data": 2, "zero": 2, "recompute": True, "micro_batches": 2}, True),
-    "pipeline": (2, {"pipeline": 2, "micro_batches": 2}, True),
-    "context": (2, {"context": 2}, True),
-    "tensor 3": (3, {"tensor": 3}, False),
-    "tensor zero": (4, {"tensor": 2, "data": 2, "zero": 3}, True),
-    "tensor pipeline": (4, {"tensor": 2, "pipeline": 2, "micro_batches": 2}, True),
-    "tensor context": (4, {"tensor": 2, "context": 2}, True),
-    "tensor 4": (4, {"tensor": 4}, False),
-    "pipeline zero": (4, {"pipeline": 2, "data": 2, "zero": 1, "micro_batches": 2}, True),
+# name -> (ranks, plan, whether each row has to be computed by itself, share of the cases)
+PLANS: dict[str, tuple[int, dict[str, Any], bool, int]] = {
+    "tensor": (2, {"tensor": 2}, False, 10),
+    "sequence": (2, {"tensor": 2, "sequence": True}, False, 6),
+    "tensor recompute": (2, {"tensor": 2, "recompute": True}, False, 1),
+    "tensor selective": (2, {"tensor": 2, "recompute": "selective"}, False, 1),
+    "tensor micro": (2, {"tensor": 2, "micro_batches": 2}, True, 2),
+    "data": (2, {"data": 2}, True, 1),
+    "zero": (2, {"data": 2, "zero": 3}, True, 3),
+    "zero recompute": (2, {"data": 2, "zero": 2, "recompute": True, "micro_batches": 2}, True, 1),
+    "swap": (2, {"data": 2, "swap": "disk"}, True, 1),
+    "expert": (2, {"data": 2, "expert": 2}, True, 1),
+    "pipeline": (2, {"pipeline": 2, "micro_batches": 2}, True, 4),
+    "zero bubble": (2, {"pipeline": 2, "micro_batches": 4, "schedule": "zb-h1"}, True, 1),
+    "context": (2, {"context": 2}, True, 4),
+    "tensor 3": (3, {"tensor": 3}, False, 3),
+    "tensor data": (4, {"tensor": 2, "data": 2}, True, 2),
+    "tensor zero": (4, {"tensor": 2, "data": 2, "zero": 3}, True, 2),
+    "tensor pipeline": (4, {"tensor": 2, "pipeline": 2, "micro_batches": 2}, True, 2),
+    "tensor context": (4, {"tensor": 2, "context": 2}, True, 2),
+    "tensor 4": (4, {"tensor": 4}, False, 2),
+    "pipeline zero": (4, {"pipeline": 2, "data": 2, "zero": 1, "micro_batches": 2}, True, 1),
 }
-SHARES = (10, 6, 1, 2, 1, 1, 4, 4, 3, 2, 2, 2, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -55,28 +59,17 @@ class Program:
     inputs: Any
     targets: Tensor | None
     loss: Any
+    weigh: str | None
     kinds: list[str]
     rows: bool
-
-    def batch(self) -> tuple[Any, Any]:
-        return (self.inputs, self.targets) if self.loss is not None else self.inputs
 
     def model(self) -> nn.Module:
         return module_of(self.source)
 
 
-@dataclass
-class Trained:
-    """What came of two steps."""
-
-    losses: list[float]
-    norm: float
-    state: dict[str, Tensor]
-
-
 def case_of(seed: int, plans: tuple[str, ...] = tuple(PLANS)) -> Case:
     """The case of a seed."""
-    shares = [share for name, share in zip(PLANS, SHARES, strict=True) if name in plans]
+    shares = [PLANS[name][3] for name in plans]
     return Case(seed, random.Random(f"plan {seed}").choices(plans, shares)[0])
 
 
@@ -107,6 +100,8 @@ def program_of(case: Case) -> Program | None:
     choices = choices_of(case.seed)
     if not any(value.is_floating_point() for value in inputs.values()):
         choices = [("embedding", case.seed), *choices]
+    if "expert" in PLANS[case.plan][1]:
+        choices = [*choices, ("experts", case.seed)]
     torch.manual_seed(case.seed)
     for place, (name, seed) in enumerate(choices):
         if place not in case.dropped:
@@ -135,28 +130,67 @@ def _ended(writer: Writer, rng: random.Random, generator: torch.Generator) -> Pr
     if not names or (writer.rows and not good):
         return None
     last = good[-1] if good and (writer.rows or rng.random() < 0.7) else names[-1]
-    shape, kind = writer.shape(last), rng.random()
-    targets: Tensor | None = torch.randn(shape, generator=generator)
-    loss: Any = mean_square
-    output = last
-    if kind < 0.25 or last not in good:
-        output, targets, loss = f'{{"loss": ({last} - 0.3).square().mean(), "out": {last}}}', None, None
-    elif kind < 0.5:
-        targets, loss = torch.randint(shape[-1], shape[:-1], generator=generator), entropy
-    source = writer.source(output, writer.parts(rng) if rng.random() < 0.7 else [])
-    inputs = next(iter(writer.inputs.values())) if len(writer.inputs) == 1 else tuple(writer.inputs.values())
+    other = rng.choice(good[-4:] or [last])
+    output, loss, targets, weigh = _loss(writer, last, other, rng, generator, own=last not in good)
+    source = writer.source(output, writer.parts(rng) if rng.random() < 0.7 else [], rng)
+    inputs: Any = next(iter(writer.inputs.values()))
     if loss is None:
         inputs = dict(writer.inputs)
-    found = Program(source, inputs, targets, loss, [each.kind for each in writer.statements], writer.rows)
-    return found if not writer.rows or by_row(found) else None
+    elif len(writer.inputs) > 1:
+        inputs = tuple(writer.inputs.values())
+    kinds = [each.kind for each in writer.statements]
+    found = Program(source, inputs, targets, loss, weigh, kinds, writer.rows)
+    return found if not writer.rows or by_row(found, inputs) else None
+
+
+def _loss(
+    writer: Writer, last: str, other: str, rng: random.Random, generator: torch.Generator, *, own: bool
+) -> tuple[str, Any, Tensor | None, str | None]:
+    """The output as an expression, the loss function, its targets, and what it is a mean over."""
+    shape, kind = writer.shape(last), rng.random()
+    labels = torch.randint(shape[-1], shape[:-1], generator=generator)
+    ignored = labels.masked_fill(torch.rand(labels.shape, generator=generator) < 0.4, IGNORED)
+    ignored.view(-1)[0] = 0
+    if kind < 0.3 or own:
+        if kind < 0.08 and not own:
+            writer.inputs["labels"] = ignored
+            made = f"functional.cross_entropy({last}.flatten(0, -2), labels.flatten())"
+            return f'{{"loss": {made}, "out": {last}}}', None, None, "tokens"
+        forms = (
+            f"({last} - 0.3).square().mean()",
+            f"functional.smooth_l1_loss({last}, torch.zeros_like({last}))",
+            f"{last}.square().sum() / {last}.numel()",
+        )
+        made = rng.choice(forms)
+        if not own and rng.random() < 0.4:
+            made += f" + 0.1 * {other}.abs().mean()"
+        return f'{{"loss": {made}, "out": {last}}}', None, None, None
+    if kind < 0.5:
+        return last, entropy, labels, "rows"
+    if kind < 0.6:
+        return last, entropy, ignored, "tokens"
+    targets = torch.rand(shape, generator=generator)
+    if kind < 0.7:
+        pair = rng.choice((f"{last}, {other}", f'{{"out": {last}, "other": {other}}}'))
+        return pair, two_losses, targets, "rows"
+    return last, rng.choice((mean_square, mean_square, logistic)), targets, "rows"
 
 
 def mean_square(output: Tensor, targets: Tensor) -> Tensor:
     return (output - targets).square().mean()
 
 
+def logistic(output: Tensor, targets: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(output, targets)
+
+
 def entropy(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
+def two_losses(output: Any, targets: Tensor) -> Tensor:
+    first, second = outputs_of(output)
+    return mean_square(first, targets) + 0.1 * second.abs().mean()
 
 
 def called(model: nn.Module, inputs: Any) -> Any:
@@ -165,90 +199,32 @@ def called(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def by_row(program: Program) -> bool:
-    """Whether each half of the rows gives its half of the output, and leaves the same buffers."""
+def outputs_of(output: Any) -> list[Tensor]:
+    """The tensors of an output, without its loss."""
+    if isinstance(output, Tensor):
+        return [output]
+    return [v for k, v in output.items() if k != "loss"] if isinstance(output, dict) else [*output]
+
+
+def by_row(program: Program, inputs: Any) -> bool:
+    """Whether each half of the rows gives its half of the outputs, and leaves the same buffers."""
     found = []
-    for rows in (slice(None), slice(0, ROWS // 2), slice(ROWS // 2, ROWS)):
+    count = len(next(iter(tensors_in(inputs))))
+    for rows in (slice(None), slice(0, count // 2), slice(count // 2, count)):
         model = program.model()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                output = called(model, mapped(program.inputs, lambda tensor, rows=rows: tensor[rows]))
+                output = called(model, mapped(inputs, lambda tensor, rows=rows: tensor[rows]))
         except (RuntimeError, IndexError, ValueError):
             return False
-        found.append((output["out"] if isinstance(output, dict) else output, [*model.buffers()]))
-    (whole, buffers), *halves = found
-    for part, (half, others) in zip(whole.chunk(2), halves, strict=True):
-        if half.shape != part.shape or not torch.allclose(half, part, rtol=1e-9, atol=1e-9):
-            return False
+        found.append((outputs_of(output), [*model.buffers()]))
+    (wholes, buffers), *halves = found
+    for place, (parts, others) in enumerate(halves):
+        for whole, part in zip(wholes, parts, strict=True):
+            half = whole[: count // 2] if place == 0 else whole[count // 2 :]
+            if half.shape != part.shape or not torch.allclose(half, part, rtol=1e-9, atol=1e-9):
+                return False
         if not all(torch.equal(a, b) for a, b in zip(buffers, others, strict=True)):
             return False
     return True
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-def alone(program: Program) -> Trained | None:
-    """Train in one process. None: it does not train, or its gradients are too large to compare."""
-    model = program.model()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        return None
-    optimizer, losses, norm = sgd(parameters), [], 0.0
-    try:
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            output = called(model, program.inputs)
-            loss = output["loss"] if program.loss is None else program.loss(output, program.targets)
-            loss.backward()
-            for parameter in parameters:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_dense()
-            here = float(torch.nn.utils.clip_grad_norm_(parameters, 1e9))
-            norm = norm if step else here
-            if not 1e-9 < here < 50:
-                return None
-            optimizer.step()
-            losses.append(float(loss))
-    except RuntimeError:  # such as backward through what was written in place
-        return None
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    finite = all(bool(value.isfinite().all()) for value in state.values())
-    return Trained(losses, norm, state) if finite and all(abs(x) < 1e4 for x in losses) else None
-
-
-def under(program: Program, plan: dict[str, Any]) -> tuple[Trained, up.Run]:
-    """Train by a plan on all ranks. The state is there on rank 0 only."""
-    sample = program.inputs
-    run = up.parallelize(
-        program.model(),
-        up.Plan(**plan, clip=1e9),
-        optimizer=sgd,
-        loss=program.loss,
-        sample=sample,
-        weigh="rows" if program.loss else None,
-    )
-    losses, norm = [], 0.0
-    for step, batch in enumerate(run.shard([program.batch()] * STEPS)):
-        losses.append(run.step(batch))
-        norm = norm if step else (run.grad_norm or 0.0)
-    state = run.state_dict()
-    return Trained(losses, norm, state), run
-
-
-def difference(wanted: Trained, found: Trained, *, whole: bool) -> str:
-    """What differs by more than rounding; empty: nothing."""
-    for step, (a, b) in enumerate(zip(wanted.losses, found.losses, strict=True)):
-        if not abs(a - b) < 1e-8 * max(1.0, abs(a)):
-            return f"the loss of step {step} is {b}, expected {a}"
-    if not abs(wanted.norm - found.norm) < 1e-8 * max(1.0, wanted.norm):
-        return f"the norm of gradients is {found.norm}, expected {wanted.norm}"
-    if whole and set(wanted.state) != set(found.state):
-        return f"the state has other names: {sorted(set(wanted.state) ^ set(found.state))}"
-    for name, value in wanted.state.items() if whole else ():
-        far = float((value.double() - found.state[name].double()).abs().max()) if value.numel() else 0.0
-        if not far < 1e-8 * max(1.0, float(value.double().abs().max())):
-            return f"after {STEPS} steps {name} differs by {far:.1e}"
-    return ""

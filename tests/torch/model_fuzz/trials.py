@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 
 import unisono.torch  # noqa: F401
-from model_fuzz.programs import PLANS, Case, Program, Trained, alone, difference, program_of, under
+from model_fuzz.programs import PLANS, Case, program_of
+from model_fuzz.training import Trained, Training, alone, difference, rows_of_rank, training_of, under
 from unisono.parallel.context import program as context_program
 from unisono.parallel.graph import proof
 from unisono.parallel.graph.program import refs
 
 WORDS = ("none", "same", "refused", "RAW", "WRONG")
+TIMEOUT_S = 100  # of a collective
 OURS = (ValueError, TypeError, RuntimeError)
 
 
@@ -52,16 +54,16 @@ class CutOperators:
         return found
 
 
-def tried(program: Program, plan: dict[str, Any], wanted: Trained) -> tuple[str, str]:
+def tried(training: Training, plan: dict[str, Any], wanted: Trained) -> tuple[str, str]:
     """The word for what came of it, and its text."""
     try:
-        found, run = under(program, plan)
+        found, run = under(training, plan)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = "/unisono/" in frames[-1].filename and isinstance(error, OURS)
         text = f"{type(error).__name__}: {str(error).strip()[:500]}"
         return ("refused", text) if ours else ("RAW", f"{text} at {frames[-1].filename}:{frames[-1].lineno}")
-    differs = difference(wanted, found, whole=dist.get_rank() == 0)
+    differs = difference(wanted, found, rows_of_rank(run, training), whole=dist.get_rank() == 0)
     run.close()
     return ("WRONG", differs) if differs else ("same", "")
 
@@ -76,17 +78,18 @@ def main(rank: int, size: int, folder: Path, given: str) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     counted = CutOperators()
     for seed, name, dropped in json.loads(given):
         case = Case(seed, name, tuple(dropped))
         program = program_of(case)
-        wanted = None if program is None else alone(program)
+        training = None if program is None else training_of(program, seed)
+        wanted = None if training is None else alone(training)
         word, text, start = "none", "", time.monotonic()
         counted.counts = Counter()
-        if program is not None and wanted is not None:
-            word, text = tried(program, PLANS[name][1], wanted)
+        if training is not None and wanted is not None:
+            word, text = tried(training, PLANS[name][1], wanted)
         words: list[Any] = [None] * size
         dist.all_gather_object(words, (word, text))
         word, text = max(words, key=lambda pair: WORDS.index(pair[0]))

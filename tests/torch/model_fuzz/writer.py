@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from . import pieces
+
 MOST = 6000  # elements of a value
 LARGEST = 1e3  # of a value, so that rounding stays far below the tolerance
 ROWS, POSITIONS, WIDTH, WORDS = 8, 6, 8, 12
-NAMES: dict[str, Any] = {"torch": torch, "nn": nn, "functional": functional}
+NAMES: dict[str, Any] = {"torch": torch, "nn": nn, "functional": functional, "pieces": pieces}
 
 
 @dataclass
@@ -76,6 +78,9 @@ class Writer:
 
     def floats(self) -> list[str]:
         return [name for name, value in self.values.items() if value.is_floating_point()]
+
+    def integers(self) -> list[str]:
+        return [name for name, value in self.values.items() if value.dtype == torch.int64]
 
     def last(self) -> str:
         """Mostly the newest value, sometimes one of the others."""
@@ -149,7 +154,8 @@ class Writer:
             NotImplementedError,
         ):
             names = {}
-        found = {name: names[name] for name in names if isinstance(names[name], Tensor)}
+        made = {name: names[name] for name in names if re.fullmatch(r"[vx]\d+", name)}
+        found = {name: value for name, value in made.items() if isinstance(value, Tensor)}
         new = [value for name, value in found.items() if name not in self.values]
         whole = [value for value in new if value.is_floating_point()]
         fits = all(0 < value.numel() <= MOST and 0 < value.dim() <= 6 for value in new)
@@ -164,7 +170,7 @@ class Writer:
             table.update(before)  # type: ignore[arg-type]
         return None
 
-    def source(self, output: str, parts: list[tuple[int, int]]) -> str:
+    def source(self, output: str, parts: list[tuple[int, int]], rng: random.Random) -> str:
         """The program as Python. parts: statements [first, stop) that are modules of their own."""
         classes, init, code = list[str](), list[str](), list[str]()
         begins = {first: (number, first, stop) for number, (first, stop) in enumerate(parts)}
@@ -172,10 +178,17 @@ class Writer:
         while at < len(self.statements):
             if at in begins:
                 number, first, stop = begins[at]
-                text, call = self._part(f"Part{number}", first, stop, output)
-                classes.append(text)
+                reads, returns = self._borders(first, stop, output)
                 init.append(f"self.part{number} = Part{number}()")
-                code.append(call.format(f"self.part{number}"))
+                takes, unpacked, call = _given(f"self.part{number}", reads, rng)
+                returned, received = _returned(returns, rng)
+                inside = self.statements[first:stop]
+                lines = [line for each in inside for line in each.code]
+                held = [line for each in inside for line in each.init]
+                classes.append(
+                    class_(f"Part{number}", held, [*unpacked, *lines, f"return {returned}"], takes)
+                )
+                code += [f"found = {call}", f"{', '.join(returns)} = {received}"]
                 at = stop
                 continue
             init += self.statements[at].init
@@ -184,18 +197,17 @@ class Writer:
         code.append(f"return {output}")
         return "\n".join([*classes, class_("Program", init, code, list(self.inputs))])
 
-    def _part(self, name: str, first: int, stop: int, output: str) -> tuple[str, str]:
+    def _borders(self, first: int, stop: int, output: str) -> tuple[list[str], list[str]]:
+        """What a part reads of the others, and what they read of it."""
         inside = self.statements[first:stop]
         writes = {name for each in inside for name in each.writes()}
-        reads = sorted({name for each in inside for name in each.reads()} - writes, key=_number)
+        before = {name for each in self.statements[:first] for name in each.writes()} | {*self.inputs}
+        reads = {name for each in inside for name in each.reads()} & before
         later = {name for each in self.statements[stop:] for name in each.reads()} | set(
             re.findall(r"\bv\d+", output)
         )
         returns = sorted(writes & later, key=_number) or [sorted(writes, key=_number)[-1]]
-        init = [line for each in inside for line in each.init]
-        code = [line for each in inside for line in each.code]
-        code.append(f"return {', '.join(returns)}")
-        return class_(name, init, code, reads), f"{', '.join(returns)} = {{}}({', '.join(reads)})"
+        return sorted(reads, key=_number), returns
 
     def parts(self, rng: random.Random) -> list[tuple[int, int]]:
         """Some stretches of statements whose parameters nobody else uses."""
@@ -216,6 +228,37 @@ class Writer:
             else:
                 at += 1
         return found
+
+
+def _given(layer: str, names: list[str], rng: random.Random) -> tuple[list[str], list[str], str]:
+    """How values go into a part: what its forward takes, what it does first, and the call."""
+    places = ", ".join(names)
+    kind = rng.choice(("places", "places", "names", "dict", "list", "none", "again")) if names else "places"
+    if kind == "names":
+        return names, [], f"{layer}({', '.join(f'{name}={name}' for name in reversed(names))})"
+    if kind == "dict":
+        made = ", ".join(f'"{name}": {name}' for name in names)
+        return ["given"], [f'{name} = given["{name}"]' for name in names], f"{layer}({{{made}}})"
+    if kind == "list":
+        return ["given"], [f"[{places}] = given"], f"{layer}([{places}])"
+    if kind == "none":
+        return ["mask", *names, "more=None"], [], f"{layer}(None, {places}, more=None)"
+    if kind == "again":
+        return names, [], f"pieces.again({layer}, {places})"
+    return names, [], f"{layer}({places})"
+
+
+def _returned(names: list[str], rng: random.Random) -> tuple[str, str]:
+    """How values leave a part: what it returns, and the caller's view of that, `found`."""
+    kind = rng.choice(("plain", "plain", "dict", "list", "nested"))
+    if kind == "dict":
+        made = ", ".join(f'"{name}": {name}' for name in names)
+        return f"{{{made}}}", ", ".join(f'found["{name}"]' for name in names)
+    if kind == "list":
+        return f"[{', '.join(names)}]", f"{'found' if len(names) > 1 else 'found[0]'}"
+    if kind == "nested":
+        return f"(None, ({', '.join(names)},))", f"{'found[1]' if len(names) > 1 else 'found[1][0]'}"
+    return ", ".join(names), "found"
 
 
 def _holds(line: str) -> set[str]:

@@ -131,6 +131,24 @@ def normalizes_one_row() -> None:
     assert weight.grad.shape == (8,)
 
 
+def keeps_to_the_memory_of_its_kernels() -> None:
+    """RMSNorm's backward makes its results alone, that of softmax a product of gradient and output beside."""
+    x = torch.randn(64, 64, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(64, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.ones_like(x)
+    for output, tensors in (
+        (functional.rms_norm(x, (64,), weight), 1),
+        (torch.softmax(x, -1), 2),
+        (torch.log_softmax(x, -1), 1),
+    ):
+        x.grad = weight.grad = None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output.backward(grad)
+        made = torch.cuda.max_memory_allocated() - before
+        assert abs(made / x.nbytes - tensors) < 0.1, (tensors, made, x.nbytes)
+
+
 def nccl_refuses() -> None:
     """Layouts, types and operations that NCCL does not take."""
     os.environ.setdefault("RANK", "0")
@@ -164,7 +182,8 @@ def nccl_refuses() -> None:
 
 if __name__ == "__main__":
     for each in (
-        refuses_types, keeps_no_scores, drops_in_place, attends_as_the_cpu, normalizes_one_row, nccl_refuses,
+        refuses_types, keeps_no_scores, drops_in_place, attends_as_the_cpu, normalizes_one_row,
+        keeps_to_the_memory_of_its_kernels, nccl_refuses,
     ):  # fmt: skip
         each()
         print(each.__name__, flush=True)

@@ -158,9 +158,9 @@ def compute_lines(found: LoadedCompute) -> list[str]:
     lines += [
         f"steps of {each.ranks} ranks: operators {each.scale:.2f} of their sum, under tensor and pipeline "
         f"{each.cut_scale:.2f}; more, in us: a step {each.step_s * 1e6:.0f}, without data ranks "
-        f"{each.alone_s * 1e6:.0f}, an operator {each.operator_s * 1e6:.1f}, computed again "
-        f"{each.again_s * 1e6:.1f}, a collective {each.turn_s * 1e6:.0f}, "
-        f"a message {each.message_s * 1e6:.0f}"
+        f"{each.alone_s * 1e6:.0f}, sharded {each.sharded_s * 1e6:.0f}; an operator computed again "
+        f"{each.again_s * 1e6:.1f}, in two passes {each.split_s * 1e6:.1f}; a collective "
+        f"{each.turn_s * 1e6:.0f}, a message {each.message_s * 1e6:.0f}"
         for each in one.shared
     ]
     return [*lines, f"kept in {found.source}" if "/" in found.source else found.source]

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -24,9 +24,12 @@ from unisono.parallel.calibration.reference_models import Reference, reference_m
 from unisono.parallel.calibration.worker import measure_as_rank
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
 
-WARM, ROUNDS = 4, 15
+ROUNDS, ROUND_SECONDS = 5, 0.04
+"""Each model takes its turn in each round: the machine may become faster or slower meanwhile."""
+
+LEAST_STEPS, MOST_STEPS = 4, 25
 SHORT, LONG = 3, 9
-"""Layers of tiny models: what they differ in grows with operators and calls, the rest is of a step."""
+"""Layers of tiny models: a long one shows what operators and calls pay, a short one what a step pays."""
 
 FEW, MANY = 2, 8
 """Micro-batches of a pipeline, which tell what a message takes."""
@@ -38,25 +41,44 @@ DECODE = msgspec.json.Decoder(ComputeCalibration).decode
 LEAST_SCALE, MOST_SCALE = 0.5, 5.0
 
 
+class _Trained(NamedTuple):
+    """A model under a plan: a tiny one of so many layers, or one of the larger ones, by its name."""
+
+    plan: up.Plan
+    model: int | str
+
+    def reference(self) -> Reference:
+        """The model."""
+        if isinstance(self.model, int):
+            return tiny(self.model)
+        return next(each for each in reference_models() if each.name == self.model)
+
+
 def measure() -> SharedSteps:
     """Tiny models tell what steps, operators and calls pay, larger ones what operators do."""
-    ranks = dist.get_world_size()
-    fit = _Fit(DECODE(Path(sys.argv[2]).read_bytes()), ranks)
-    data = up.Plan(data=ranks)
-    fit.grow("operator_s", [(data, SHORT), (data, LONG)])
-    fit.found = msgspec.structs.replace(fit.found, step_s=max(0.0, fit.missing(data, SHORT)))
+    ranks, names = dist.get_world_size(), [each.name for each in reference_models()]
+    even, half = ranks % 2 == 0, ranks // 2
+    data, sharded = up.Plan(data=ranks), up.Plan(data=ranks, zero=1)
     again = up.Plan(data=ranks, recompute=True)
-    fit.grow("again_s", [(data, LONG), (again, LONG)])
-    if ranks % 2 == 0:
-        half, cut = ranks // 2, up.Plan(data=ranks // 2, tensor=2)
-        fit.grow("turn_s", [(cut, SHORT), (cut, LONG)])
-        alone = fit.missing(cut, SHORT) + fit.found.alone_s if half == 1 else fit.found.step_s
-        fit.found = msgspec.structs.replace(fit.found, alone_s=alone)
+    wanted = [_Trained(data, SHORT), _Trained(sharded, SHORT), _Trained(data, LONG), _Trained(again, LONG)]
+    wanted += [_Trained(data, name) for name in names]
+    if even:
+        cut = up.Plan(data=half, tensor=2)
         few, many = (up.Plan(data=half, pipeline=2, micro_batches=each) for each in (FEW, MANY))
-        fit.grow("message_s", [(few, SHORT), (many, SHORT)])
-    together = fit.scale(data)
-    apart = together if ranks % 2 else fit.scale(cut)
-    return msgspec.structs.replace(fit.found, scale=together, cut_scale=apart)
+        split = up.Plan(data=half, pipeline=2, micro_batches=FEW, schedule="zb-h1")
+        wanted += [_Trained(few, SHORT), _Trained(many, SHORT), _Trained(few, LONG), _Trained(split, LONG)]
+        wanted += [_Trained(cut, LONG), *(_Trained(cut, name) for name in names)]
+    fit = _Fit(DECODE(Path(sys.argv[2]).read_bytes()), ranks, _steps(wanted))
+    fit.set(step_s=max(0.0, fit.missing(data)), sharded_s=fit.missing(sharded))
+    fit.charge("again_s", (again, LONG), beside=(data, LONG))
+    if even:
+        fit.charge("message_s", (many, SHORT), beside=(few, SHORT))
+        fit.charge("split_s", (split, LONG), beside=(few, LONG))
+        fit.set(alone_s=fit.missing(few) if half == 1 else fit.found.step_s)
+        fit.charge("turn_s", (cut, LONG))
+    together = fit.scale(data, names)
+    fit.set(scale=together, cut_scale=fit.scale(cut, names) if even else together)
+    return fit.found
 
 
 class _Fit:
@@ -66,39 +88,41 @@ class _Fit:
         found: so far.
     """
 
-    def __init__(self, compute: ComputeCalibration, ranks: int) -> None:
+    def __init__(self, compute: ComputeCalibration, ranks: int, taken: dict[_Trained, float]) -> None:
         self.found = SharedSteps(ranks)
-        self._compute = compute
-        self._taken: dict[tuple[str, int], float] = {}
+        self._compute, self._taken = compute, taken
 
-    def missing(self, plan: up.Plan, layers: int) -> float:
+    def set(self, **found: float) -> None:
+        """Note what has been found."""
+        self.found = msgspec.structs.replace(self.found, **found)
+
+    def missing(self, plan: up.Plan, layers: int = SHORT) -> float:
         """Seconds of a step of a tiny model that the forecast has not."""
-        key = str(plan), layers
-        if key not in self._taken:
-            self._taken[key] = _step(tiny(layers), plan)
-        return self._taken[key] - self._said(tiny(layers), plan, self.found)
+        trained = _Trained(plan, layers)
+        return self._taken[trained] - self._said(trained, self.found)
 
-    def grow(self, name: str, steps: Sequence[tuple[up.Plan, int]]) -> None:
-        """Charge what is missing of the second step more than of the first to the calls that it has more."""
+    def charge(self, name: str, step: tuple[up.Plan, int], beside: tuple[up.Plan, int] | None = None) -> None:
+        """Charge what is missing of a step to its calls; `beside`: what it has more than another one."""
         probe = msgspec.structs.replace(self.found, **{name: PROBE})
-        calls = [
-            (self._said(tiny(layers), plan, probe) - self._said(tiny(layers), plan, self.found)) / PROBE
-            for plan, layers in steps
-        ]
-        first, second = (self.missing(*step) for step in steps)
-        each = max(0.0, (second - first) / (calls[1] - calls[0]))
-        self.found = msgspec.structs.replace(self.found, **{name: each})
+        calls = missing = 0.0
+        for each, sign in ((step, 1.0), (beside, -1.0)):
+            if each is not None:
+                trained = _Trained(*each)
+                calls += sign * (self._said(trained, probe) - self._said(trained, self.found)) / PROBE
+                missing += sign * self.missing(*each)
+        self.set(**{name: max(0.0, missing / calls)})
 
-    def scale(self, plan: up.Plan) -> float:
+    def scale(self, plan: up.Plan, names: Sequence[str]) -> float:
         """Of operators: the geometric mean of the ratios of larger models."""
         ratios = []
-        for reference in reference_models():
-            one, other = (self._said(reference, plan, _scaled(self.found, each)) for each in (1.0, 2.0))
-            ratios.append(1.0 + (_step(reference, plan) - one) / (other - one))
+        for trained in (_Trained(plan, name) for name in names):
+            one, other = (self._said(trained, _scaled(self.found, each)) for each in (1.0, 2.0))
+            ratios.append(1.0 + (self._taken[trained] - one) / (other - one))
         return statistics.geometric_mean(min(max(each, LEAST_SCALE), MOST_SCALE) for each in ratios)
 
-    def _said(self, reference: Reference, plan: up.Plan, found: SharedSteps) -> float:
+    def _said(self, trained: _Trained, found: SharedSteps) -> float:
         """The forecast, of a batch of all data ranks."""
+        plan, reference = trained.plan, trained.reference()
         compute = msgspec.structs.replace(self._compute, shared=(found,))
         batch: Any = tuple(torch.cat([part] * (_copies(plan) * plan.data)) for part in reference.batch)
         predictor = up.StepPredictor(
@@ -121,22 +145,37 @@ def _adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def _step(reference: Reference, plan: up.Plan) -> float:
-    """The median seconds of a step, the mean of all ranks."""
+def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
+    """The median seconds of a step of each, the mean of all ranks. They take turns."""
+    runs = {each: _run(each) for each in wanted}
+    taken: dict[_Trained, list[float]] = {each: [] for each in wanted}
+    for number in range(ROUNDS + 1):
+        for each, (run, batch) in runs.items():
+            steps = [_step(run, batch) for _ in range(LEAST_STEPS)]
+            more = torch.tensor(ROUND_SECONDS / steps[-1], dtype=torch.float64)
+            dist.all_reduce(more)
+            count = min(MOST_STEPS, round(float(more) / dist.get_world_size()))
+            steps += [_step(run, batch) for _ in range(LEAST_STEPS, count)]
+            if number:
+                taken[each].append(statistics.median(steps[1:]))
+    medians = torch.tensor([statistics.median(each) for each in taken.values()], dtype=torch.float64)
+    dist.all_reduce(medians)
+    return dict(zip(taken, (medians / dist.get_world_size()).tolist(), strict=True))
+
+
+def _run(trained: _Trained) -> tuple[up.Run, Any]:
+    plan, reference = trained.plan, trained.reference()
     batch: Any = tuple(torch.cat([part] * _copies(plan)) for part in reference.batch)
-    run = up.parallelize(
-        copy.deepcopy(reference.model), plan, optimizer=_adamw, loss=reference.loss,
-        sample=batch[0] if plan.tensor > 1 else None,
-    )  # fmt: skip
-    taken = []
-    for _ in range(WARM + ROUNDS):
-        dist.barrier()
-        began = time.perf_counter()
-        run.step(batch)
-        taken.append(time.perf_counter() - began)
-    median = torch.tensor(statistics.median(taken[WARM:]), dtype=torch.float64)
-    dist.all_reduce(median)
-    return float(median) / dist.get_world_size()
+    sample = batch[0] if plan.tensor > 1 else None
+    model = copy.deepcopy(reference.model)
+    return up.parallelize(model, plan, optimizer=_adamw, loss=reference.loss, sample=sample), batch
+
+
+def _step(run: up.Run, batch: Any) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    run.step(batch)
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

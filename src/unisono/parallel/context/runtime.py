@@ -18,7 +18,7 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
-from unisono.parallel.program_state import ModuleSettings, kinds_of
+from unisono.parallel.program_state import FAR, ModuleSettings, kinds_of, set_counter, warn_counter
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.tensor_parallel import axis_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from unisono.parallel.graph.cut import Cut
+    from unisono.parallel.graph.program import Graph
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.pipeline.program_stage import StagePrograms
     from unisono.parallel.shared import Decision
@@ -132,6 +133,9 @@ class ContextModel:
         assert self._settings is not None
         for inputs, targets in micros:
             key = self._key(inputs, targets, loss)
+            if self._settings.fresh:
+                self._check_counters(inputs, targets, loss)
+                key = self._key(inputs, targets, loss)
             if key in self._known:
                 continue
             self._settings.give(self._recorder.shapes)
@@ -139,6 +143,19 @@ class ContextModel:
             while len(self._known) >= PROGRAMS:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = program
+
+    def _check_counters(self, inputs: Any, targets: Any, loss: Any) -> None:
+        """A number that counts may be left out of the settings only if it is not in the program."""
+        assert self._settings is not None
+        shapes = self._recorder.shapes
+        for at in sorted(self._settings.fresh):
+            self._settings.give(shapes)
+            seen = [self._recorded(inputs, targets, loss).operators]
+            far = (value for value in FAR if set_counter(shapes.model, at, value))
+            seen += [self._recorded(inputs, targets, loss).operators for _ in far]
+            if any(each != seen[0] for each in seen):
+                self._settings.keep(at)
+                warn_counter(at, self._name)
 
     def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
         assert self._settings is not None
@@ -169,7 +186,7 @@ class ContextModel:
             raise told
         return program
 
-    def _program(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
+    def _recorded(self, inputs: Any, targets: Any, loss: Any) -> Graph:
         def forward(model: nn.Module, given: Any) -> Any:
             came, wanted = given
             if self._dtype is not None:
@@ -182,7 +199,10 @@ class ContextModel:
                 output = mapped(output, lambda t: t.float() if t.is_floating_point() else t)
             return loss(output, wanted)
 
-        graph = self._recorder.record((inputs, () if loss is None else targets), forward)
+        return self._recorder.record((inputs, () if loss is None else targets), forward)
+
+    def _program(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
+        graph = self._recorded(inputs, targets, loss)
         sequences = len(list(tensors_in(inputs)))
         programs = self._programs
         pipeline = None if programs is None else (programs.starts, self._recorder.shapes.model)

@@ -8,6 +8,8 @@ from .operator_kinds import OperatorPoint
 from .traced_step import TracedOperator
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from unisono.planner.operator_costs import OperatorCosts
 
 __all__ = ["BY_BYTES", "OperatorPrices"]
@@ -16,16 +18,23 @@ BY_BYTES = ("light", "strided", "sums")
 """Classes whose size is bytes, which depend on the type."""
 
 
+LEAST_SHARE = 0.25
+"""Of a price that a trial of the model leaves."""
+
+
 class OperatorPrices:
     """Prices of one rank.
 
     Args:
         costs: of a rank with as many threads as these were measured with.
         factor: of this rank's seconds beside those.
+        more: seconds of each operator beside them, by phase.
     """
 
-    def __init__(self, costs: OperatorCosts, factor: float = 1.0) -> None:
-        self._costs, self._factor = costs, factor
+    def __init__(
+        self, costs: OperatorCosts, factor: float = 1.0, more: Mapping[str, float] | None = None
+    ) -> None:
+        self._costs, self._factor, self._more = costs, factor, more or {}
         self._known: dict[tuple[OperatorPoint, str, bool, float], float] = {}
 
     @property
@@ -49,7 +58,9 @@ class OperatorPrices:
         key = operator.size, operator.phase, operator.followed, share
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._priced(operator, share)
+            alone = self._priced(operator, share)
+            more = self._more.get(operator.phase, 0.0)
+            found = self._known[key] = max(alone + more, LEAST_SHARE * alone)
         return found
 
     def light(self, nbytes: float) -> float:

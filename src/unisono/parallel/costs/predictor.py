@@ -23,16 +23,18 @@ from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
-from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps, recall_compute
+from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
 from .collective_calls import PricedCollective, collective_calls
 from .compressed_gradients import CompressedGradients, of_stages
 from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
-from .hardware_prices import Collectives, costs_of, source_of, swap_rate
+from .hardware_prices import source_of, swap_rate
+from .host_prices import HostPricing
 from .operator_prices import BY_BYTES, OperatorPrices
 from .stage_starts import StageStarts
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
@@ -40,10 +42,10 @@ from .step_time import step_forecast
 from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
 from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep
+from .trial import Trial, should_try
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
-    from unisono.parallel.plan import Plan
     from unisono.parallel.planning.task import TrainingTask
     from unisono.planner.hardware import Hardware
 
@@ -66,6 +68,7 @@ class StepPredictor:
         own_device: each rank computes on a device of its own, which `compute` is of: its cores are one.
             There collectives of the data axis run beside backward.
         speeds: of each rank, its rate of compute beside that of `compute`; (): all are alike.
+        trial: run a few rows through a copy of a small model on this CPU, to see what its Python takes.
         hardware: of each host, whose links count in place of `machine`'s.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
@@ -87,6 +90,7 @@ class StepPredictor:
         hosts: Sequence[int] = (),
         own_device: bool = False,
         speeds: Sequence[float] = (),
+        trial: bool = False,
         hardware: Sequence[Hardware] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -113,6 +117,13 @@ class StepPredictor:
         else:
             self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         self._machine = recall(settings).calibration if machine is None else machine
+        tried = trial and not own_device and should_try(model, self._batch)
+        self._pricing = HostPricing(
+            self._compute, self._machine, self._hardware, own_device,
+            Trial(model, self._batch, rows_of(self._batch), self._output, self._loss, optimizer)
+            if tried else None,
+            self._operators,
+        )  # fmt: skip
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
@@ -120,7 +131,6 @@ class StepPredictor:
         self._cuts = KnownCuts()
         self._starts: dict[Any, StageStarts] = {}
         self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
-        self._prices: dict[tuple[tuple[int, ...], bool], _HostPrices] = {}
 
     @classmethod
     def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
@@ -161,7 +171,7 @@ class StepPredictor:
                 f"{plan.micro_batches} micro-batches"
             )
         traced, stages, sent = self._staged(plan, rows)
-        priced = self._priced(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
+        priced = self._pricing.of(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
@@ -177,8 +187,13 @@ class StepPredictor:
             self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
-            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS,
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts,
         )  # fmt: skip
+
+    def _operators(self, rows: int) -> list[TracedOperator]:
+        """Those of a step of one rank."""
+        traced = self._traced(Plan(), rows, frozenset())
+        return [*traced.operators, *(self._updated(Plan(), traced) or ())]
 
     def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:
         """Where the experts are that the expert axis spreads."""
@@ -193,17 +208,6 @@ class StepPredictor:
         every = sum(trained.values())
         spread = (every - inside + inside / plan.expert) / every if every else 1.0
         return _Experts(frozenset(called), own, spread)
-
-    def _priced(self, hosts: tuple[int, ...], *, cut: bool) -> _HostPrices:
-        """Prices on such hosts. `cut`: of a plan whose ranks wait for each other within a step."""
-        if (hosts, cut) not in self._prices:
-            here = 1 if self._own_device else max(map(hosts.count, hosts))
-            costs, factor, crowd = self._compute.of(here)
-            shared = self._compute.together(here)
-            collectives = costs_of(self._machine, self._hardware, hosts, shared.turn_s)
-            operators = OperatorPrices(costs, factor * (shared.cut_scale if cut else shared.scale))
-            self._prices[hosts, cut] = _HostPrices(collectives, operators, crowd, shared)
-        return self._prices[hosts, cut]
 
     # ---- what plans share ----
 
@@ -377,19 +381,6 @@ class StepPredictor:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
-
-
-class _HostPrices(NamedTuple):
-    """What a job on some hosts pays.
-
-    Args:
-        crowd: ranks of a host per core.  shared: more, where they train together.
-    """
-
-    collectives: Collectives
-    operators: OperatorPrices
-    crowd: float
-    shared: SharedSteps
 
 
 class _Experts(NamedTuple):

@@ -68,10 +68,16 @@ class RankClock:
         seconds = self.clock - before
         self.parts[cause] = self.parts.get(cause, 0.0) + seconds
 
-    def crowded(self) -> dict[str, float]:
-        """The parts where ranks share a core; collectives are priced so already."""
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Seconds so far: of compute, of all else."""
+        compute = sum(taken for cause, taken in self.parts.items() if CAUSES[cause] == "compute")
+        return compute, sum(self.parts.values()) - compute
+
+    def slowed(self, factor: float) -> dict[str, float]:
+        """The parts where compute takes so many times as long; collectives are priced so already."""
         return {
-            cause: taken * (self.crowd if CAUSES[cause] == "compute" else 1.0)
+            cause: taken * (factor if CAUSES[cause] == "compute" else 1.0)
             for cause, taken in self.parts.items()
         }
 

@@ -14,9 +14,10 @@ __all__ = ["StageTime"]
 class StageTime:
     """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis.
 
-    `host_...`: of the host, where a device computes.
+    `host_...`: of the host, where a device computes. `followed`: operators that autograd follows.
     """
 
+    followed: int = 0
     forward: float = 0.0
     backward: float = 0.0
     host_forward: float = 0.0

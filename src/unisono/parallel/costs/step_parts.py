@@ -42,7 +42,7 @@ class StepParts:
         update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
         update_operators: of it.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        crowd: ranks of a host per core, at least 1.
+        crowd: ranks of a host per core, at least 1.  hosts: of each rank; (): all are on one.
         hides: collectives of the data axis run beside backward.
         exchanges: of the context axis and the expert axis.
         spread: the share of the parameters that a rank has where experts are spread.
@@ -72,3 +72,4 @@ class StepParts:
     compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
     slow: Sequence[float] = ()
     update_operators: int = ADAM_OPERATORS
+    hosts: Sequence[int] = ()

@@ -7,6 +7,8 @@ beside backward. In a pipeline each rank runs the actions of its schedule in ord
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
@@ -16,6 +18,7 @@ from unisono.parallel.replicated_parameters import BUCKET_BYTES
 from .compressed_gradients import exchange_s
 from .forecast import StepForecast
 from .rank_clock import DataWork, RankClock, mean_of
+from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
 from .stage_time import StageTime
 from .step_parts import ADAM_OPERATORS, StepParts
 from .traced_step import NO_UNIT
@@ -61,8 +64,9 @@ class _StepPricer:
         seconds, shared = self._parts.prices.seconds, self._parts.shared
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
-            taken = seconds(operator, share) + shared.operator_s * operator.followed
+            taken = seconds(operator, share)
             host = self._parts.prices.host(operator)
+            stage.followed += operator.followed
             if operator.phase == "backward":
                 stage.backward += taken
                 stage.host_backward += host
@@ -239,19 +243,36 @@ class _StepPricer:
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
         crowd = self._parts.crowd
         ranks = RankClock.of(schedule, self._parts.slow, queued=self._parts.prices.queued, crowd=crowd)
+        self._works: list[list[ActionWork]] = [[] for _ in ranks]
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
             self._finish(schedule, rank, time)
-        mean = mean_of([each.crowded() for each in ranks])
         least = CERTAIN * sum(each.least for each in ranks) / len(ranks)
-        if crowd > 1.0:  # a core works for another rank while one waits
-            seconds = mean
+        if crowd > 1.0:
+            seconds, span = self._shared(schedule, ranks)
         else:
             seconds = dict(max(ranks, key=lambda each: sum(each.parts.values())).parts)
+            span = max(each.clock for each in ranks)
         busy = sum(seconds.values())
-        left = max(each.clock for each in ranks) - busy
+        left = span - busy
         seconds["waiting"] = seconds.get("waiting", 0.0) + (left if left > ROUNDING * busy else 0.0)
         return StepForecast(seconds, source=self._parts.source, least_s=least)
+
+    def _shared(self, schedule: Schedule, ranks: Sequence[RankClock]) -> tuple[dict[str, float], float]:
+        """The mean seconds by cause, and the whole step, of ranks that share cores."""
+        crowd, hosts = self._parts.crowd, self._parts.hosts or (0,) * self._plan.ranks
+        if sum(map(len, self._works)) > MOST_ACTIONS:  # a core works for another rank while one waits
+            return mean_of([each.slowed(crowd) for each in ranks]), max(each.clock for each in ranks)
+        for work, rank in zip(self._works, ranks, strict=True):
+            before = [sum(column) for column in zip(*((w.compute, w.other) for w in work), strict=True)]
+            compute, other = rank.spent
+            work.append(ActionWork(compute - before[0], other - before[1]))  # the end of the step
+        each = len(hosts) // schedule.ranks
+        copies = [Counter(hosts[place * each : (place + 1) * each]) for place in range(schedule.ranks)]
+        cores = max(Counter(hosts).values()) / crowd
+        span, slower = shared_time(self._works, copies, cores)
+        mean = mean_of([rank.slowed(factor) for rank, factor in zip(ranks, slower, strict=True)])
+        return mean, span
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
         arrived: dict[StageMessage, float] = {}
@@ -268,7 +289,7 @@ class _StepPricer:
         self, schedule: Schedule, action: Action, rank: RankClock, arrived: dict[StageMessage, float]
     ) -> None:
         needed, given = schedule.needs(action), schedule.gives(action)
-        here = schedule.rank_of[action.stage]
+        here, (compute, other) = schedule.rank_of[action.stage], rank.spent
         if needed is not None:
             rank.clock = max(rank.clock, arrived[needed])
             self._message(rank, schedule.rank_of[needed.stage], here, min(needed.stage, action.stage))
@@ -280,6 +301,9 @@ class _StepPricer:
             message, stage = given
             self._message(rank, here, schedule.rank_of[stage], min(stage, action.stage))
             arrived[message] = rank.clock
+        spent = rank.spent
+        work = ActionWork(spent[0] - compute, spent[1] - other, needed, given and given[0])
+        self._works[here].append(work)
 
     def _message(self, rank: RankClock, sender: int, receiver: int, boundary: int) -> None:
         """One end of a message over the boundary between a stage and the next."""
@@ -304,6 +328,8 @@ class _StepPricer:
     def _backward(self, action: Action, rank: RankClock) -> None:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
+        if half < 1.0:
+            rank.add("backward", self._parts.shared.split_s * stage.followed)
         again = self._plan.recompute is not False and action.kind == "B"
         rank.add("backward", stage.backward * half, stage.host_backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
@@ -338,7 +364,10 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step."""
         fixed = self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1)
-        more = self._parts.shared.step_s if self._plan.copies > 1 else self._parts.shared.alone_s
+        shared = self._parts.shared
+        more = shared.alone_s
+        if self._plan.copies > 1:
+            more = shared.sharded_s if self._sharded else shared.step_s
         rank.add("fixed", 0.0, max(0.0, fixed + min(0.0, more)))
         rank.add("waiting", max(0.0, more))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):

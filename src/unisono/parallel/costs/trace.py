@@ -10,6 +10,7 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.cut import Cut, ModuleMove
 from unisono.parallel.graph.fused import split_
-from unisono.parallel.graph.local_model import moved, narrow_
+from unisono.parallel.graph.local_model import ModuleMoves, narrow_
+from unisono.parallel.graph.slots import argument_names
 from unisono.parallel.graph.written import Written
 from unisono.torch_internals.fake import OperatorMode, is_about_data
 from unisono.torch_internals.training import next_sequence, sequence_of
@@ -263,17 +265,20 @@ def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode) -> None:
     scatters = any(each.kind == "scatter" for each in moves.values())
 
     def move(value: Tensor, how: ModuleMove) -> Tensor:
-        moved_: Tensor = _ShapeMove.apply(value, how, cut.parts, mode)
-        return moved_
+        changed: Tensor = _ShapeMove.apply(value, how, cut.parts, mode)
+        return changed
 
+    made = ModuleMoves(moves, argument_names(run), move)
+
+    @wraps(run)
     def forward(*args: Any, **named: Any) -> Any:
-        args, named = moved((args, named), False, moves, move)
+        args, named = made.taken(args, named)
         output = run(*args, **named)
         if kind == "column, gathered":
             output = move(output, ModuleMove("gather", -1))
         elif kind in ("row", "vocabulary") and not scatters:
             output = move(output, ModuleMove("sum", 0))
-        return moved(output, True, moves, move)
+        return made.returned(output)
 
     module.forward = forward  # type: ignore[method-assign]
 

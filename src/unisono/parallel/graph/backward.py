@@ -10,7 +10,7 @@ from .indices import Index, roots
 from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import Rules
-from .scopes import ScopedValue, Scopes
+from .scopes import Place, ScopedValue, Scopes
 
 __all__ = ["Backward", "Refusal"]
 
@@ -74,8 +74,8 @@ class Backward:
         self._aliased = self._aliases()
         self._called = {node.op.path for node in self._graph.nodes if isinstance(node.op, ModuleOp)}
         self._needs = self._trained()
-        self._here: set[tuple[str, bool, int]] = set()  # sums that an earlier one does not replace
-        self._later: set[tuple[str, bool, int]] = set()  # where no sum replaces later ones
+        self._here: set[Place] = set()  # sums that an earlier one does not replace
+        self._later: set[Place] = set()  # where no sum replaces later ones
         self._forget()
 
     def _forget(self) -> None:
@@ -174,12 +174,8 @@ class Backward:
         for number, kind in self._kinds.items():
             seen = self._scopes.seen[number]
             dim = 0 if self._positions is None or kind == "enter" else self._positions.dim(seen.value)
-            for path, out, place in self._scopes.group(seen.boundary):
-                self._cut.moves.setdefault(path, {})[out, place] = ModuleMove(kind, dim)
-        for path in self._cut.moves:
-            slots = {frame.slots for frame in self._graph.frames if frame.path == path}
-            if len(slots) == 1:
-                self._cut.slots[path] = slots.pop()
+            for path, out, slot in self._scopes.group(seen.boundary):
+                self._cut.moves.setdefault(path, {})[out, slot] = ModuleMove(kind, dim)
 
     def _sums(self) -> list[str]:
         for number in (*self._graph.outputs, *self._graph.kept):
@@ -195,9 +191,9 @@ class Backward:
             if name not in self._cut.dims and number in self._needs and self._settled(number)
         ]
 
-    def _uneven(self) -> set[tuple[str, bool, int]]:
+    def _uneven(self) -> set[Place]:
         """Places where calls of one module would move what they get in different ways."""
-        kinds: dict[tuple[str, bool, int], set[str | None]] = {}
+        kinds: dict[Place, set[str | None]] = {}
         for number, seen in self._scopes.seen.items():
             kind = self._kinds.get(number, "" if self._known(number) else None)
             for place in self._scopes.group(seen.boundary):
@@ -207,7 +203,7 @@ class Backward:
             or (None in several and several - {None, "", "enter"})
         }  # fmt: skip
 
-    def _refuse_uneven(self, uneven: set[tuple[str, bool, int]]) -> None:
+    def _refuse_uneven(self, uneven: set[Place]) -> None:
         path = next(iter(uneven))[0]
         why = f'"{path}" runs more than once, for whole and for cut values'
         if self._positions is not None:

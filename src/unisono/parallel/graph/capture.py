@@ -22,14 +22,16 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 
 from .attention_call import ATTENTION, FUNCTION, bound
-from .containers import mapped, numbers_of, slots_of, tensors_in
+from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .noted_call import check_at, noted_call
+from .own_collectives import check_collective
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .python_draws import draws_in_python, python_states
 from .python_stack import PACKAGES, is_recomputed, line_now
 from .saved_results import saved_result
 from .shapes import CaptureError, Shapes
+from .slots import argument_names, slots_in, slots_of_call
 
 __all__ = [
     "SIZED",
@@ -102,8 +104,8 @@ class Recorder:
             handle
             for path, module in model.named_modules()
             for handle in (
-                module.register_forward_pre_hook(self._begin(path), prepend=True, with_kwargs=True),
-                module.register_forward_pre_hook(self._begin_body),
+                module.register_forward_pre_hook(self._begin(path, module), prepend=True, with_kwargs=True),
+                module.register_forward_pre_hook(self._begin_body, with_kwargs=True),
                 module.register_forward_hook(self._end_body, prepend=True),
                 module.register_forward_hook(self._end),
             )
@@ -167,6 +169,7 @@ class Recorder:
         """Run one operator and note it."""
         if self.paused or str(op.overloadpacket) in SKIPPED:
             return run()
+        check_collective(op)
         if str(op.overloadpacket) == "aten._local_scalar_dense" and self._is_checked(args[0]):
             return True
         came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
@@ -266,36 +269,45 @@ class Recorder:
         self._known[id(tensor)] = tensor, number
         return number
 
-    def _begin(self, path: str) -> Callable[..., None]:
+    def _begin(self, path: str, called: nn.Module) -> Callable[..., None]:
+        names = argument_names(called.forward)
+
         def begin(module: nn.Module, args: Any, named: Any) -> None:
             number = len(self.graph.frames)
             came = mapped((args, named), lambda tensor: Ref(self.value(tensor)))
             frame = Frame(
-                number, path, type(module).__name__, len(self.graph.nodes),
+                number, path, type(module).__name__, len(self.graph.nodes), names=names,
+                slots=(tuple(slot for slot, _ in slots_of_call(came[0], came[1], names, Ref)), ()),
                 inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
-                grad=torch.is_grad_enabled(), recomputed=is_recomputed(),
+                grad=torch.is_grad_enabled(), recomputed=is_recomputed(), level=len(self.frames),
                 autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             )  # fmt: skip
-            frame.slots = slots_of(came, Ref), ()
-            frame.level = len(self.frames)
             self.graph.frames.append(frame)
             self.frames.append(number)
             self._ordinals.append(0)
 
         return begin
 
-    def _begin_body(self, _module: nn.Module, _args: Any) -> None:
-        self.graph.frames[self.frames[-1]].begin = len(self.graph.nodes)
+    def _begin_body(self, _module: nn.Module, args: Any, named: Any) -> None:
+        frame = self.graph.frames[self.frames[-1]]
+        frame.begin = len(self.graph.nodes)
+        here = [(slot, self.value(tensor)) for slot, tensor in slots_of_call(args, named, frame.names)]
+        frame.hooked = here != [*zip(frame.slots[0], frame.inputs, strict=True)]
 
-    def _end_body(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        self.graph.frames[self.frames[-1]].end = len(self.graph.nodes)
+    def _end_body(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        frame = self.graph.frames[self.frames[-1]]
+        frame.end = len(self.graph.nodes)
+        frame.slots = frame.slots[0], tuple(slot for slot, _ in slots_in(output))
+        frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
 
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
         frame.last = len(self.graph.nodes)
         frame.inside = len(self.graph.frames) - 1 - frame.number
+        body = [*zip(frame.slots[1], frame.outputs, strict=True)]
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
-        frame.slots = frame.slots[0], slots_of(output)
+        frame.slots = frame.slots[0], tuple(slot for slot, _ in slots_in(output))
+        frame.hooked |= body != [*zip(frame.slots[1], frame.outputs, strict=True)]
         self.frames.pop()
         self._ordinals.pop()
 
@@ -334,13 +346,13 @@ class Recorder:
         lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(PACKAGES)]
         at = f"{lines[-1].filename}:{lines[-1].lineno}: {lines[-1].line}" if lines else "PyTorch itself"
         if is_about_data(error):
-            return CaptureError(
-                f"{where} does what depends on the values of a tensor, which cannot be recorded, at {at}"
-            )
-        says = str(error).strip().splitlines()
-        return CaptureError(
-            f"{where} raises {type(error).__name__} on the sample: {says[0] if says else ''}, at {at}"
-        )
+            does = "does what depends on the values of a tensor, which cannot be recorded"
+        elif isinstance(error, CaptureError):
+            does = str(error)
+        else:
+            says = str(error).strip().splitlines()
+            does = f"raises {type(error).__name__} on the sample: {says[0] if says else ''}"
+        return CaptureError(f"{where} {does}, at {at}", final=getattr(error, "final", False))
 
 
 class _Operators(OperatorMode):

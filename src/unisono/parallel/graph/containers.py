@@ -34,12 +34,6 @@ def tensors_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
             yield from tensors_in(part, kind)
 
 
-def slots_of(thing: Any, kind: type[Any] = Tensor) -> tuple[int, ...]:
-    """The place of each tensor, or each `kind`, where a None counts. Example: (a, None, b) -> (0, 2)."""
-    leaves: Any = (kind, type(None))
-    return tuple(place for place, leaf in enumerate(tensors_in(thing, leaves)) if leaf is not None)
-
-
 def fields_of(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a dataclass as they are stored: its own way to read an attribute may raise."""
     for field in dataclasses.fields(thing):

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Cut", "ModuleMove", "Sizes"]
+from torch import nn
+
+from .call_structure import RecordedCalls
+from .slots import Slot
+
+__all__ = ["Cut", "ModuleMove", "Moves", "Sizes"]
 
 
 class Sizes(NamedTuple):
@@ -41,6 +46,7 @@ class ModuleMove(NamedTuple):
     dim: int
 
 
+Moves = dict[tuple[bool, Slot], ModuleMove]  # (it comes out, its slot) -> what happens there
 TOLD = {
     "slice": "positions are cut",
     "gather": "positions are gathered",
@@ -58,9 +64,8 @@ class Cut:
         modules: path -> how the module runs: column, "column, gathered" (its output is gathered), row or
             vocabulary (its output is summed).
         sums: parameters that are whole on every rank, whose gradients are sums over the ranks.
-        moves: path -> (it comes out, its place among the tensors) -> what happens there.
-        slots: path -> the places of what it takes, and of what it returns, where a None counts. A program
-            may pass None where the recorded one has a mask.
+        moves: path -> (it comes out, its slot) -> what happens there.
+        calls: path -> how the proved programs call a module that does not run as it is, or one around it.
         draws: modules that draw random numbers for this rank's positions.
         sizes: path -> (number of the call in the module's forward -> the sizes to change).
         fused: path of a layer -> output features of the layers that stand for it.
@@ -74,8 +79,8 @@ class Cut:
     dims: dict[str, int] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
     sums: list[str] = field(default_factory=list)
-    moves: dict[str, dict[tuple[bool, int], ModuleMove]] = field(default_factory=dict)
-    slots: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    moves: dict[str, Moves] = field(default_factory=dict)
+    calls: dict[str, RecordedCalls] = field(default_factory=dict)
     draws: list[str] = field(default_factory=list)
     sizes: dict[str, dict[int, Sizes]] = field(default_factory=dict)
     fused: dict[str, list[int]] = field(default_factory=dict)
@@ -95,9 +100,31 @@ class Cut:
             sums[0] == sums[1] if gradients else self.forward_moves() == other.forward_moves()
         )
 
-    def forward_moves(self) -> dict[str, dict[tuple[bool, int], ModuleMove]]:
+    def special(self, model: nn.Module) -> list[str]:
+        """The modules that do not run as they are: paths in `model`, which may be cut already."""
+        values = dict([*model.named_parameters(), *model.named_buffers()])
+        cut = {id(values[name]) for name in self.dims}
+        owners = [
+            path
+            for path, module in model.named_modules()
+            if any(id(value) in cut for value in [*module._parameters.values(), *module._buffers.values()])
+        ]
+        return [*dict.fromkeys([*owners, *self.modules, *self.moves, *self.draws])]
+
+    def checked(self, model: nn.Module) -> list[str]:
+        """The modules whose calls are compared: these, and those around them, but for the model itself."""
+        names = [path.split(".") for path in self.special(model)]
+        around = [".".join(parts[:count]) for parts in names for count in range(1, len(parts))]
+        return [*dict.fromkeys([*self.special(model), *around])]
+
+    def learn(self, other: Cut) -> None:
+        """Take the calls of another proved program, which this cut fits, too."""
+        for path, found in other.calls.items():
+            self.calls.setdefault(path, RecordedCalls()).add(found)
+
+    def forward_moves(self) -> dict[str, Moves]:
         """The moves that do something in forward, whatever they do to gradients."""
-        found: dict[str, dict[tuple[bool, int], ModuleMove]] = {}
+        found: dict[str, Moves] = {}
         for path, moves in self.moves.items():
             for place, (kind, dim) in moves.items():
                 if kind != "enter":

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from .capture import CaptureError, Shapes
 from .choice import Choice
-from .cut import Sizes
 from .local_model import LocalModel, ProgramMismatch, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
 from .rules import slice_of
 from .sequence import ScatteredPositions
+from .slots import Slot
 
 __all__ = ["ProgramMismatch", "compare"]
 
@@ -36,8 +36,8 @@ def compare(
     sample: Any,
     forward: Callable[[Any], Any] | None,
     positions: ScatteredPositions | None = None,
-) -> dict[str, dict[int, Sizes]]:
-    """Run `shapes.model`, not yet cut, as `choice.cut` says; return the written sizes that must change.
+) -> None:
+    """Run `shapes.model`, not yet cut, as `choice.cut` says; give that the written sizes that must change.
 
     Args:
         positions: what is cut along the sequence.
@@ -56,7 +56,7 @@ def compare(
         at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
         raise ProgramMismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
     _Comparison(choice, local, positions).run()
-    return run.sizes
+    choice.cut.sizes, choice.cut.calls = run.sizes, run.calls
 
 
 class _Comparison:
@@ -95,13 +95,26 @@ class _Comparison:
             self._pair(node, other, copies)
         for frame, here in zip(self._whole.frames, self._local.frames, strict=False):
             self._moves(frame, here, copies)
+        self._outputs()
+
+    def _outputs(self) -> None:
+        """Whether each rank returns all of what the model returns."""
+        for number, there in zip(self._whole.outputs, self._local.outputs, strict=True):
+            shape, here = self._whole.values[number].shape, self._local.values[there].shape
+            if shape != here:
+                node = self._whole.nodes[self._whole.values[number].node]
+                raise ProgramMismatch(
+                    node, f"it returns {list(here)} where {list(shape)} is expected, at {node.line}"
+                )
 
     def _moves(self, frame: Frame, other: Frame, copies: dict[int, int]) -> None:
         """Whether each move of a call of a module got the value that it is for."""
-        for out, place in self._choice.cut.moves.get(frame.path, {}):
-            mine, theirs = (each.outputs if out else each.inputs for each in (frame, other))
-            found = self._of.get(self._source(theirs[place], copies))
-            if found is None or self._same.get(found, found) != self._same.get(mine[place], mine[place]):
+        for out, slot in self._choice.cut.moves.get(frame.path, {}):
+            mine, theirs = (_at(each, slot, out=out) for each in (frame, other))
+            if mine is None and theirs is None:  # this call has none there
+                continue
+            found = None if theirs is None else self._of.get(self._source(theirs, copies))
+            if mine is None or found is None or self._same.get(found, found) != self._same.get(mine, mine):
                 node = self._whole.nodes[min(frame.first, len(self._whole.nodes) - 1)]
                 raise ProgramMismatch(node, f'"{frame.path}" takes or returns other values')
 
@@ -184,6 +197,12 @@ class _Comparison:
         here = list(slice(start, stop, step).indices(size)[:2])
         _, _, first, last, _ = slice_of(node)
         return here, list(slice(first, last).indices(size)[:2]) if bounds is None else bounds[1]
+
+
+def _at(frame: Frame, slot: Slot, *, out: bool) -> int | None:
+    """The value that a call takes, or returns, at a slot."""
+    values = frame.outputs if out else frame.inputs
+    return dict(zip(frame.slots[out], values, strict=True)).get(slot)
 
 
 def _kind(node: Node) -> str:

@@ -6,20 +6,22 @@ A size that the program has written down, such as the number of heads in a view,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .call_structure import RecordedCalls, given_by, returned_by
 from .capture import Recorder, Shapes
 from .choice import Choice
-from .containers import mapped
-from .cut import Cut, ModuleMove, Sizes
+from .cut import Cut, ModuleMove, Moves, Sizes
 from .program import FunctionCall, Node
 from .rules import slice_of
+from .slots import argument_names, with_changed
 
-__all__ = ["LocalModel", "ProgramMismatch", "changed", "moved", "slice_bounds"]
+__all__ = ["LocalModel", "ModuleMoves", "ProgramMismatch", "changed", "slice_bounds"]
 
 FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "randn", "full", "broadcast_to"}
 FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}
@@ -38,6 +40,7 @@ class LocalModel:
 
     Attributes:
         sizes: by module, the number of the call in its forward, what is to be changed.
+        calls: by module, how it is called, of those that do not run as they are, and those around them.
     """
 
     def __init__(self, choice: Choice, shapes: Shapes) -> None:
@@ -48,8 +51,10 @@ class LocalModel:
         for path, kind in choice.cut.modules.items():
             if kind == "column, gathered":
                 self._gather(shapes.model.get_submodule(path))
-        for path, moves in choice.cut.moves.items():
-            self._move(shapes.model.get_submodule(path), moves)
+        self.calls: dict[str, RecordedCalls] = {}
+        for path in choice.cut.checked(shapes.model):
+            moves = choice.cut.moves.get(path, {})
+            self._move(shapes.model.get_submodule(path), moves, self.calls.setdefault(path, RecordedCalls()))
         self._first: dict[int, list[Node]] = {}
         for node in choice.graph.nodes:
             self._first.setdefault(node.call, []).append(node)
@@ -58,6 +63,7 @@ class LocalModel:
         run = module.forward
         parts, recorder = self._choice.parts, self.recorder
 
+        @wraps(run)
         def forward(*args: Any, **named: Any) -> Tensor:
             output: Tensor = run(*args, **named)
             recorder.paused += 1
@@ -70,12 +76,24 @@ class LocalModel:
 
         module.forward = forward  # type: ignore[method-assign]
 
-    def _move(self, module: nn.Module, moves: dict[tuple[bool, int], ModuleMove]) -> None:
-        run = module.forward
+    def _move(self, module: nn.Module, moves: Moves, calls: RecordedCalls) -> None:
+        run, names, count = module.forward, argument_names(module.forward), 0
+        made = ModuleMoves(moves, names, self._stand_in)
 
+        @wraps(run)
         def forward(*args: Any, **named: Any) -> Any:
-            args, named = moved((args, named), False, moves, self._stand_in)
-            return moved(run(*args, **named), True, moves, self._stand_in)
+            nonlocal count
+            count += 1
+            calls.counts = {count}
+            self.recorder.paused += 1
+            calls.takes.add(given_by(args, named, names, [slot for slot, _ in made.into]))
+            self.recorder.paused -= 1
+            args, named = made.taken(args, named)
+            output = run(*args, **named)
+            self.recorder.paused += 1
+            calls.returns.add(returned_by(output, [slot for slot, _ in made.out]))
+            self.recorder.paused -= 1
+            return made.returned(output)
 
         module.forward = forward  # type: ignore[method-assign]
 
@@ -227,35 +245,50 @@ def narrow_(shapes: Shapes, cut: Cut) -> None:
                     table[leaf] = made[id(value)]
 
 
-def moved(
-    thing: Any,
-    out: bool,
-    moves: Mapping[tuple[bool, int], ModuleMove],
-    change: Callable[[Tensor, ModuleMove], Tensor],
-    slots: Sequence[int] = (),
-) -> Any:
-    """What a module takes or returns, with its moves made. A tensor in several places is moved once.
+class ModuleMoves:
+    """The moves of one module.
 
     Args:
-        slots: the places of the recorded tensors, where a None counts, too; (): only tensors count.
+        names: those of `argument_names`, of its forward.
+        change: makes one move.
     """
-    if not any(there == out for there, _ in moves):
-        return thing
-    place, made = -1, dict[int, Tensor]()
 
-    def walk(tensor: Any) -> Any:
-        nonlocal place
-        place += 1
-        known = place if not slots else slots.index(place) if place in slots else -1
-        move = moves.get((out, known))
-        if move is None or tensor is None:
-            return tensor
-        if id(tensor) not in made:
-            made[id(tensor)] = change(tensor, move)
-        return made[id(tensor)]
+    def __init__(
+        self, moves: Moves, names: tuple[str, ...], change: Callable[[Tensor, ModuleMove], Tensor]
+    ) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self._change = change
+        self.into, self.out = (
+            [(slot, move) for (out, slot), move in moves.items() if out == side] for side in (False, True)
+        )
 
-    kinds: Any = (Tensor, type(None)) if slots else Tensor
-    return mapped(thing, walk, kinds)
+    def taken(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What the module takes, with its moves made. A tensor at several slots is moved once."""
+        if not self.into:
+            return args, named
+        made, given = dict[int, Tensor](), [*args]
+        for (name, *rest), move in self.into:
+            place = self._places.get(name, name)
+            if isinstance(place, int) and place < len(given):
+                given[place] = with_changed(given[place], (*rest,), self._changing(move, made))
+            elif name in named:
+                named = {**named, name: with_changed(named[name], (*rest,), self._changing(move, made))}
+        return tuple(given), named
+
+    def returned(self, output: Any) -> Any:
+        """What it returns, likewise."""
+        made = dict[int, Tensor]()
+        for slot, move in self.out:
+            output = with_changed(output, slot, self._changing(move, made))
+        return output
+
+    def _changing(self, move: ModuleMove, made: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
+        def change(tensor: Tensor) -> Tensor:
+            if id(tensor) not in made:
+                made[id(tensor)] = self._change(tensor, move)
+            return made[id(tensor)]
+
+        return change
 
 
 def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:

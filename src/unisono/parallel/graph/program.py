@@ -19,6 +19,7 @@ import torch
 from unisono.torch_internals.fake import arguments_of
 
 from .containers import mapped
+from .slots import Slot
 
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
@@ -107,7 +108,9 @@ class Frame:
 
     Attributes:
         begin, end: operators of its forward; those before and after are of hooks.
-        slots: the place of each input and of each output, where a None counts, too.
+        names: of the arguments that the module takes by place.
+        slots: of each input and of each output.
+        hooked: a hook puts other tensors, or other places, for those that it takes or returns.
         arguments: (args, named) of the call, with a Ref in place of each tensor.
         recomputed: the module around it has called it by torch.utils.checkpoint.
         level: how many calls are around it.    inside: how many are in it, all of which follow it.
@@ -122,7 +125,9 @@ class Frame:
     end: int = -1
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
-    slots: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    names: tuple[str, ...] = ()
+    slots: tuple[tuple[Slot, ...], tuple[Slot, ...]] = ((), ())
+    hooked: bool = False
     arguments: Any = None
     grad: bool = True
     recomputed: bool = False

@@ -109,7 +109,7 @@ class _ProofSearch:
                 continue
             try:
                 shapes = self._shapes()
-                choice.cut.sizes = compare(choice, shapes, self._sample, self._run(shapes))
+                compare(choice, shapes, self._sample, self._run(shapes))
             except ProgramMismatch as mismatch:
                 self._ban(choice, mismatch)
                 choice = self._chosen(choice)
@@ -141,7 +141,7 @@ class _ProofSearch:
                 if only is not None:
                     positions.only(choice.cut, only)
                 shapes = self._shapes()
-                choice.cut.sizes = compare(choice, shapes, self._sample, self._run(shapes), positions)
+                compare(choice, shapes, self._sample, self._run(shapes), positions)
             except ProgramMismatch as mismatch:
                 assert positions is not None
                 stays |= dict.fromkeys(positions.before(mismatch.node), mismatch.why)

@@ -83,10 +83,10 @@ class Rules:
         self._whole(ends.get(len(self.graph.nodes), ()))
 
     def _whole(self, values: Sequence[int]) -> None:
+        """The last dim of what gathered layers return is whole; a cut of another one goes on."""
         for number in values:
-            self.dims[number] = [
-                one(size, "a layer before is gathered") for size in self.graph.values[number].shape
-            ]
+            for size in self.graph.values[number].shape[-1:]:  # none: a hook returns a number
+                self.dims[number] = [*self.dims[number][:-1], one(size, "a layer before is gathered")]
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         """The shape of a value."""

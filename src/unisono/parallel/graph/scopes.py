@@ -12,8 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .program import Frame, Graph, Node, refs, writes_of
+from .slots import Slot
 
-__all__ = ["Boundary", "ScopedValue", "Scopes"]
+__all__ = ["Boundary", "Place", "ScopedValue", "Scopes"]
+
+Place = tuple[str, bool, Slot]  # of a module, in or out, where
 
 
 class Boundary(NamedTuple):
@@ -21,12 +24,12 @@ class Boundary(NamedTuple):
 
     Args:
         frame: the number of the call.
-        places: among the tensors that it takes, or returns.
+        slots: of the tensor that it takes, or returns.
     """
 
     frame: int
     out: bool
-    places: tuple[int, ...]
+    slots: tuple[Slot, ...]
 
 
 class ScopedValue(NamedTuple):
@@ -75,34 +78,29 @@ class Scopes:
         """Every number of a value."""
         return [value, *(number for number, seen in self.seen.items() if seen.value == value)]
 
-    def group(self, boundary: Boundary) -> list[tuple[str, bool, int]]:
-        """What every call of a module does alike: its path, in or out, the place."""
+    def group(self, boundary: Boundary) -> list[Place]:
+        """What every call of a module does alike: its path, in or out, the slot."""
         path = self.graph.frames[boundary.frame].path
-        return [(path, boundary.out, place) for place in boundary.places]
+        return [(path, boundary.out, slot) for slot in boundary.slots]
 
     # ---- which boundaries there are ----
 
-    def _unmoved(self) -> set[tuple[str, bool, int]]:
+    def _unmoved(self) -> set[Place]:
         """Places that pass what they get, as they do where a module returns what it took."""
-        found = set[tuple[str, bool, int]]()
+        found = set[Place]()
         written = {
             self.graph.values[given].storage: node.number
             for node in self.graph.nodes
             for given, _ in writes_of(node)
         }
-        slots: dict[tuple[str, bool], set[tuple[int, ...]]] = {}
         for frame in self.graph.frames:
             for out, values in ((False, frame.inputs), (True, frame.outputs)):
-                slots.setdefault((frame.path, out), set()).add(frame.slots[out])
                 if out or frame.path not in self._layers:
                     found |= {
-                        (frame.path, out, place)
-                        for place, number in enumerate(values)
+                        (frame.path, out, slot)
+                        for slot, number in zip(frame.slots[out], values, strict=True)
                         if self._passes(frame, number, written, out=out)
                     }
-        for (path, out), several in slots.items():
-            if len(several) > 1:  # its calls take, or return, values at different places
-                found |= {(path, out, place) for place in range(max(map(len, several)))}
         return found
 
     def _passes(self, frame: Frame, number: int, written: dict[int, int], *, out: bool) -> bool:
@@ -110,6 +108,7 @@ class Scopes:
         return (
             not frame.path
             or frame.path in self._opened
+            or frame.hooked
             or (frame.first, frame.last) != (frame.begin, frame.end)  # a hook sees what others see
             or not value.differentiable
             or number in (frame.inputs if out else frame.outputs)
@@ -158,8 +157,8 @@ class Scopes:
         values = frame.outputs if out else frame.inputs
         for value in dict.fromkeys(values):
             before = self._found(value, source)
-            places = tuple(place for place, number in enumerate(values) if number == value)
-            boundary = Boundary(frame.number, out, places)
+            pairs = zip(frame.slots[out], values, strict=True)
+            boundary = Boundary(frame.number, out, tuple(slot for slot, number in pairs if number == value))
             if self._fixed & set(self.group(boundary)):
                 self._here.setdefault((value, goal), before)
             elif (value, goal) not in self._here:

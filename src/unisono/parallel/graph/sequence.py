@@ -151,7 +151,7 @@ class ScatteredPositions:
             node = self._graph.nodes[self._graph.values[number].node]
             return "made", re.sub(r"\b\d+\b", "*", f"{self._graph.module_of(node)}: {node.name} {node.line}")
         path = self._graph.frames[seen.boundary.frame].path
-        return "out" if seen.boundary.out else "in", re.sub(r"\b\d+\b", "*", f"{path} {seen.boundary.places}")
+        return "out" if seen.boundary.out else "in", re.sub(r"\b\d+\b", "*", f"{path} {seen.boundary.slots}")
 
     def _numbers(self, node: Node) -> list[int]:
         made = [number for number in node.outputs if number is not None]

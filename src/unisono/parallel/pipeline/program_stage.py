@@ -11,15 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.argument_templates import template
+from unisono.parallel.graph.call_structure import Side
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
+from unisono.parallel.graph.slots import slots_in
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph, Node
+    from unisono.parallel.graph.program import Frame, Graph, Node
 
 __all__ = ["ProgramStage", "StagePrograms"]
 
@@ -285,7 +287,7 @@ class _StageRun:
         def run(values: dict[int, Any], resolve: Callable[[Ref], Any]) -> None:
             args, named = arguments(resolve)
             output = self._stage.module(frame.path)(*args, **named)
-            values.update(zip(frame.outputs, tensors_in(output), strict=True))
+            values.update(_returned(frame, output))
             values.update((after, resolve(before)) for after, before in renames)
 
         return run
@@ -299,3 +301,21 @@ class _StageRun:
             seen |= mine
             found.append(sorted(mine))
         return found[::-1]
+
+
+def _returned(frame: Frame, output: Any) -> dict[int, Tensor]:
+    """What a module has returned, by the numbers in the graph.
+
+    Raises:
+        RuntimeError: it returned other things when it was recorded.
+    """
+    found, wanted = dict(slots_in(output)), frame.slots[1]
+    if found.keys() == set(wanted):
+        return {number: found[slot] for slot, number in zip(wanted, frame.outputs, strict=True)}
+    sides = [Side(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
+    here, there = sides[0].difference(sides[1])
+    raise RuntimeError(
+        f'"{frame.path}" returns {here}; the program that was recorded has {there}. The stages of a pipeline '
+        "follow that program: something beside inputs, shapes and settings decides what the module runs. Let "
+        "it return the same in every step"
+    )

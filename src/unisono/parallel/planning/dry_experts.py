@@ -1,14 +1,16 @@
-"""The expert axis in a dry run: layers of stacked experts on one rank, whose rows are evenly spread.
+"""The expert axis in a dry run: layers of stacked experts on one rank, which gets the rows of a full one.
 
-Values decide which rows go where, and there are none. Each rank gets as many rows as it would on average if
-a router drew the experts of each row by chance. A run whose router prefers some needs more on their ranks.
+Values decide which rows go where, and there are none. Rows are counted as if a router drew the experts of
+each row by chance: the mean, and DEVIATIONS standard deviations more, as on a rank that is fuller than most.
+A run whose router prefers some experts needs more on their ranks.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +22,48 @@ from unisono.parallel.graph.written import Forward
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = ["spread_evenly"]
+__all__ = ["DrawnRows", "spread_by_chance"]
+
+DEVIATIONS = 2.0
 
 
-def spread_evenly(model: nn.Module, plan: Plan) -> list[nn.Module]:
+class DrawnRows(NamedTuple):
+    """Rows of a layer on one rank, where a router draws `top` of the experts for each row.
+
+    Args:
+        sent: from this rank, a row once to each rank that has some of its experts; on average.
+        received: from all ranks, on a full rank.
+        pairs: of a row and one of its experts, on a full rank.
+    """
+
+    sent: int
+    received: int
+    pairs: int
+
+    @staticmethod
+    def of(rows: int, experts: int, top: int, ranks: int) -> DrawnRows:
+        """Draw without replacement: a row has no expert twice.
+
+        Example: 1000 rows on each of 2 ranks, 2 of 4 experts -> 1667 sent, 1700 received, 2052 pairs.
+        """
+        here, every = experts // ranks, rows * ranks
+        top = min(top, experts)
+        reaches = 1 - math.comb(experts - here, top) / math.comb(experts, top)
+        mean = top / ranks  # experts of a row that are here: a hypergeometric number
+        variance = mean * (1 - 1 / ranks) * (experts - top) / max(1, experts - 1)
+        return DrawnRows(
+            round(every * reaches),
+            _full(every, reaches, reaches * (1 - reaches), 1),
+            _full(every, mean, variance, min(top, here)),
+        )
+
+
+def _full(rows: int, mean: float, variance: float, most: int) -> int:
+    """The sum over independent rows, on a full rank. `most`: of a row."""
+    return min(rows * most, round(rows * mean + DEVIATIONS * math.sqrt(rows * variance)))
+
+
+def spread_by_chance(model: nn.Module, plan: Plan) -> list[nn.Module]:
     """Leave a rank its experts, in place; return their layers.
 
     Raises:
@@ -51,7 +91,7 @@ def spread_evenly(model: nn.Module, plan: Plan) -> list[nn.Module]:
             module.register_parameter(name, nn.Parameter(mine, requires_grad=value.requires_grad))
         for name in numbers_of_experts(module, count):
             setattr(module, name, count // plan.expert)
-        EvenExperts(module, plan.expert)
+        ExpertsByChance(module, count, plan.expert)
     return [*layers]
 
 
@@ -66,12 +106,12 @@ def _stacked(module: nn.Module) -> int:
     return count if alike and routed and numbers_of_experts(module, count) else 0
 
 
-class EvenExperts(Forward):
+class ExpertsByChance(Forward):
     """The forward of a layer on this rank's experts."""
 
-    def __init__(self, module: nn.Module, ranks: int) -> None:
+    def __init__(self, module: nn.Module, experts: int, ranks: int) -> None:
         super().__init__(module)
-        self._ranks = ranks
+        self._experts, self._ranks = experts, ranks
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         tensors = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
@@ -83,14 +123,14 @@ class EvenExperts(Forward):
         owner = torch.where(index < 0, ranks, index.div(ranks, rounding_mode="floor"))
         goes = torch.zeros(count, ranks + 1, dtype=torch.bool, device=rows.device)
         goes = goes.scatter_(1, owner, value=True)[:, :ranks]
-        sent = round(count * ranks * (1 - (1 - 1 / ranks) ** top))  # a row goes once to each of its ranks
-        rank, row = index.new_empty(sent, 2).unbind(1)
+        drawn = DrawnRows.of(count, self._experts, top, ranks)
+        rank, row = index.new_empty(drawn.sent, 2).unbind(1)
         del goes
         there = owner[row] == rank.unsqueeze(1)
         local = torch.where(there, index[row] - rank.unsqueeze(1), -1)
-        exchange = _RowsAlone([sent], [sent], None, "")
+        exchange = _RowsAlone([drawn.sent], [drawn.received], None, "")
         x, i, w = exchange.there(rows[row], local, weight[row])
-        back = exchange.back(self._here(x, i, w, (args, named), count * top))
+        back = exchange.back(self._here(x, i, w, (args, named), drawn.pairs))
         return back.new_zeros(rows.shape).index_add(0, row, back).view(given.shape)
 
     def _here(self, rows: Tensor, index: Tensor, weight: Tensor, given: Any, pairs: int) -> Tensor:

@@ -26,7 +26,7 @@ from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 
 from .dry_context import DryContext
-from .dry_experts import spread_evenly
+from .dry_experts import spread_by_chance
 from .dry_step import DryStep, RankModel, Specs, StepSize
 from .dry_tensor import run_parts
 from .memory_account import MemoryPeak
@@ -80,7 +80,7 @@ class DryRun:
         model, family = shapes.model, task.family(shapes.model, shapes.also)
         names = {module: path for path, module in model.named_modules()}
         with shapes.mode:
-            experts = spread_evenly(model, plan)
+            experts = spread_by_chance(model, plan)
         in_pieces = task.in_pieces(family)
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:

@@ -43,13 +43,15 @@ def plan(
     pieces: Sequence[nn.Module] | None = None,
     weigh: Any = None,
     price: Plan | None = None,
+    trial: bool = True,
     **given: Any,
 ) -> ModelChoice:
     """Choose how to train a model: the fastest plan that fits into a rank's memory, with its reasons.
 
     Nothing is trained, and the model does not change. Each plan that is tried runs a step without values: so
-    its memory is known; its seconds are predicted. In a job with a process group all ranks call this, and get
-    one choice. `optimizer` is called for each plan that is tried.
+    its memory is known; its seconds are predicted. Of a small model on the CPU a copy runs a few rows first.
+    In a job with a process group all ranks call this, and get one choice. `optimizer` is called for each plan
+    that is tried.
 
     Args:
         model, optimizer, loss, pieces, weigh: as `parallelize` takes them.
@@ -61,6 +63,7 @@ def plan(
             "4xa100-80g", or a file. None: as in this job.
         memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
         price: give the bytes and seconds of this plan; nothing is searched.
+        trial: False: no copy of the model runs. Then what its own Python takes is not in the seconds.
         given: fields of `Plan`, such as precision="bf16" or zero=3. A list is searched, as in
             precision=["f32", "bf16"] or compression=[None, Compressed("int8")].
     Raises:
@@ -77,6 +80,8 @@ def plan(
     for name, value, most in (("batch", batch, MOST_ROWS), ("ranks", ranks, MOST_RANKS)):
         if value is not None and (type(value) is not int or not 1 <= value <= most):
             raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of 1 to {most}")
+    if type(trial) is not bool:
+        raise TypeError(f"plan: trial is {trial!r}, expected True or False")
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
@@ -88,7 +93,7 @@ def plan(
         task.on_gpu = True
     else:
         machine = _measured(task, limit, places, ranks if price is None else price.ranks)
-    return _agreed(lambda: _chosen(task, machine, price, given))
+    return _agreed(lambda: _chosen(task, machine, price, given, trial))
 
 
 def _measured(
@@ -105,13 +110,13 @@ def _measured(
 
 
 def _chosen(
-    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any]
+    task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any], trial: bool
 ) -> ModelChoice:
     others = {"context": "context", "expert": "expert", "swap": "memory"}
     if task.memory_type == "cpu":
         others["swap"] = "disk"
     axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
-    search = PlanSearch(task, given, machine)
+    search = PlanSearch(task, given, machine, trial=trial)
     if price is not None:
         return search.price(price)
     try:

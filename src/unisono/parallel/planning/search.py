@@ -53,14 +53,16 @@ class PlanSearch:
         machine: the ranks' hosts and memory, and what operators take on their devices.
     """
 
-    def __init__(self, task: TrainingTask, given: dict[str, Any], machine: JobMachine) -> None:
+    def __init__(
+        self, task: TrainingTask, given: dict[str, Any], machine: JobMachine, *, trial: bool = False
+    ) -> None:
         self._axes: Collection[str] = ()
         self._task, self._ranks, self._given, self._machine = task, len(machine.hosts), given, machine
         self._host = math.gcd(*Counter(machine.hosts).values())
         self._most = max(machine.memory)
         self._predictor = StepPredictor.of(
             task, hosts=machine.hosts, compute=machine.compute, own_device=machine.compute is not None,
-            speeds=machine.speeds, hardware=machine.hardware,
+            speeds=machine.speeds, hardware=machine.hardware, trial=trial,
         )  # fmt: skip
         self._problems: dict[Any, str] = {}  # of axes that the model does not have
         self._cuts = StageCuts(task)

@@ -1,0 +1,77 @@
+"""What operators and collectives take for a job on some hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .hardware_prices import costs_of
+from .operator_prices import OperatorPrices
+
+if TYPE_CHECKING:
+    from unisono.engine.costs.machine import MachineCalibration
+    from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
+    from unisono.planner.hardware import Hardware
+
+    from .hardware_prices import Collectives
+    from .traced_step import TracedOperator
+    from .trial import Trial
+
+__all__ = ["HostPrices", "HostPricing"]
+
+
+class HostPrices(NamedTuple):
+    """What a job on some hosts pays.
+
+    Args:
+        crowd: ranks of a host per core.  shared: more, where they train together.
+    """
+
+    collectives: Collectives
+    operators: OperatorPrices
+    crowd: float
+    shared: SharedSteps
+
+
+class HostPricing:
+    """Prices of the jobs that one predictor is asked about; each is made once.
+
+    Args:
+        hardware: of each host, whose links count in place of `machine`'s.
+        own_device: each rank computes on a device of its own.
+        trial: of the model, if it is tried.  trace: the operators of a step of so many rows.
+    """
+
+    def __init__(
+        self, compute: ComputeCalibration, machine: MachineCalibration, hardware: Sequence[Hardware],
+        own_device: bool, trial: Trial | None, trace: Callable[[int], Sequence[TracedOperator]],
+    ) -> None:  # fmt: skip
+        self._compute, self._machine, self._hardware = compute, machine, hardware
+        self._own_device = own_device
+        self._trial, self._trace = trial, trace
+        self._known: dict[tuple[tuple[int, ...], bool], HostPrices] = {}
+        self._overheads: dict[int, dict[str, float]] = {}
+
+    def of(self, hosts: tuple[int, ...], *, cut: bool) -> HostPrices:
+        """Prices on such hosts. `cut`: of a plan whose ranks wait for each other within a step."""
+        if (hosts, cut) not in self._known:
+            here = 1 if self._own_device else max(map(hosts.count, hosts))
+            costs, factor, crowd = self._compute.of(here)
+            shared = self._compute.together(here)
+            collectives = costs_of(self._machine, self._hardware, hosts, shared.turn_s)
+            scale = shared.cut_scale if cut else shared.scale
+            operators = OperatorPrices(costs, factor * scale, self._overhead(here))
+            self._known[hosts, cut] = HostPrices(collectives, operators, crowd, shared)
+        return self._known[hosts, cut]
+
+    def _overhead(self, here: int) -> dict[str, float]:
+        """What the model's own Python adds to an operator, by phase, with so many ranks on a host."""
+        if self._trial is None:
+            return {}
+        threads = max(1, self._compute.cores // here)
+        if threads not in self._overheads:
+            costs, factor, _ = self._compute.of(here)
+            self._overheads[threads] = self._trial.overhead(
+                self._trace, OperatorPrices(costs, factor), threads
+            )
+        return self._overheads[threads]

@@ -1,0 +1,127 @@
+"""A few steps of the user's model: what its own Python takes beside its operators.
+
+Prices of operators do not see what a forward does between them, such as the wrappers that a library puts
+around its modules. In a small model that is a third of a step. Few rows show it: it does not grow with them.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from unisono.parallel.batches import cut_rows
+from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import mapped, tensors_in
+
+if TYPE_CHECKING:
+    from .operator_prices import OperatorPrices
+    from .traced_step import TracedOperator
+
+__all__ = ["Trial", "should_try"]
+
+LIMIT_BYTES = 100 << 20
+"""Of parameters: a larger model has steps whose operators take most."""
+
+MOST_SECONDS = 0.005
+"""Of a forward: fewer rows are tried where it would take more."""
+
+WARM, ROUNDS = 2, 5
+PHASES = ("forward", "backward", "update")
+
+
+class Trial:
+    """What can be tried of a model.
+
+    Args:
+        model, batch: with values, on the CPU.
+        rows: the most that are tried.
+        output: of the model -> what the loss takes.  loss: (output, targets) -> a number, or (sum, count).
+        optimizer: of parameters; None: no update is tried.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: tuple[Any, Any], rows: int, output: Callable[[Any], Any],
+        loss: Callable[[Any, Any], Any], optimizer: Callable[[Any], Any] | None,
+    ) -> None:  # fmt: skip
+        self._model, self._batch, self._rows = model, batch, rows
+        self._output, self._loss, self._optimizer = output, loss, optimizer
+
+    def overhead(
+        self, trace: Callable[[int], Sequence[TracedOperator]], prices: OperatorPrices, threads: int
+    ) -> dict[str, float]:
+        """Seconds of an operator beside its price, by phase, also less; {}: the model does not run so.
+
+        Args:
+            trace: the operators of a step of so many rows.  threads: with which these prices were measured.
+        """
+        rows = self._rows
+        while (said := _priced(trace(rows), prices))["forward"][0] > MOST_SECONDS and rows > 1:
+            rows //= 2
+        took = self._passes(rows, threads)
+        if took is None:
+            return {}
+        return {
+            phase: (measured - said[phase][0]) / max(1, said[phase][1])
+            for phase, measured in zip(PHASES, took, strict=True)
+        }
+
+    def _passes(self, rows: int, threads: int) -> tuple[float, ...] | None:
+        """The least seconds of each phase of a copy's steps; None: it does not run.
+
+        Generators of random numbers have their state again after it.
+        """
+        before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+        torch.set_num_threads(min(threads, before[0]))
+        clock = (
+            time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        )  # others may wait beside
+        try:
+            model = copy.deepcopy(self._model)
+            update = (lambda: None) if self._optimizer is None else self._optimizer(model.parameters()).step
+            enough = mapped(self._batch, lambda tensor: torch.cat([tensor] * -(-rows // len(tensor))))
+            inputs, targets = cut_rows(enough, 0, rows)
+            with torch.enable_grad():
+                found = [self._pass(model, inputs, targets, update, clock) for _ in range(WARM + ROUNDS)]
+        except Exception:  # noqa: BLE001  no plan depends on it; where it trains, its error comes again
+            return None
+        finally:
+            torch.set_num_threads(before[0])
+            torch.set_rng_state(before[1])
+            random.setstate(before[2])
+            np.random.set_state(before[3])
+        return tuple(min(column) for column in zip(*found[WARM:], strict=True))
+
+    def _pass(
+        self, model: nn.Module, inputs: Any, targets: Any, update: Callable[[], object],
+        clock: Callable[[], float],
+    ) -> tuple[float, ...]:  # fmt: skip
+        began = clock()
+        value = self._loss(self._output(call(model, inputs)), targets)
+        value = value[0] if isinstance(value, tuple) else value
+        ran = clock()
+        value.backward()
+        back = clock()
+        update()
+        done = clock()
+        model.zero_grad()
+        return ran - began, back - ran, done - back
+
+
+def should_try(model: nn.Module, batch: Any) -> bool:
+    """Whether the model is small, and it and the batch have values on the CPU."""
+    held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    plain = all(type(v) in (torch.Tensor, nn.Parameter) and v.device.type == "cpu" for v in held)
+    return plain and sum(v.nbytes for v in held) < LIMIT_BYTES
+
+
+def _priced(operators: Sequence[TracedOperator], prices: OperatorPrices) -> dict[str, tuple[float, int]]:
+    """Of each phase: the seconds of its operators, and how many they are."""
+    every = {phase: [each for each in operators if each.phase == phase] for phase in PHASES}
+    return {phase: (sum(map(prices.seconds, each)), len(each)) for phase, each in every.items()}

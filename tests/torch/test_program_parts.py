@@ -1,0 +1,71 @@
+"""Parts of recorded programs: prepared arguments, and what tells one program from another."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.parallel.graph.argument_templates import template
+from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.program import Ref
+from unisono.parallel.program_state import ModuleSettings
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        (), Ref(1), (Ref(1), 2, None), ([Ref(1), Ref(2)], {"dim": -1, "out": (Ref(3), torch.float32)}),
+        ((1, 2), "x"), (slice(0, 3), Ref(2)), OrderedDict(a=Ref(1), b=[1.5]), ([], {}),
+    ],
+)  # fmt: skip
+def test_a_template_fills_as_mapped_does(thing: Any) -> None:
+    values = {number: object() for number in range(4)}
+    filled = template(thing)(lambda ref: values[ref.value])
+    assert filled == mapped(thing, lambda ref: values[ref.value], Ref)
+    assert type(filled) is type(thing) or isinstance(thing, Ref)
+
+
+def test_containers_of_a_template_are_new_each_time() -> None:
+    fill = template(([1, 2], {"a": [Ref(0)]}))
+    (first, _), (second, _) = fill(id), fill(id)
+    first.append(3)
+    assert second == [1, 2]
+
+
+class Flags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.sizes, self.names = nn.Linear(2, 2), [1, 2], {"a": 1}
+        self.config, self.held = SimpleNamespace(depth=3, heads=[4]), torch.zeros(2)
+
+
+def changes() -> dict[str, Any]:
+    """Ways to change a module that make another program of it."""
+    return {
+        "a flag": lambda m: m.eval(),
+        "an entry of a list": lambda m: m.sizes.append(3),
+        "an entry of a dict": lambda m: m.names.update(a=2),
+        "a field of a configuration": lambda m: setattr(m.config, "depth", 4),
+        "a list of a configuration": lambda m: m.config.heads.append(5),
+        "another attribute": lambda m: setattr(m, "more", 1),
+        "one attribute less": lambda m: delattr(m, "sizes"),
+        "another name": lambda m: (setattr(m, "other", m.sizes), delattr(m, "sizes")),
+        "a tensor of another shape": lambda m: m.held.resize_(3),
+        "a flag of a module inside": lambda m: m.layer.train(False),
+    }
+
+
+@pytest.mark.parametrize("what", changes())
+def test_settings_that_change_have_another_key(what: str) -> None:
+    model = Flags()
+    settings = ModuleSettings(model)
+    before = settings.now()
+    assert settings.now() is before
+    changes()[what](model)
+    assert settings.now() != before
+    assert settings.now() == ModuleSettings(model).now()
