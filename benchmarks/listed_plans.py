@@ -35,7 +35,7 @@ def _plan(text: str, ranks: int) -> up.Plan:
         found[name] = _compression(value) if name == "compression" else _value(value)
     try:
         alone = up.Plan(**{name: found[name] for name in ("tensor", "pipeline", "context") if name in found})
-        plan = up.Plan(**{"data": ranks // alone.ranks, **found})
+        plan = up.Plan(**{"data": max(1, ranks // alone.ranks), **found})
     except (TypeError, ValueError) as error:
         raise ValueError(f"plan {text!r}: {error}") from None
     if plan.ranks != ranks:

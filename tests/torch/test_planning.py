@@ -242,9 +242,8 @@ def test_experts_that_are_spread_send_rows_and_reduce_less() -> None:
     of = up.StepPredictor(Mixture(), features(16), loss=CROSS, optimizer=adamw)
     whole, spread = (of.forecast(up.Plan(data=2, expert=each)).seconds for each in (1, 2))
     assert spread["experts"] > 0 == whole.get("experts", 0)
-    sent = [each for each in of.collectives(up.Plan(data=2, expert=2)) if each.axis == "expert"]
-    assert [(each.collective, each.ranks, each.calls) for each in sent] == [("all_to_all", 2, 4)]
-    assert sent[0].seconds == pytest.approx(spread["experts"])
+    (sent,) = (each for each in of.collectives(up.Plan(data=2, expert=2)) if each.axis == "expert")
+    assert sent[:3] == ("all_to_all", "expert", 2) and sent.seconds == pytest.approx(spread["experts"])
     assert spread["data"] < 0.6 * whole["data"]
     assert spread["update"] < 0.6 * whole["update"]
     assert spread["forward"] == whole["forward"]
