@@ -1,7 +1,7 @@
 """Plans as text, for planner_machine.py.
 
-"context=2;expert=2,zero=1;pipeline=2,schedule=zbv,micro_batches=4" has three. A plan that gives no `data` takes
-all ranks: what its other axes leave. `compression` is a codec, such as int8, or rank4.
+"context=2;expert=2,zero=1;pipeline=2,schedule=zbv,micro_batches=4" has three. A plan that gives no `data`
+takes all ranks: what its other axes leave. `compression` is a codec, such as int8, or rank4.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _plan(text: str, ranks: int) -> up.Plan:
         found[name] = _compression(value) if name == "compression" else _value(value)
     try:
         alone = up.Plan(**{name: found[name] for name in ("tensor", "pipeline", "context") if name in found})
-        plan = up.Plan(**{"data": ranks // alone.ranks, **found})
+        plan = up.Plan(**{"data": max(1, ranks // alone.ranks), **found})
     except (TypeError, ValueError) as error:
         raise ValueError(f"plan {text!r}: {error}") from None
     if plan.ranks != ranks:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from planner_machine import FOREIGN, LAYOUTS, MODELS, RECORD, machine
+from planner_machine import FOREIGN, LAYOUTS, MODELS, RECORD, machine, wrong_plan
 from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
@@ -383,13 +383,8 @@ def main() -> int:
             machine, args.models, args.layouts, rounds=args.rounds, minutes=args.minutes, record=args.record,
             plans=args.plans,
         )  # fmt: skip
-        from listed_plans import plans_of  # which imports PyTorch
-
-        for layout in args.layouts:
-            try:
-                plans_of(args.plans, LAYOUTS[layout])
-            except ValueError as error:
-                parser.error(str(error))
+        if problem := wrong_plan(args.plans, args.layouts):
+            parser.error(problem)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"no part {min(unknown)}: there are {', '.join(parts)}")
     held = [parts[part]() for part in args.parts or parts]

@@ -104,6 +104,18 @@ def jobs(models: Sequence[str], layouts: Sequence[str], plans: str = "") -> list
     return times + [MachineJob(model, layout, "memory", plans) for layout in here for model in models]
 
 
+def wrong_plan(plans: str, layouts: Sequence[str]) -> str:
+    """What is wrong with listed plans on one of the layouts; "": nothing."""
+    from listed_plans import plans_of  # which imports PyTorch
+
+    try:
+        for layout in layouts:
+            plans_of(plans, LAYOUTS[layout])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def ran(job: MachineJob, rounds: int) -> list[MachineRow]:
     """Run a job; its rows, or one that says why there are none."""
     with tempfile.TemporaryDirectory() as folder:

@@ -76,6 +76,23 @@ def test_stages_follow_the_speed_and_the_memory_of_hosts() -> None:
     assert refused.limit_bytes == least // 2
 
 
+def test_optimizers_without_moments_and_frozen_parameters_need_less() -> None:
+    """What a plan needs at least is that of this optimizer and of what is trained."""
+
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    frozen = mlp()
+    for value in [*frozen.parameters()][2:]:
+        value.requires_grad_(False)
+    for model, optimizer in ((mlp(), sgd), (frozen, adamw)):
+        options: dict[str, Any] = {"sample": features(4), "optimizer": optimizer, "loss": CROSS}
+        needed = up.plan(model, **options, price=up.Plan()).memory_bytes
+        assert needed < 2.6 * sum(value.nbytes for value in model.parameters())
+        given: dict[str, Any] = {"recompute": False, "micro_batches": 1}
+        assert up.plan(model, **options, **given, ranks=1, memory=needed).fits
+
+
 def test_the_search_equals_an_exhaustive_one() -> None:
     compare_searches((0, 1, 2, RANKS_THAT_DIFFER))
 
@@ -88,6 +105,9 @@ def test_the_search_equals_an_exhaustive_one_on_many_spaces() -> None:
 
 RANKS_THAT_DIFFER = 8
 """A space whose fastest plan gives more stages to its faster ranks."""
+
+
+SPEEDS = (1.0, 1.0, 1.0, 1.0), (0.5, 1.0, 0.5, 1.0), (0.5, 0.5, 1.0, 1.0)
 
 
 def compare_searches(seeds: Iterable[int]) -> None:
@@ -108,7 +128,7 @@ def compare_searches(seeds: Iterable[int]) -> None:
             "micro_batches": draw.sample([1, 2, 4], 2),
             "shard": [None],
         }
-        speeds, memory = [draw.choice((1.0, 0.5)) for _ in range(ranks)], round(2 ** draw.uniform(16, 21))
+        speeds, memory = draw.choice(SPEEDS)[:ranks], round(2 ** draw.uniform(16, 21))
         machine = JobMachine((memory,) * ranks, (0,) * ranks, tuple(speeds), None)
         every = PlanSearch(tasks[rows], given, machine)
         try:

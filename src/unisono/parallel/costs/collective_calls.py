@@ -11,7 +11,7 @@ from .step_time import step_forecast
 if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
 
-    from .collectives import CollectiveCosts
+    from .hardware_prices import Collectives
 
 __all__ = ["PricedCollective", "collective_calls"]
 
@@ -46,7 +46,7 @@ class PricedCollective(NamedTuple):
 class _LoggedCosts:
     """Prices, and what was priced: (collective, ranks, bytes, seconds)."""
 
-    def __init__(self, costs: CollectiveCosts) -> None:
+    def __init__(self, costs: Collectives) -> None:
         self._costs = costs
         self.found: list[tuple[str, tuple[int, ...], float, float]] = []
 

@@ -21,7 +21,7 @@ from .traced_step import NO_UNIT, TracedOperator, TracedStep
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
 
-    from .collectives import CollectiveCosts
+    from .hardware_prices import Collectives
     from .operator_prices import OperatorPrices
 
 __all__ = ["CompressedGradients", "exchange_s", "of_stages", "sent_gradients"]
@@ -108,7 +108,7 @@ def of_stages(
 
 
 def exchange_s(
-    sent: CompressedGradients, members: Sequence[int], collectives: CollectiveCosts, prices: OperatorPrices
+    sent: CompressedGradients, members: Sequence[int], collectives: Collectives, prices: OperatorPrices
 ) -> tuple[float, float]:
     """Seconds to average them over these ranks: coding, communication."""
     number = sent.buckets

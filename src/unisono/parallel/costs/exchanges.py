@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .collectives import CollectiveCosts
+    from .hardware_prices import Collectives
     from .traced_step import TracedAttention, TracedStep
 
 __all__ = ["ExchangeCalls", "PricedExchange", "of_attentions", "of_experts"]
@@ -45,14 +45,14 @@ class PricedExchange(NamedTuple):
 
 
 def of_attentions(
-    traced: TracedStep, collectives: CollectiveCosts, members: Sequence[int]
+    traced: TracedStep, collectives: Collectives, members: Sequence[int]
 ) -> list[PricedExchange]:
     """Each attention over a sequence that is cut: as a ring or by an exchange of heads, the cheaper one."""
     return [_attention(each, collectives, members) for each in traced.attentions]
 
 
 def _attention(
-    attention: TracedAttention, collectives: CollectiveCosts, members: Sequence[int]
+    attention: TracedAttention, collectives: Collectives, members: Sequence[int]
 ) -> PricedExchange:
     """A ring sends keys and values n - 1 times, in backward again, and their gradients n times in f32."""
     ranks = len(members)
@@ -76,9 +76,7 @@ def _attention(
     return heads if 2 * heads.forward_s <= ring.forward_s + ring.backward_s else ring
 
 
-def _exchanged(
-    times: int, members: Sequence[int], nbytes: float, collectives: CollectiveCosts
-) -> ExchangeCalls:
+def _exchanged(times: int, members: Sequence[int], nbytes: float, collectives: Collectives) -> ExchangeCalls:
     """So many exchanges of all ranks with all others."""
     taken = times * collectives.seconds("all_to_all", members, nbytes)
     return ExchangeCalls("all_to_all", len(members), times, times * nbytes, taken)
@@ -87,7 +85,7 @@ def _exchanged(
 def of_experts(
     traced: TracedStep,
     paths: Collection[str],
-    collectives: CollectiveCosts,
+    collectives: Collectives,
     members: Sequence[int],
     share: float,
 ) -> list[PricedExchange]:

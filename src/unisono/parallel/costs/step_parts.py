@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts
 
-    from .collectives import CollectiveCosts
     from .compressed_gradients import CompressedGradients
     from .exchanges import PricedExchange
+    from .hardware_prices import Collectives
     from .operator_prices import OperatorPrices
     from .traced_step import TracedStep
 
@@ -61,7 +61,7 @@ class StepParts:
     buffers: ParameterSizes
     prices: OperatorPrices
     runtime: RuntimeCosts
-    collectives: CollectiveCosts
+    collectives: Collectives
     crowd: float = 1.0
     hides: bool = False
     source: str = ""

@@ -279,6 +279,8 @@ class DryStep:
             held = named
             for value in named.values():
                 watch.see(value, counts=replicas and plan.swap is None)
+                if not value.requires_grad:
+                    continue
                 value.register_post_accumulate_grad_hook(
                     lambda value: watch.relabel(value.grad, "gradients") if value.grad is not None else None
                 )

@@ -76,12 +76,13 @@ class JobHost:
     @property
     def gpu(self) -> Hardware | None:
         """Its hardware, read; None: as in this job."""
-        if self.hardware is None or isinstance(self.hardware, Hardware):
-            return self.hardware
-        if not isinstance(self.hardware, (str, Path)):
-            kind = type(self.hardware).__name__
+        given: object = self.hardware
+        if given is None or isinstance(given, Hardware):
+            return given
+        if not isinstance(given, (str, Path)):
+            kind = type(given).__name__
             raise TypeError(f"JobHost: hardware is a {kind}, expected a name, a file or a Hardware")
-        return find_hardware(self.hardware)
+        return find_hardware(given)
 
 
 def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:

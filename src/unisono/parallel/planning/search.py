@@ -226,10 +226,14 @@ class PlanSearch:
         return self._task.peaks[key]
 
     def _floor(self, plan: Plan) -> float:
-        """Bytes that a plan is expected to need at least: its state, and the activations of a leaner one."""
-        held = 0.0 if plan.swap else self._task.parameters * 4 / plan.tensor / plan.pipeline
+        """Bytes that a plan is expected to need at least, in backward and in the update.
+
+        In backward the activations of a leaner plan count, and gradients are not there yet.
+        """
+        cut = plan.tensor * plan.pipeline * plan.expert
+        held, trained, moments = (0.0 if plan.swap else each / cut for each in self._task.state_bytes)
         low = 1 if plan.precision == "f32" else 0.5
-        state = 3 * held / (plan.shards * plan.context) if plan.zero else 3 * held
+        shards = plan.shards * plan.context if plan.zero else 1
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
             nbytes
@@ -241,7 +245,9 @@ class PlanSearch:
             and plan.pipeline == 1
         ]
         share = 0.5 if plan.tensor > 1 else 1.0  # not all is cut evenly
-        return share * (state + gathered) * FLOOR + FLOOR * max(lean, default=0)
+        kept = (held + moments) / shards
+        backward = share * (kept + gathered) + max(lean, default=0)
+        return FLOOR * max(backward, share * (kept + low * trained / shards))
 
     # ---- reasons ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import forget_caches
-from unisono.parallel.optimizer_groups import Optimizer
+from unisono.parallel.optimizer_groups import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
 
 from .dry_tensor import cut_of_program
@@ -187,10 +188,31 @@ class TrainingTask:
         written = [graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)]
         return next((buffers[storage] for storage in written if storage in buffers), "")
 
+    @cached_property
+    def state_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the parameters, of those that are trained, and of the moments that are kept of these."""
+        values = [*self.model.parameters()]
+        held = sum(value.nbytes for value in values)
+        trained = sum(value.nbytes for value in values if value.requires_grad)
+        return held, trained, int(trained * _moments(self.optimizer))
+
     @property
     def parameters(self) -> int:
         """How many there are."""
         return sum(value.numel() for value in self.model.parameters())
+
+
+def _moments(optimizer: Optimizer) -> float:
+    """Bytes that an optimizer keeps for each byte of a parameter, at least; 0: not known."""
+    value = nn.Parameter(torch.zeros(4, 16))
+    value.grad = torch.zeros_like(value)
+    try:
+        made = optimizer(Parameters({"weight": value}))
+        made.step()
+        kept = [each for each in made.state[value].values() if isinstance(each, Tensor)]
+    except Exception:  # noqa: BLE001  it is for other parameters, such as those of some names
+        return 0.0
+    return sum(each.nbytes for each in kept if each.shape == value.shape) / value.nbytes
 
 
 def _counts_rows(module: nn.Module) -> bool:
