@@ -73,6 +73,10 @@ class ModuleSettings:
             for leaf, value in held.items()
             if leaf not in UNSEEN and hasattr(value, "__dict__") and not isinstance(value, (Tensor, type))
         }
+        for where, held in [*objects.values()]:  # and a configuration of a part within one of the whole
+            for leaf, value in held.items():
+                if hasattr(value, "__dict__") and not isinstance(value, (Tensor, type, nn.Module)):
+                    objects.setdefault(id(value), (f"{where}.{leaf}", vars(value)))
         self._objects = [*objects.values()]
         self._outside = [*outside_of({*self._kinds.values()})]
         self.fresh: set[tuple[str, str]] = set()
@@ -124,8 +128,7 @@ class ModuleSettings:
         """Set the attributes of a copy without values to those of this model."""
         copies = dict(shapes.model.named_modules())
         for where, held in self._objects:  # configurations
-            path, _, leaf = where.rpartition(".")
-            thing = getattr(copies.get(path), leaf, None)
+            thing = _thing_at(copies, where)
             if hasattr(thing, "__dict__"):
                 vars(thing).update({key: copy.deepcopy(it) for key, it in held.items() if _is_plain(it)})
         for path, held in self._seen:
@@ -175,16 +178,24 @@ def set_counter(model: nn.Module, at: tuple[str, str], value: int) -> bool:
     Args:
         value: a millionth of it, if the number is a float: which may be a share or a temperature.
     """
-    modules = dict(model.named_modules())
-    path, leaf = at
-    held: Any = modules.get(path)
-    if held is None:  # of a configuration
-        above, _, name = path.rpartition(".")
-        held = getattr(modules.get(above), name, None)
+    where, leaf = at
+    held = _thing_at(dict(model.named_modules()), where)
     kind = type(getattr(held, "__dict__", {}).get(leaf))
     if kind in (int, float):
         vars(held)[leaf] = value if kind is int else value * 1e-6
     return kind in (int, float)
+
+
+def _thing_at(modules: Mapping[str, nn.Module], where: str) -> Any:
+    """A module, or an object in an attribute of one; None: there is none."""
+    path, names = where, list[str]()
+    while path and path not in modules:
+        path, _, name = path.rpartition(".")
+        names.insert(0, name)
+    thing: Any = modules.get(path)
+    for name in names:
+        thing = getattr(thing, name, None)
+    return thing
 
 
 def _is_plain(value: Any) -> bool:
