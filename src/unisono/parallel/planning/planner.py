@@ -77,11 +77,7 @@ def plan(
     _check_given(
         given if price is None else {field.name: getattr(price, field.name) for field in fields(price)}
     )
-    for name, value, most in (("batch", batch, MOST_ROWS), ("ranks", ranks, MOST_RANKS)):
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
-            raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of 1 to {most}")
-    if type(trial) is not bool:
-        raise TypeError(f"plan: trial is {trial!r}, expected True or False")
+    _check_counts(batch, ranks, trial)
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
@@ -142,6 +138,14 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     if isinstance(told[0], Exception):
         raise told[0]
     return told[0]  # type: ignore[no-any-return]
+
+
+def _check_counts(batch: object, ranks: object, trial: object) -> None:
+    for name, value, most in (("batch", batch, MOST_ROWS), ("ranks", ranks, MOST_RANKS)):
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise ValueError(f"plan: {name} is {value!r}; it must be a whole number of 1 to {most}")
+    if type(trial) is not bool:
+        raise TypeError(f"plan: trial is {trial!r}, expected True or False")
 
 
 def _check_given(given: dict[str, Any]) -> None:
