@@ -83,19 +83,22 @@ def plan(
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
     rows = batch if batch is not None else rows_of(sample)
     task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
-    if isinstance(places, list) and places[0].hardware is not None:
-        types = values(given, "precision", ("f32",)) if price is None else [price.precision]
-        machine = machine_of(places, limit, types)
-        task.on_gpu = True
-    else:
-        machine = _measured(task, limit, places, ranks if price is None else price.ranks)
+    types = values(given, "precision", ("f32",)) if price is None else [price.precision]
+    machine = _machine(task, limit, places, ranks if price is None else price.ranks, types)
     return _agreed(lambda: _chosen(task, machine, price, given, trial))
 
 
-def _measured(
-    task: TrainingTask, limit: int | None, places: int | list[JobHost] | None, ranks: int | None
+def _machine(
+    task: TrainingTask,
+    limit: int | None,
+    places: int | list[JobHost] | None,
+    ranks: int | None,
+    types: list[str],
 ) -> JobMachine:
-    """This machine, as the hosts of a job."""
+    """The hosts of a job: with hardware, or as this machine."""
+    if isinstance(places, list) and places[0].hardware is not None:
+        task.on_gpu = True
+        return machine_of(places, limit, types)
     model = task.model
     held = sum(v.nbytes for v in [*model.parameters(), *model.buffers()] if not v.is_meta)
     machine = measure(task.device_type, held)
