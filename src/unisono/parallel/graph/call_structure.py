@@ -17,6 +17,7 @@ from .slots import Slot, slots_in, slots_of_call
 __all__ = ["RecordedCalls", "Side", "given_by", "returned_by", "shown"]
 
 LEAVES: Any = (Tensor, bool, str)
+UNSEEN = {("use_cache",)}  # a model is recorded with its cache, which `forget_caches` then switches off
 
 
 class Side(NamedTuple):
@@ -90,7 +91,9 @@ def returned_by(output: Any, moved: Iterable[Slot] = ()) -> Side:
 def _side(leaves: list[tuple[Slot, Any]], moved: Iterable[Slot]) -> Side:
     tensors = {slot: leaf for slot, leaf in leaves if isinstance(leaf, Tensor)}
     needed = {slot for slot, leaf in tensors.items() if leaf.requires_grad} | (set(moved) & set(tensors))
-    flags = frozenset((slot, leaf) for slot, leaf in leaves if not isinstance(leaf, Tensor))
+    flags = frozenset(
+        (slot, leaf) for slot, leaf in leaves if not isinstance(leaf, Tensor) and slot not in UNSEEN
+    )
     return Side(frozenset(tensors), frozenset(needed), flags)
 
 
