@@ -26,7 +26,7 @@ import torch  # noqa: E402
 
 import suite  # noqa: E402
 from model_fuzz.programs import PLANS, Case, case_of, choices_of, program_of  # noqa: E402
-from model_fuzz.training import training_of  # noqa: E402
+from model_fuzz.random_training import training_of  # noqa: E402
 
 CHUNK = 40
 CASE_S = 120  # more than the limit of a collective

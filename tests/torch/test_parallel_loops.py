@@ -3,7 +3,7 @@
 import pytest
 
 import suite
-from loop_features.cells import PLANS
+from loop_features.feature_cells import PLANS
 from loop_features.feature_table import FAILED, NOT_RUN, SIGNS, cells, note, written
 from loop_features.features import FEATURES
 

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from unisono.torch_internals.autograd import in_backward
 from unisono.torch_internals.training import is_compiled
 
-from .graph.call_structure import RecordedCalls, Side, given_by, returned_by
+from .graph.call_structure import CallStructure, RecordedCalls, given_by, returned_by
 from .graph.cut import Cut
 from .graph.slots import argument_names
 from .graph.written import Forward
@@ -144,7 +144,7 @@ class CallCheck:
         if count not in (self.recorded.counts or {0}):
             raise self.error(f"is called {count} times", f"{max(self.recorded.counts, default=0)} calls")
 
-    def _check(self, verb: str, found: Side, recorded: set[Side]) -> None:
+    def _check(self, verb: str, found: CallStructure, recorded: set[CallStructure]) -> None:
         if any(found.fits(each) for each in recorded):
             return
         if not recorded:

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(TESTS / "support"), str(TESTS / "torch")]
 
 import suite  # noqa: E402
-from loop_features.cells import PLANS, Cell  # noqa: E402
+from loop_features.feature_cells import PLANS, Cell  # noqa: E402
 from loop_features.features import FEATURES  # noqa: E402
 
 PAGE = TESTS.parent / "docs" / "features.md"
@@ -47,7 +47,7 @@ plain PyTorch for one process, and tried under each plan. `make test-parallel` c
 def cells(forks: suite.Forks, title: str, features: Iterable[str] = ()) -> list[Cell]:
     """Try features under a plan; all without names."""
     with tempfile.TemporaryDirectory() as folder:
-        job = ("loop_features.cells", PLANS[title].ranks, [title, ",".join(features)])
+        job = ("loop_features.feature_cells", PLANS[title].ranks, [title, ",".join(features)])
         printed = forks.run(Path(folder), {"job": job}, LIMIT_S)["job"]
     found = cells_in(printed[0])
     lost = {*(features or FEATURES)} - {cell.feature for cell in found}

@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import unisono.parallel as up
-from loop_features.loops import IGNORED, Loops, adamw
-from loop_features.models import Normed, Text, adapted, padded, texts, token_loss, vectors
+from loop_features.feature_loops import IGNORED, Loops, adamw
+from loop_features.feature_models import Normed, Text, adapted, padded, texts, token_loss, vectors
 
 Shown = Iterator[Any]
 Feature = Callable[[Loops], Shown]

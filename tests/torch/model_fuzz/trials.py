@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import unisono.torch  # noqa: F401
 from model_fuzz.programs import PLANS, Case, program_of
-from model_fuzz.training import Trained, Training, alone, difference, rows_of_rank, training_of, under
+from model_fuzz.random_training import Trained, Training, alone, difference, rows_of_rank, training_of, under
 from unisono.parallel.context import program as context_program
 from unisono.parallel.graph import proof
 from unisono.parallel.graph.program import refs

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .hardware_prices import Collectives
     from .traced_step import TracedOperator
-    from .trial import Trial
+    from .trial import ModelTrial
 
 __all__ = ["HostPrices", "HostPricing"]
 
@@ -44,7 +44,7 @@ class HostPricing:
 
     def __init__(
         self, compute: ComputeCalibration, machine: MachineCalibration, hardware: Sequence[Hardware],
-        own_device: bool, trial: Trial | None, trace: Callable[[int], Sequence[TracedOperator]],
+        own_device: bool, trial: ModelTrial | None, trace: Callable[[int], Sequence[TracedOperator]],
     ) -> None:  # fmt: skip
         self._compute, self._machine, self._hardware = compute, machine, hardware
         self._own_device = own_device

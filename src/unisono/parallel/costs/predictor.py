@@ -42,7 +42,7 @@ from .step_time import step_forecast
 from .trace import trace_step, trace_update
 from .traced_rows import TracedRows
 from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep
-from .trial import Trial, should_try
+from .trial import ModelTrial, should_try
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
@@ -120,7 +120,7 @@ class StepPredictor:
         tried = trial and not own_device and should_try(model, self._batch)
         self._pricing = HostPricing(
             self._compute, self._machine, self._hardware, own_device,
-            Trial(model, self._batch, rows_of(self._batch), self._output, self._loss, optimizer)
+            ModelTrial(model, self._batch, rows_of(self._batch), self._output, self._loss, optimizer)
             if tried else None,
             self._operators,
         )  # fmt: skip

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .operator_prices import OperatorPrices
     from .traced_step import TracedOperator
 
-__all__ = ["Trial", "should_try"]
+__all__ = ["ModelTrial", "should_try"]
 
 LIMIT_BYTES = 100 << 20
 """Of parameters: a larger model has steps whose operators take most."""
@@ -36,7 +36,7 @@ WARM, ROUNDS = 2, 5
 PHASES = ("forward", "backward", "update")
 
 
-class Trial:
+class ModelTrial:
     """What can be tried of a model.
 
     Args:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from .slots import Slot, slots_in, slots_of_call
 
-__all__ = ["RecordedCalls", "Side", "given_by", "returned_by", "shown"]
+__all__ = ["CallStructure", "RecordedCalls", "given_by", "returned_by", "shown"]
 
 LEAVES: Any = (Tensor, bool, str)
 UNSEEN = {("use_cache",)}  # a model is recorded with its cache, which `forget_caches` then switches off
 
 
-class Side(NamedTuple):
+class CallStructure(NamedTuple):
     """What a module takes, or what it returns.
 
     Args:
@@ -33,15 +33,15 @@ class Side(NamedTuple):
     needed: frozenset[Slot]
     flags: frozenset[tuple[Slot, Any]]
 
-    def fits(self, recorded: Side) -> bool:
+    def fits(self, recorded: CallStructure) -> bool:
         """Whether a call with these has the structure of a recorded one."""
         return self.flags == recorded.flags and recorded.needed <= self.tensors <= recorded.tensors
 
-    def of(self, other: Side) -> bool:
+    def of(self, other: CallStructure) -> bool:
         """Whether both have the same tensors and flags."""
         return (self.tensors, self.flags) == (other.tensors, other.flags)
 
-    def difference(self, recorded: Side) -> tuple[str, str]:
+    def difference(self, recorded: CallStructure) -> tuple[str, str]:
         """What is here and what was recorded, of the first thing in which they differ.
 
         Example: ("a tensor at mask", "none there").
@@ -67,8 +67,8 @@ class RecordedCalls:
         takes, returns: what they have.    counts: how many there are.
     """
 
-    takes: set[Side] = field(default_factory=set)
-    returns: set[Side] = field(default_factory=set)
+    takes: set[CallStructure] = field(default_factory=set)
+    returns: set[CallStructure] = field(default_factory=set)
     counts: set[int] = field(default_factory=set)
 
     def add(self, other: RecordedCalls) -> None:
@@ -78,23 +78,23 @@ class RecordedCalls:
         self.counts |= other.counts
 
 
-def given_by(args: Any, named: Any, names: tuple[str, ...], moved: Iterable[Slot] = ()) -> Side:
+def given_by(args: Any, named: Any, names: tuple[str, ...], moved: Iterable[Slot] = ()) -> CallStructure:
     """What a call passes. names: of the arguments by place. moved: slots that are."""
     return _side([*slots_of_call(args, named, names, LEAVES)], moved)
 
 
-def returned_by(output: Any, moved: Iterable[Slot] = ()) -> Side:
+def returned_by(output: Any, moved: Iterable[Slot] = ()) -> CallStructure:
     """What a call returns."""
     return _side([*slots_in(output, LEAVES)], moved)
 
 
-def _side(leaves: list[tuple[Slot, Any]], moved: Iterable[Slot]) -> Side:
+def _side(leaves: list[tuple[Slot, Any]], moved: Iterable[Slot]) -> CallStructure:
     tensors = {slot: leaf for slot, leaf in leaves if isinstance(leaf, Tensor)}
     needed = {slot for slot, leaf in tensors.items() if leaf.requires_grad} | (set(moved) & set(tensors))
     flags = frozenset(
         (slot, leaf) for slot, leaf in leaves if not isinstance(leaf, Tensor) and slot not in UNSEEN
     )
-    return Side(frozenset(tensors), frozenset(needed), flags)
+    return CallStructure(frozenset(tensors), frozenset(needed), flags)
 
 
 def shown(slot: Slot) -> str:

@@ -22,7 +22,7 @@ def model_copy(model: Any, memo: dict[int, Any] | None = None) -> Any:
     """
     known: dict[int, Any] = {} if memo is None else memo
     made = copy.deepcopy(model, known)
-    functions = _Functions(known)
+    functions = _CopiedFunctions(known)
     for part in made if isinstance(made, tuple) else (made,):
         for module in part.modules() if isinstance(part, nn.Module) else ():
             functions.move_in(vars(module))
@@ -31,7 +31,7 @@ def model_copy(model: Any, memo: dict[int, Any] | None = None) -> Any:
     return made
 
 
-class _Functions:
+class _CopiedFunctions:
     """Functions for the copy. memo: id of a module -> its copy."""
 
     def __init__(self, memo: dict[int, Any]) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.argument_templates import template
-from unisono.parallel.graph.call_structure import Side
+from unisono.parallel.graph.call_structure import CallStructure
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.slots import slots_in
@@ -312,7 +312,7 @@ def _returned(frame: Frame, output: Any) -> dict[int, Tensor]:
     found, wanted = dict(slots_in(output)), frame.slots[1]
     if found.keys() == set(wanted):
         return {number: found[slot] for slot, number in zip(wanted, frame.outputs, strict=True)}
-    sides = [Side(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
+    sides = [CallStructure(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
     here, there = sides[0].difference(sides[1])
     raise RuntimeError(
         f'"{frame.path}" returns {here}; the program that was recorded has {there}. The stages of a pipeline '

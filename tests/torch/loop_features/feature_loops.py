@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unisono.parallel as up
-from loop_features.models import Text, texts, token_loss
+from loop_features.feature_models import Text, texts, token_loss
 
 IGNORED = -100
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
+from loop_features.feature_loops import Alone, Loops, Planned
 from loop_features.features import FEATURES, LOW
-from loop_features.loops import Alone, Loops, Planned
 from unisono.parallel import sharded_parameters
 
 PLANS = {
