@@ -333,7 +333,7 @@ class _StepPricer:
         again = self._plan.recompute is not False and action.kind == "B"
         rank.add("backward", stage.backward * half, stage.host_backward * half)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
-        for exchange in stage.exchanges:
+        for exchange in stage.exchanges if action.kind != "W" else ():  # gradients of inputs travel
             rank.add(exchange.cause, exchange.backward_s)
             if self._plan.recompute is True:
                 rank.add(exchange.cause, exchange.forward_s)
