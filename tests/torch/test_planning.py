@@ -296,6 +296,12 @@ def test_a_trial_shows_what_the_models_own_python_takes() -> None:
     fails = nn.Sequential(Waiting(fails=True), nn.Linear(256, 10))
     of = up.StepPredictor(fails, features(16), loss=CROSS, optimizer=adamw, hosts=(0, 0), trial=True)
     assert of.forecast(up.Plan(data=2)).seconds["forward"] == pytest.approx(told[False])
+    scale = nn.Parameter(torch.ones(()))
+    of = up.StepPredictor(
+        model, features(16), loss=lambda y, t: CROSS(y * scale, t), optimizer=adamw, trial=True
+    )
+    assert of.forecast(up.Plan()).seconds["forward"] > told[False]
+    assert scale.grad is None
     with pytest.raises(TypeError, match="trial is 1"):
         planned(trial=1)
 

@@ -6,7 +6,6 @@ around its modules. In a small model that is a third of a step. Few rows show it
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,8 @@ from torch import nn
 from unisono.parallel.batches import cut_rows
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.optimizer_groups import Parameters
 
 if TYPE_CHECKING:
     from .operator_prices import OperatorPrices
@@ -79,16 +80,27 @@ class ModelTrial:
         """
         before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
         torch.set_num_threads(min(threads, before[0]))
-        clock = (
-            time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-        )  # others may wait beside
+        alone = torch.get_num_threads() == 1  # then other ranks may wait on this core
+        clock = time.thread_time if alone else time.perf_counter
         try:
-            model = copy.deepcopy(self._model)
-            update = (lambda: None) if self._optimizer is None else self._optimizer(model.parameters()).step
+            model, loss = model_copy((self._model, self._loss))
+            trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+            update = (lambda: None) if self._optimizer is None else self._optimizer(Parameters(trained)).step
+            parameters = [*trained.values()]
             enough = mapped(self._batch, lambda tensor: torch.cat([tensor] * -(-rows // len(tensor))))
             inputs, targets = cut_rows(enough, 0, rows)
+            found = []
             with torch.enable_grad():
-                found = [self._pass(model, inputs, targets, update, clock) for _ in range(WARM + ROUNDS)]
+                for _ in range(WARM + ROUNDS):
+                    began = clock()
+                    value = loss(self._output(call(model, inputs)), targets)
+                    value = value[0] if isinstance(value, tuple) else value
+                    ran = clock()
+                    value.backward(inputs=parameters)  # not those that the loss may have
+                    back = clock()
+                    update()
+                    found.append((ran - began, back - ran, clock() - back))
+                    model.zero_grad()
         except Exception:  # noqa: BLE001  no plan depends on it; where it trains, its error comes again
             return None
         finally:
@@ -97,21 +109,6 @@ class ModelTrial:
             random.setstate(before[2])
             np.random.set_state(before[3])
         return tuple(min(column) for column in zip(*found[WARM:], strict=True))
-
-    def _pass(
-        self, model: nn.Module, inputs: Any, targets: Any, update: Callable[[], object],
-        clock: Callable[[], float],
-    ) -> tuple[float, ...]:  # fmt: skip
-        began = clock()
-        value = self._loss(self._output(call(model, inputs)), targets)
-        value = value[0] if isinstance(value, tuple) else value
-        ran = clock()
-        value.backward()
-        back = clock()
-        update()
-        done = clock()
-        model.zero_grad()
-        return ran - began, back - ran, done - back
 
 
 def should_try(model: nn.Module, batch: Any) -> bool:
