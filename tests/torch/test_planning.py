@@ -302,6 +302,9 @@ def test_a_trial_shows_what_the_models_own_python_takes() -> None:
     )
     assert of.forecast(up.Plan()).seconds["forward"] > told[False]
     assert scale.grad is None
+    scale.grad = torch.ones(())
+    planned(loss=lambda y, t: CROSS(y * scale, t), trial=True)
+    assert type(scale.grad) is torch.Tensor and scale.grad == 1.0
     with pytest.raises(TypeError, match="trial is 1"):
         planned(trial=1)
 

@@ -20,6 +20,7 @@ from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance
@@ -97,7 +98,8 @@ class StepPredictor:
             raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
         self._batch = two(batch, own_loss=loss is None)
         self._rows = rows_of(self._batch) if rows is None else rows
-        self._loss, self._own_loss, self._optimizer = loss or own_loss, loss is None, optimizer
+        self._loss = loss if isinstance(loss, UnchangedLoss) else UnchangedLoss(loss or own_loss)
+        self._own_loss, self._optimizer = loss is None, optimizer
         self._base = Shapes(model, None if pieces is None else list(pieces))
         self._family = family_of(self._base.model, self._base.also, cuts)
         for module in self._base.model.modules():  # as the runtime does
@@ -120,7 +122,7 @@ class StepPredictor:
         tried = trial and not own_device and should_try(model, self._batch)
         self._pricing = HostPricing(
             self._compute, self._machine, self._hardware, own_device,
-            ModelTrial(model, self._batch, rows_of(self._batch), self._output, self._loss, optimizer)
+            ModelTrial(model, self._batch, rows_of(self._batch), self._output, self._loss.loss, optimizer)
             if tried else None,
             self._operators,
         )  # fmt: skip
@@ -226,7 +228,12 @@ class StepPredictor:
                 cut=cut,
                 dtype=None if plan.precision == "f32" else TYPES[plan.precision],
             )
-            return trace_step(Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output)
+            try:
+                return trace_step(
+                    Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output
+                )
+            finally:
+                self._loss.restore()
 
         return self._traces.of((*self._key(plan), opened if cut else None), rows, record)
 

@@ -12,6 +12,7 @@ from torch import nn
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
 from unisono.planner.cluster import Hosts
@@ -79,13 +80,17 @@ def plan(
     )
     _check_counts(batch, ranks, trial)
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
-    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
-        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
+    _check_sample(sample, loss)
     rows = batch if batch is not None else rows_of(sample)
-    task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
+    kept = None if loss is None else UnchangedLoss(loss)
+    task = TrainingTask(model, sample, rows, optimizer, kept, pieces, counts=weigh == "counted")
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
     machine = _machine(task, limit, places, ranks if price is None else price.ranks, types)
-    return _agreed(lambda: _chosen(task, machine, price, given, trial))
+    try:
+        return _agreed(lambda: _chosen(task, machine, price, given, trial))
+    finally:
+        if kept is not None:
+            kept.restore()
 
 
 def _machine(
@@ -141,6 +146,11 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     if isinstance(told[0], Exception):
         raise told[0]
     return told[0]  # type: ignore[no-any-return]
+
+
+def _check_sample(sample: object, loss: object) -> None:
+    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
+        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
 
 
 def _check_counts(batch: object, ranks: object, trial: object) -> None:
