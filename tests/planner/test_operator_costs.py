@@ -71,7 +71,11 @@ def settings_in(folder: Path) -> env.Settings:
 def test_ranks_together_pay_what_the_nearest_measured_ones_do() -> None:
     two, four = SharedSteps(2, 1.1), SharedSteps(4, 1.2, 1.3, 1e-3, -1e-4, -1e-4)
     compute = ComputeCalibration("", "", "", 2, (roofline(FOUR),), shared=(two, four))
-    assert [compute.together(ranks) for ranks in (2, 3, 4, 64)] == [two, four, four, four]
+    assert [compute.together(ranks) for ranks in (2, 4)] == [two, four]
+    three, eight = (compute.together(ranks) for ranks in (3, 8))
+    assert (three.step_s, three.scale) == (pytest.approx((two.step_s + four.step_s) / 2), four.scale)
+    assert eight.step_s == pytest.approx(four.step_s + 2 * (four.step_s - two.step_s))
+    assert compute.together(8).sane
     assert compute.together(1) == SharedSteps(1)  # it waits for nobody
     assert two.sane
     assert four.sane

@@ -24,10 +24,12 @@ class HostPrices(NamedTuple):
     """What a job on some hosts pays.
 
     Args:
+        collectives, reductions: see `StepParts`.
         crowd: ranks of a host per core.  shared: more, where they train together.
     """
 
     collectives: Collectives
+    reductions: Collectives
     operators: OperatorPrices
     crowd: float
     shared: SharedSteps
@@ -58,10 +60,12 @@ class HostPricing:
             here = 1 if self._own_device else max(map(hosts.count, hosts))
             costs, factor, crowd = self._compute.of(here)
             shared = self._compute.together(here)
-            collectives = costs_of(self._machine, self._hardware, hosts, shared.turn_s)
+            collectives, reductions = (
+                costs_of(self._machine, self._hardware, hosts, turn_s) for turn_s in (shared.turn_s, 0.0)
+            )
             scale = shared.cut_scale if cut else shared.scale
             operators = OperatorPrices(costs, factor * scale, self._overhead(here))
-            self._known[hosts, cut] = HostPrices(collectives, operators, crowd, shared)
+            self._known[hosts, cut] = HostPrices(collectives, reductions, operators, crowd, shared)
         return self._known[hosts, cut]
 
     def _overhead(self, here: int) -> dict[str, float]:

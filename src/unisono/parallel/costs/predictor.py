@@ -186,7 +186,8 @@ class StepPredictor:
         return StepParts(
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
-            self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
+            self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
+            self._source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             self._compressed(plan, traced, stages), self._slow(plan),
             len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts,
