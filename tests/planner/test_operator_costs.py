@@ -69,7 +69,7 @@ def settings_in(folder: Path) -> env.Settings:
 
 
 def test_ranks_together_pay_what_the_nearest_measured_ones_do() -> None:
-    two, four = SharedSteps(2, 1.1), SharedSteps(4, 1.2, 1.3, 1e-3, -1e-4, -1e-4)
+    two, four = SharedSteps(2, 1.1), SharedSteps(4, 1.2, 1.3, 1.1, 1e-3, -1e-4, -1e-4)
     compute = ComputeCalibration("", "", "", 2, (roofline(FOUR),), shared=(two, four))
     assert [compute.together(ranks) for ranks in (2, 4)] == [two, four]
     three, eight = (compute.together(ranks) for ranks in (3, 8))

@@ -30,7 +30,7 @@ __all__ = [
     "recall_compute",
 ]
 
-VERSION = 5
+VERSION = 7
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
@@ -72,19 +72,22 @@ class SharedSteps(msgspec.Struct, frozen=True):
     Attributes:
         ranks: of a host, which trained.
         scale: of operators under plans whose ranks meet at the end of a step.
-        cut_scale: the same where they wait for each other within it, under tensor and pipeline.
+        cut_scale: the same where they wait for each other at each operator, under tensor.
+        stage_scale: the same under a pipeline.
         step_s: seconds more of a step.  sharded_s: the same where data ranks share parameters, and
         alone_s: where no data ranks meet. These may be less than 0.
         again_s: of each operator that backward computes again.  split_s: of each, in each of the two passes
         of a split backward. Both count what autograd follows.
         turn_s: of each collective within a step, as those of the tensor axis.
         message_s: of each end of a message between stages.
+        replay_s: of each operator of forward that runs from a recorded program, as under `context`.
         unit_parameter_s: of each parameter of a unit that is gathered and reduced; may be less than 0.
     """
 
     ranks: int
     scale: float = 1.0
     cut_scale: float = 1.0
+    stage_scale: float = 1.0
     step_s: float = 0.0
     sharded_s: float = 0.0
     alone_s: float = 0.0
@@ -92,6 +95,7 @@ class SharedSteps(msgspec.Struct, frozen=True):
     split_s: float = 0.0
     turn_s: float = 0.0
     message_s: float = 0.0
+    replay_s: float = 0.0
     unit_parameter_s: float = 0.0
 
     def towards(self, other: SharedSteps, ranks: int) -> SharedSteps:
@@ -114,8 +118,8 @@ class SharedSteps(msgspec.Struct, frozen=True):
         """Whether its numbers are those of some machine."""
         return (
             self.ranks >= 1
-            and all(0.1 < each < 10 for each in (self.scale, self.cut_scale))
-            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s))
+            and all(0.1 < each < 10 for each in (self.scale, self.cut_scale, self.stage_scale))
+            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s, self.replay_s))
             and all(0 <= each < 1 for each in (self.turn_s, self.message_s))
             and all(-1 < getattr(self, name) < 1 for name in SIGNED)
         )

@@ -161,12 +161,18 @@ def compute_lines(found: LoadedCompute) -> list[str]:
         f"{name.removesuffix('_s')} {value * 1e6:.0f}" for name, value in runtime.items() if value > 1e-8
     )
     lines.append(f"the runtime, us: {names}; a byte of a unit {one.runtime.unit_byte_s * 1e9:.2f} ns")
-    lines += [
-        f"steps of {each.ranks} ranks: operators {each.scale:.2f} of their sum, under tensor and pipeline "
-        f"{each.cut_scale:.2f}; more, in us: a step {each.step_s * 1e6:.0f}, without data ranks "
-        f"{each.alone_s * 1e6:.0f}, sharded {each.sharded_s * 1e6:.0f}; an operator computed again "
-        f"{each.again_s * 1e6:.1f}, in two passes {each.split_s * 1e6:.1f}; a collective "
-        f"{each.turn_s * 1e6:.0f}, a message {each.message_s * 1e6:.0f}"
-        for each in one.shared
-    ]
+    lines += [line for each in one.shared for line in _steps_lines(each)]
     return [*lines, f"kept in {found.source}" if "/" in found.source else found.source]
+
+
+def _steps_lines(one: SharedSteps) -> list[str]:
+    more = {
+        "a step": one.step_s, "without data ranks": one.alone_s, "sharded": one.sharded_s,
+        "an operator computed again": one.again_s, "in two passes": one.split_s, "replayed": one.replay_s,
+        "a collective": one.turn_s, "a message": one.message_s, "a parameter of a unit": one.unit_parameter_s,
+    }  # fmt: skip
+    kinds = f"under tensor {one.cut_scale:.2f}, in a pipeline {one.stage_scale:.2f}"
+    return [
+        f"steps of {one.ranks} ranks: operators {one.scale:.2f} of their sum, {kinds}",
+        "    more, in us: " + ", ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in more.items()),
+    ]

@@ -63,6 +63,7 @@ def measure() -> SharedSteps | None:
     Returns:
         on rank 0; None on the others.
     """
+    torch.manual_seed(0)  # ranks that share their sequences have the same
     ranks, names = dist.get_world_size(), [each.name for each in reference_models()]
     even, half = ranks % 2 == 0, ranks // 2
     data, sharded = up.Plan(data=ranks), up.Plan(data=ranks, zero=1)
@@ -72,11 +73,12 @@ def measure() -> SharedSteps | None:
     wanted += [_Trained(units, SHORT), _Trained(units, LONG)]
     wanted += [_Trained(data, name) for name in names]
     if even:
-        cut = up.Plan(data=half, tensor=2)
+        cut, context = up.Plan(data=half, tensor=2), up.Plan(data=half, context=2)
         few, many = (up.Plan(data=half, pipeline=2, micro_batches=each) for each in (FEW, MANY))
         split = up.Plan(data=half, pipeline=2, micro_batches=FEW, schedule="zb-h1")
         wanted += [_Trained(few, SHORT), _Trained(many, SHORT), _Trained(few, LONG), _Trained(split, LONG)]
-        wanted += [_Trained(cut, LONG), *(_Trained(cut, name) for name in names)]
+        wanted += [_Trained(context, LONG), _Trained(cut, LONG)]
+        wanted += [*(_Trained(plan, name) for plan in (cut, few) for name in names)]
     taken = _steps(wanted)
     if dist.get_rank():
         return None
@@ -88,9 +90,14 @@ def measure() -> SharedSteps | None:
         fit.charge("split_s", (split, LONG), beside=(few, LONG))
         fit.set(alone_s=fit.missing(few) if half == 1 else fit.found.step_s)
         fit.charge("turn_s", (cut, LONG))
+        fit.charge("replay_s", (context, LONG))
     fit.charge("unit_parameter_s", (units, LONG), beside=(units, SHORT), least=-1.0)
     together = fit.scale(data, names)
-    fit.set(scale=together, cut_scale=fit.scale(cut, names) if even else together)
+    fit.set(
+        scale=together,
+        cut_scale=fit.scale(cut, names) if even else together,
+        stage_scale=fit.scale(few, names) if even else together,
+    )
     return fit.found
 
 
@@ -154,12 +161,12 @@ class _Fit:
 
 
 def _scaled(found: SharedSteps, scale: float) -> SharedSteps:
-    return msgspec.structs.replace(found, scale=scale, cut_scale=scale)
+    return msgspec.structs.replace(found, scale=scale, cut_scale=scale, stage_scale=scale)
 
 
 def _copies(plan: up.Plan) -> int:
-    """Copies of a reference's batch that a data rank has: tensor ranks have the rows of all."""
-    return max(plan.tensor, plan.micro_batches)
+    """Copies of a reference's batch that a data rank has: ranks of other axes have the rows of all."""
+    return max(plan.tensor, plan.context, plan.micro_batches)
 
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -187,7 +194,7 @@ def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
 def _run(trained: _Trained) -> tuple[up.Run, Any]:
     plan, reference = trained.plan, trained.reference()
     batch: Any = tuple(torch.cat([part] * _copies(plan)) for part in reference.batch)
-    sample = batch[0] if plan.tensor > 1 else None
+    sample = batch[0] if plan.tensor > 1 or plan.context > 1 else None
     model = copy.deepcopy(reference.model)
     return up.parallelize(model, plan, optimizer=_adamw, loss=reference.loss, sample=sample), batch
 

@@ -72,9 +72,9 @@ class OperatorPrices:
         kind, point, low = operator.size
         if not kind:
             return 0.0 if self.queued else costs.view_s
-        one_size = len(point) == 1
-        sizes, rest = ((point[0] * share,), 1.0) if one_size else (point, share)
-        found = costs.at(kind, *sizes, low=low) * rest
+        cut = 0 if len(point) == 1 or kind == "product" else 1  # elements, bytes, rows, or FLOPs
+        sizes = (size * share if axis == cut else size for axis, size in enumerate(point))
+        found = costs.at(kind, *sizes, low=low)
         found *= costs.scale.get(operator.phase, 1.0) * self._factor
         return found if self.queued else found + self._followed(operator)
 

@@ -173,7 +173,7 @@ class StepPredictor:
                 f"{plan.micro_batches} micro-batches"
             )
         traced, stages, sent = self._staged(plan, rows)
-        priced = self._pricing.of(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
+        priced = self._pricing.of(hosts, plan)
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []

@@ -16,6 +16,7 @@ from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .compressed_gradients import exchange_s
+from .exchanges import FEW_BYTES, ROUTED
 from .forecast import StepForecast
 from .rank_clock import DataWork, RankClock, mean_of
 from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
@@ -61,10 +62,11 @@ class _StepPricer:
 
     def _price_micro_batch(self) -> None:
         selective, share = self._plan.recompute == "selective", 1 / self._plan.context
+        replayed_s = self._parts.shared.replay_s if self._plan.context > 1 else 0.0
         seconds, shared = self._parts.prices.seconds, self._parts.shared
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
-            taken = seconds(operator, share)
+            taken = seconds(operator, share) + replayed_s * (operator.phase == "forward")
             host = self._parts.prices.host(operator)
             stage.followed += operator.followed
             if operator.phase == "backward":
@@ -91,8 +93,13 @@ class _StepPricer:
                 stage.tensor_units += taken if move.unit else 0.0
             else:
                 stage.tensor_backward += taken
+        routed = ROUTED * self._parts.prices.light(FEW_BYTES)
         for exchange in self._parts.exchanges:
-            self._stage_of(exchange.call).exchanges.append(exchange)
+            stage = self._stage_of(exchange.call)
+            stage.exchanges.append(exchange.charged(self._runtime.move_s * self._parts.crowd))
+            if exchange.cause == "experts":
+                stage.forward += routed
+                stage.backward += routed
 
     def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
