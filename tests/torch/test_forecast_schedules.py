@@ -51,8 +51,8 @@ def parts(plan: up.Plan, crowd: float = 1.0) -> StepParts:
     none: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
     prices = CollectiveCosts(MACHINE, (0,) * plan.ranks)
     return StepParts(
-        plan, traced, stages, sent, None, none, ParameterSizes(0, 0), OperatorPrices(COSTS), NOTHING, prices, prices,
-        crowd,
+        plan, traced, stages, sent, None, none, ParameterSizes(0, 0), OperatorPrices(COSTS), NOTHING, prices,
+        prices, crowd,
     )  # fmt: skip
 
 
