@@ -82,6 +82,24 @@ def test_ranks_together_pay_what_the_nearest_measured_ones_do() -> None:
     assert not any(each.sane for each in (SharedSteps(0), SharedSteps(2, 0.0), SharedSteps(2, turn_s=-1.0)))
 
 
+def test_passes_over_the_jobs_count_by_their_medians() -> None:
+    passes = [SharedSteps(2, 1.0 + each / 10, step_s=each * 1e-3) for each in (1, 5, 2)]
+    assert SharedSteps.middle(passes) == SharedSteps(2, 1.2, step_s=2e-3)
+
+
+def test_types_of_16_bits_may_have_tables_of_their_own() -> None:
+    def table(seconds: float) -> CostTable:
+        return CostTable(((1.0,),) * 3, (seconds,))
+
+    own = {"product_fp16": table(3.0), "product_low": table(2.0)}
+    costs = msgspec.structs.replace(roofline(FOUR), tables=roofline(FOUR).tables | own)
+    assert costs.at("product", 1, 1, 1, low="fp16") == 3.0
+    assert costs.at("product", 1, 1, 1, low="bf16") == 2.0
+    assert costs.at("norm", 1e3, low="bf16") == costs.at("norm", 1e3)
+    assert costs.sane
+    assert not msgspec.structs.replace(costs, tables=costs.tables | {"magic_low": table(1.0)}).sane
+
+
 def test_a_file_is_read_back_and_another_one_is_ignored(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     assert recall_compute(settings, "2.15.0").source == "a roofline"

@@ -167,11 +167,8 @@ class StepPredictor:
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
         rows = sizes(sizes(self._rows, plan.data)[0], plan.micro_batches)[0]
-        if not sizes(sizes(self._rows, plan.data)[-1], plan.micro_batches)[-1]:
-            raise ValueError(
-                f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks with "
-                f"{plan.micro_batches} micro-batches"
-            )
+        if not sizes(self._rows, plan.data)[-1]:
+            raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         traced, stages, sent = self._staged(plan, rows)
         priced = self._pricing.of(hosts, plan)
         collectives = priced.collectives
