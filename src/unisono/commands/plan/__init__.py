@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.allow_abbrev = False
     parser.usage = "%(prog)s --model MODEL --batch N (--gpus N --hardware HW | --hosts HOSTS) ...; --help"
+    parser.epilog = (
+        "Example: unisono plan --model llama3-8b --sequence 8192 --batch 64 --gpus 8 --hardware h100-80g. "
+        "docs/planner.md explains each option. For any other model: unisono.parallel.plan, in Python."
+    )
     add = parser.add_argument
     _add_model(parser)
     _add_hosts(parser)
