@@ -76,13 +76,12 @@ def plan(
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
     check_arguments(model, Plan() if price is None else price, optimizer, loss, pieces, None, caller="plan")
-    check_weigh(weigh, own_loss=loss is None)
     _check_given(given)
     _check_counts(batch, ranks, trial)
     if price is not None:
         _check_priced(price, given, ranks)
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
-    _check_sample(sample, loss)
+    _check_sample(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
     kept = None if loss is None else UnchangedLoss(loss)
     task = TrainingTask(model, sample, rows, optimizer, kept, pieces, counts=weigh == "counted")
@@ -150,7 +149,8 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     return told[0]  # type: ignore[no-any-return]
 
 
-def _check_sample(sample: object, loss: object) -> None:
+def _check_sample(sample: object, loss: object, weigh: object) -> None:
+    check_weigh(weigh, own_loss=loss is None)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
 
