@@ -18,7 +18,7 @@ from unisono.planner.cluster_model import ClusterModel, HostUse, one_type_model
 from unisono.planner.collectives import PlannedCollective
 from unisono.planner.compute_types import model_of
 from unisono.planner.neighbours import RefusedNeighbour
-from unisono.planner.readable import readable_time
+from unisono.planner.readable import readable_time, signed_time
 from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
@@ -261,8 +261,10 @@ class PlanChoice(NamedTuple):
     def _refusals(self) -> Iterator[str]:
         if self.refused:
             yield "  one step away"
-        for each in self.refused[:MOST_REFUSED]:
-            yield f"    {each.change:<26}  {refusal_text(each)}"
+        shown = self.refused[:MOST_REFUSED]
+        width = max((len(each.change) for each in shown), default=0)
+        for each in shown:
+            yield f"    {each.change:<{width}}  {refusal_text(each)}"
 
 
 def _host_line(each: HostUse) -> str:
@@ -276,10 +278,10 @@ def refusal_text(each: RefusedNeighbour) -> str:
     """The byte or the second that refuses a neighbour."""
     if each.problem:
         return each.problem
-    slower = f"{each.excess_s:+.3g} s"
+    slower = signed_time(each.excess_s)
     if each.excess_bytes:
         return f"{_gib(each.excess_bytes)} GiB too many; {slower}"
-    return f"{slower} ({CAUSES[each.cause[0]]} {each.cause[1]:+.3g} s)"
+    return f"{slower} ({CAUSES[each.cause[0]]} {signed_time(each.cause[1])})"
 
 
 def _fields(plan: TrainingPlan) -> dict[str, Any]:

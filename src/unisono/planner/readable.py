@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["readable_size", "readable_time"]
+__all__ = ["readable_size", "readable_time", "signed_time"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -14,6 +14,11 @@ def readable_time(seconds: float) -> str:
     if seconds >= 1e-3:
         return f"{1e3 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"
     return f"{1e6 * seconds:.1f} us"
+
+
+def signed_time(seconds: float) -> str:
+    """Example: 0.0124 -> "+12.4 ms"."""
+    return ("-" if seconds < 0 else "+") + readable_time(abs(seconds))
 
 
 def readable_size(nbytes: float) -> str:

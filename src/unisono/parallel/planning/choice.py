@@ -13,7 +13,7 @@ from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
 from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective
-from unisono.planner.readable import readable_size, readable_time
+from unisono.planner.readable import readable_size, readable_time, signed_time
 from unisono.planner.trade_picture import TradePoint
 
 from .candidates import RECOMPUTE, changes
@@ -289,20 +289,16 @@ def _refusal(each: RefusedPlan) -> str:
     if each.excess_bytes:
         words.append(f"{readable_size(each.excess_bytes)} too many{why}")
     if each.excess_s is not None:
-        unsaid = each.excess_bytes or abs(each.excess_s) < ROUNDING_S
-        words.append(_signed(each.excess_s) + ("" if unsaid else why))
+        same = abs(each.excess_s) < ROUNDING_S
+        words.append(
+            "as fast" if same else signed_time(each.excess_s) + (why if not each.excess_bytes else "")
+        )
     return "; ".join(words)
 
 
 def _told(source: str) -> str:
     """Where prices come from, without the long name of a calibration's file."""
     return "this machine's calibration" if source.startswith("/") else source
-
-
-def _signed(value: float) -> str:
-    if abs(value) < ROUNDING_S:
-        return "as fast"
-    return ("+" if value >= 0 else "-") + readable_time(abs(value))
 
 
 def _folded(line: str) -> list[str]:
