@@ -167,13 +167,10 @@ class StepPredictor:
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
         rows = sizes(sizes(self._rows, plan.data)[0], plan.micro_batches)[0]
-        if not sizes(sizes(self._rows, plan.data)[-1], plan.micro_batches)[-1]:
-            raise ValueError(
-                f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks with "
-                f"{plan.micro_batches} micro-batches"
-            )
+        if not sizes(self._rows, plan.data)[-1]:
+            raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         traced, stages, sent = self._staged(plan, rows)
-        priced = self._pricing.of(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
+        priced = self._pricing.of(hosts, plan)
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
@@ -186,7 +183,8 @@ class StepPredictor:
         return StepParts(
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
-            self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
+            self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
+            self._source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
             self._slow(plan),

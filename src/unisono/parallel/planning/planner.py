@@ -117,18 +117,16 @@ def _machine(
 def _chosen(
     task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any], trial: bool
 ) -> ModelChoice:
-    others = {"context": "context", "expert": "expert", "swap": "memory"}
-    if task.memory_type == "cpu":
-        others["swap"] = "disk"
-    axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
+    axes, swap = {"context", "expert"}, "disk" if task.memory_type == "cpu" else "memory"
     search = PlanSearch(task, given, machine, trial=trial)
     if price is not None:
         return search.price(price)
     try:
-        return search.choose()
+        # On GPUs the seconds of these axes were not compared with runs: where another plan fits, only
+        # arguments choose them. So it is with swapping, everywhere.
+        return search.choose(() if machine.compute is not None else axes)
     except NoPlanFitsError:
-        # Seconds of these axes were not shown right: where another plan fits, only arguments choose them.
-        return search.choose(axes)
+        return search.choose({*axes, swap})
 
 
 def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:

@@ -15,6 +15,7 @@ from unisono.engine.environment import env
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.costs.hardware_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
+from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
@@ -84,6 +85,7 @@ class PlanSearch:
         self._recorded()
         self._axes = axes
         self._leave_out_context()
+        self._leave_out_experts()
         queue = [*self._queued()]
         heapq.heapify(queue)
         candidates, tried = len(queue), len(self._known)
@@ -157,6 +159,18 @@ class PlanSearch:
             DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._most).peak_of(0)
         except (CaptureError, ValueError):
             self._axes = {axis for axis in self._axes if axis != "context"}
+
+    def _leave_out_experts(self) -> None:
+        """Search no expert axis where no layer of the model has experts that some ranks could share."""
+        if "expert" not in self._axes or "expert" in self._given:
+            return
+        for parts in divisors(self._ranks)[1:]:
+            try:
+                expert_layers(self._task.model, None, Plan(data=self._ranks, expert=parts))
+            except ValueError:
+                continue
+            return
+        self._axes = {axis for axis in self._axes if axis != "expert"}
 
     def _queued(self) -> Iterable[_Queued]:
         """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
