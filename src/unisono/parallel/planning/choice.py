@@ -23,7 +23,7 @@ __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
 MOST_CALLS, MOST_REFUSED = 4, 8
 ROUNDING_S = 1e-9  # plans that differ by less are as fast
-WIDTH, WIDEST_CHANGE = 100, 36  # columns: of the text, and of a change in its table
+WIDTH, WIDEST_CHANGE = 100, 40  # columns: of the text, and of a change in its table
 TIME_NAMES = {
     "forward": "forward",
     "backward": "backward",

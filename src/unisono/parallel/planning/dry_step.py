@@ -329,9 +329,9 @@ class DryStep:
         watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
         if not trained:
             return []
-        made: Any = self._task.optimizer(Parameters(trained))
-        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
         with watch.labelled("moments"):
+            made: Any = self._task.optimizer(Parameters(trained))  # some make their state at once
+            optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
             watch.numbers = True
             if not isinstance(units, DrySwap):
                 self._give(held)

@@ -24,6 +24,7 @@ __all__ = ["StorageWatch"]
 
 HERE = os.path.dirname(__file__) + os.sep
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
 LOCAL = "aten::_local_scalar_dense"
 # operator -> bytes that it takes and gives back, of its first argument and its output
 INSIDE: dict[str, Callable[[Tensor, Tensor], int]] = {
@@ -46,7 +47,7 @@ class StorageWatch(OperatorMode):
     Attributes:
         cause: of what is made now.
         phase: of the step.
-        numbers: a number that is read from a tensor is 1; otherwise such a program raises.
+        numbers: a number that is read from a tensor is 1, or READ; otherwise such a program raises.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -65,7 +66,7 @@ class StorageWatch(OperatorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.numbers and func.name() == LOCAL:
-            return {torch.bool: True}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
+            return {torch.bool: True}.get(args[0].dtype, READ if args[0].is_floating_point() else 1)
         output = func(*args, **(kwargs or {}))
         inside = INSIDE.get(func.name())
         if inside is not None and args[0].device.type == self._device_type:
