@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -91,6 +91,27 @@ def test_optimizers_without_moments_and_frozen_parameters_need_less() -> None:
         assert needed < 2.6 * sum(value.nbytes for value in model.parameters())
         given: dict[str, Any] = {"recompute": False, "micro_batches": 1}
         assert up.plan(model, **options, **given, ranks=1, memory=needed).fits
+
+
+def test_the_moments_are_those_of_a_step() -> None:
+    """A dry run makes them by kernels of lists, a run on a CPU by loops."""
+    optim = torch.optim
+    makers: list[Callable[[Any], Any]] = [
+        lambda values: optim.SGD(values, lr=0.1, momentum=0.9),
+        lambda values: optim.AdamW(values, amsgrad=True),
+        *(optim.Adagrad, optim.Adadelta, optim.Adamax, optim.ASGD, optim.NAdam, optim.RAdam, optim.Rprop),
+        lambda values: optim.RMSprop(values, momentum=0.9, centered=True),
+    ]
+    for make in makers:
+        model, sample = mlp(), features(4)
+        (peak,) = DryRun(TrainingTask(model, sample, 4, make, CROSS), up.Plan()).peaks()
+        optimizer = make(model.parameters())
+        CROSS(model(sample[0]), sample[1]).backward()
+        optimizer.step()
+        state = {
+            id(t): t.nbytes for kept in optimizer.state.values() for t in kept.values() if torch.is_tensor(t)
+        }
+        assert peak.parts["moments"] == sum(state.values()), optimizer
 
 
 def test_the_search_equals_an_exhaustive_one() -> None:

@@ -60,27 +60,6 @@ def test_a_dry_run_has_the_peak_of_a_step_with_values(name: str) -> None:
     assert abs(peak.parts["moments"] - 2 * peak.parts["parameters"]) < 512  # and the steps of AdamW
 
 
-def test_the_moments_are_those_of_a_step() -> None:
-    """A dry run makes them by kernels of lists, a run on a CPU by loops."""
-    optim = torch.optim
-    makers: list[Callable[[Any], Any]] = [
-        lambda values: optim.SGD(values, lr=0.1, momentum=0.9),
-        lambda values: optim.AdamW(values, amsgrad=True),
-        *(optim.Adagrad, optim.Adadelta, optim.Adamax, optim.ASGD, optim.NAdam, optim.RAdam, optim.Rprop),
-        lambda values: optim.RMSprop(values, momentum=0.9, centered=True),
-    ]
-    for make in makers:
-        model, sample = mlp(), features(4)
-        (peak,) = DryRun(TrainingTask(model, sample, 4, make, CROSS), up.Plan()).peaks()
-        optimizer = make(model.parameters())
-        CROSS(model(sample[0]), sample[1]).backward()
-        optimizer.step()
-        state = {
-            id(t): t.nbytes for kept in optimizer.state.values() for t in kept.values() if torch.is_tensor(t)
-        }
-        assert peak.parts["moments"] == sum(state.values()), optimizer
-
-
 def test_the_peak_has_its_module_and_line() -> None:
     task = TrainingTask(gpt(), ids(64), 64, adamw, tokens_loss)
     (peak,) = DryRun(task, up.Plan()).peaks()

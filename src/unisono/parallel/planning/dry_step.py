@@ -18,7 +18,7 @@ from unisono.parallel.batches import micro_batches
 from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
-from unisono.parallel.optimizer_groups import Parameters
+from unisono.parallel.optimizer_groups import Parameters, optimizers_of
 from unisono.parallel.optimizer_step import steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
@@ -330,8 +330,9 @@ class DryStep:
         if not trained:
             return []
         with watch.labelled("moments"):
-            made: Any = self._task.optimizer(Parameters(trained))  # some make their state at once
-            optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+            given = Parameters(trained)
+            made = self._task.optimizer(given)  # some make their state at once
+            optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
             watch.numbers = True
             if not isinstance(units, DrySwap):
                 self._give(held)
