@@ -257,7 +257,9 @@ class StepPredictor:
         key = self._key(plan)
         if key not in self._updates:
             named = {name: value for name, value in traced.model.named_parameters() if value.requires_grad}
-            self._updates[key] = trace_update(traced, self._optimizer, Parameters(named))
+            self._updates[key] = trace_update(
+                traced, self._optimizer, Parameters(named), on_gpu=self._own_device
+            )
         return self._updates[key]
 
     def _update_s(self, plan: Plan, traced: TracedStep, prices: OperatorPrices) -> float | None:
