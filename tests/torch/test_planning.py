@@ -33,7 +33,7 @@ def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
         value.grad = torch.zeros_like(value)
     optimizer.step()
     optimizer.zero_grad()
-    watch = StorageWatch("cpu")
+    watch = StorageWatch("cpu", on_gpu=False)
     account = MemoryTracker(None, watch.place)
     watch.begin(account)
     state = [t for held in optimizer.state.values() for t in held.values()]

@@ -16,6 +16,7 @@ from unisono.parallel.experts.layers import caller_of, expert_layers, parameters
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.stage_choice import choose_starts
@@ -25,8 +26,8 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
-from unisono.parallel.precision import BATCH_NORM
-from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
+from unisono.parallel.precision import BATCH_NORM, kept_in_f32
+from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
@@ -229,9 +230,10 @@ class StepPredictor:
                 dtype=None if plan.precision == "f32" else TYPES[plan.precision],
             )
             try:
-                return trace_step(
-                    Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output
-                )
+                with gpu_attention(self._own_device):
+                    return trace_step(
+                        Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output
+                    )
             finally:
                 self._loss.restore()
 
@@ -361,7 +363,8 @@ class StepPredictor:
     def _units(
         self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
     ) -> dict[int, dict[str, ParameterSizes]]:
-        key = *self._key(plan), plan.zero, plan.shards, plan.pipeline, plan.stages, plan.cuts, plan.expert
+        axes = plan.shards, plan.pipeline, plan.stages, plan.expert
+        key = *self._key(plan), plan.zero, plan.cuts, plan.keep_f32, *axes
         if key not in self._sizes:
             self._sizes[key] = self._sized(plan, traced, stages, experts)
         return self._sizes[key]
@@ -374,7 +377,8 @@ class StepPredictor:
         modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
         kept = set(gathered_units(model, own_units(model, modules), plan)) if sharded else set()
-        paths = {path for path, module in model.named_modules() if module in kept}
+        kept.update(apart(model, kept_in_f32(model, plan)))
+        paths = [path for path, module in model.named_modules() if module in kept]  # outer ones first
         inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():

@@ -18,6 +18,7 @@ from unisono.parallel.batches import micro_batches
 from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.optimizer_step import steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
@@ -170,8 +171,9 @@ class DryStep:
         self._shapes, self._root, self._here = here.shapes, here.root, here
         device = task.device_type
         limit = None if size.limit is None else allowed(size.limit)
-        allocator = CachingAllocator(limit) if task.memory_type == "cuda" else None
-        self._watch = StorageWatch(device)
+        self._on_gpu = task.memory_type == "cuda"
+        allocator = CachingAllocator(limit) if self._on_gpu else None
+        self._watch = StorageWatch(device, on_gpu=self._on_gpu)
         self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
         self._mesh: Any = SimpleNamespace(
@@ -213,7 +215,7 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            with self._shapes.mode, self._watch:
+            with self._shapes.mode, self._watch, gpu_attention(self._on_gpu):
                 yield
         except Exception as error:
             if is_about_data(error):
@@ -359,7 +361,7 @@ class DryStep:
 
     def _together(self, optimizer: Any, *, plain: bool = False) -> None:
         """Choose between PyTorch's loops and its kernels of lists, as a run does on tensors with values."""
-        if self._task.memory_type != "cuda":
+        if not self._on_gpu:
             return
         plain = plain or steps_parts(optimizer)
         groups = []
