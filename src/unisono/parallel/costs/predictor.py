@@ -230,14 +230,14 @@ class StepPredictor:
                 dtype=None if plan.precision == "f32" else TYPES[plan.precision],
             )
             try:
-                with gpu_attention(self._own_device):
-                    return trace_step(
-                        Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output
-                    )
+                with gpu_attention(on_gpu=self._own_device, runs_model=plan.pipeline == 1):
+                    shapes = Shapes(self._base)
+                    return trace_step(shapes, self._micro(rows), self._loss, layout, output=self._output)
             finally:
                 self._loss.restore()
 
-        return self._traces.of((*self._key(plan), opened if cut else None), rows, record)
+        runs_model = self._own_device and plan.pipeline == 1
+        return self._traces.of((*self._key(plan), opened if cut else None, runs_model), rows, record)
 
     def _key(self, plan: Plan) -> tuple[Any, ...]:
         return plan.tensor, plan.sequence, plan.precision
@@ -259,9 +259,8 @@ class StepPredictor:
         key = self._key(plan)
         if key not in self._updates:
             named = {name: value for name, value in traced.model.named_parameters() if value.requires_grad}
-            self._updates[key] = trace_update(
-                traced, self._optimizer, Parameters(named), on_gpu=self._own_device
-            )
+            trained = Parameters(named)
+            self._updates[key] = trace_update(traced, self._optimizer, trained, on_gpu=self._own_device)
         return self._updates[key]
 
     def _update_s(self, plan: Plan, traced: TracedStep, prices: OperatorPrices) -> float | None:

@@ -7,20 +7,28 @@ in backward. A GPU has none for grouped heads in f32, where a CPU has one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention_call import bound, calls_told
+from .unpacked_rows import unpacked_rows
 
 __all__ = ["gpu_attention"]
 
 
-def gpu_attention(on_gpu: bool) -> contextlib.AbstractContextManager[None]:  # noqa: FBT001
-    """Calls of `scaled_dot_product_attention` run the operators of a GPU's, where it is for one."""
-    return calls_told(_call if on_gpu else None)
+@contextlib.contextmanager
+def gpu_attention(*, on_gpu: bool, runs_model: bool) -> Iterator[None]:
+    """Calls of `scaled_dot_product_attention` run the operators of a GPU's.
+
+    Args:
+        on_gpu: shapes are those of a GPU; otherwise nothing changes.
+        runs_model: a run calls the model itself, and no recorded program.
+    """
+    with calls_told(_call if on_gpu else None), unpacked_rows(on_gpu and runs_model):
+        yield
 
 
 def _call(function: Callable[..., Any], args: Any, named: Any) -> Any:

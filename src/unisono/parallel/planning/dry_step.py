@@ -215,7 +215,8 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            with self._shapes.mode, self._watch, gpu_attention(self._on_gpu):
+            attention = gpu_attention(on_gpu=self._on_gpu, runs_model=self._plan.pipeline == 1)
+            with self._shapes.mode, self._watch, attention:
                 yield
         except Exception as error:
             if is_about_data(error):
