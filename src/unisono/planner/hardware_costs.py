@@ -71,7 +71,7 @@ SIDE = 1600.0
 
 CHANNELS = {1.0: 0.002, 16.0: 0.03, 64.0: 0.175, 256.0: 0.34, 1024.0: 0.42}
 BACKWARD = 0.8
-"""The share of the file's rate that a convolution of so many channels gets; that of its backward beside it."""
+"""The share of the file's rate that a convolution of so many channels gets, and its backward's beside it."""
 
 
 def operator_costs_of(hardware: Hardware, types: Collection[str] = ()) -> OperatorCosts:

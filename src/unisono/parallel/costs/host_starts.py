@@ -12,8 +12,8 @@ __all__ = [
 ]  # fmt: skip
 
 OPERATORS = {
-    "convolution": 2.5, "convolution_backward": 4.0, "batch_norm": 2.0, "batch_norm_backward": 2.0, "norm": 1.5,
-    "norm_backward": 3.0, "attention": 2.0, "attention_backward": 2.0, "pool": 1.5,
+    "convolution": 2.5, "convolution_backward": 4.0, "batch_norm": 2.0, "batch_norm_backward": 2.0,
+    "norm": 1.5, "norm_backward": 3.0, "attention": 2.0, "attention_backward": 2.0, "pool": 1.5,
 }  # fmt: skip
 """Of a class: libraries choose among kernels, and an operator may have several."""
 
@@ -21,7 +21,7 @@ IN_STEP = 1.6
 """Of an operator within a step, whose code is not in the host's caches, with the Python of its module."""
 
 STEP, MICRO_BATCH = 230, 325
-"""Of a step after its last backward, and of a micro-batch: threads that meet, the loss, messages to a device."""
+"""Of a step after its last backward, and of a micro-batch: threads that meet, the loss, its copy."""
 
 AGAIN, SAVED = 160, 6
 """Of a unit that is computed again, and of each of its operators whose inputs recomputation drops."""

@@ -224,11 +224,8 @@ class StepPredictor:
         cut = self._cut(plan, opened) if plan.tensor > 1 else None
 
         def record(rows: int) -> TracedStep:
-            layout = StepLayout(
-                units=self._paths(self._family.units),
-                cut=cut,
-                dtype=None if plan.precision == "f32" else TYPES[plan.precision],
-            )
+            dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+            layout = StepLayout(units=self._paths(self._family.units), cut=cut, dtype=dtype)
             try:
                 with gpu_attention(on_gpu=self._own_device, runs_model=plan.pipeline == 1):
                     shapes = Shapes(self._base)
@@ -258,8 +255,8 @@ class StepPredictor:
             return None
         key = self._key(plan)
         if key not in self._updates:
-            named = {name: value for name, value in traced.model.named_parameters() if value.requires_grad}
-            trained = Parameters(named)
+            every = traced.model.named_parameters()
+            trained = Parameters({name: value for name, value in every if value.requires_grad})
             self._updates[key] = trace_update(traced, self._optimizer, trained, on_gpu=self._own_device)
         return self._updates[key]
 

@@ -95,8 +95,8 @@ class _StepPricer:
     def _add_starts(self, number: int, stage: StageTime) -> None:
         """What the host of a GPU does for a micro-batch beside its operators."""
         launch, units = self._parts.prices.launch, self._parts.units.get(number, {}).values()
-        added = starts.ADDED if self._plan.precision == "f32" else starts.LOW_ADDED
-        added *= sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
+        each = starts.ADDED if self._plan.precision == "f32" else starts.LOW_ADDED
+        added = each * sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
         stage.host_forward += launch(starts.UNIT_CALLED * len(units)) if self._sharded else 0.0
         stage.host_backward += launch(starts.MICRO_BATCH + added)
         stage.host_units += launch(starts.AGAIN * len(stage.units))

@@ -1,7 +1,7 @@
 """Masks of Hugging Face's transformers on shapes as a run makes them.
 
 A run reads its positions, finds one sequence in each row, and leaves the causal mask to the attention. On
-shapes nothing can be read, so transformers makes a mask for rows of several sequences; kernels and memory differ.
+shapes nothing can be read, so transformers makes a mask for rows of several sequences: other kernels run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MODULE, NAME = "transformers.masking_utils", "find_packed_sequence_indices"
 
 
 @contextlib.contextmanager
-def unpacked_rows(runs_model: bool) -> Iterator[None]:  # noqa: FBT001
+def unpacked_rows(runs_model: bool) -> Iterator[None]:
     """Each row is one sequence, where a run calls the model itself and no recorded program."""
     library: Any = sys.modules.get(MODULE)
     find = getattr(library, NAME, None)

@@ -1,6 +1,6 @@
 """Counts the memory of a program that runs on shapes: each storage, from its operator to its end.
 
-What an operator's kernel takes and gives back within itself is not seen, but for those that kernel_memory.py knows.
+What an operator's kernel takes and gives back within itself is not seen, but for what kernel_memory.py knows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
