@@ -85,6 +85,7 @@ def test_an_update_runs_by_lists_on_a_gpu():
     with shapes.mode:
         lists, alone = (trace_update(traced, torch.optim.AdamW, named, on_gpu=each) for each in (True, False))
     numel = sum(value.numel() for value in model.parameters())
+    lists, alone = ([each for each in found if each.size.kind] for found in (lists, alone))
     assert len(lists) < 16 < len(alone)
     moved = sum(each.size.point[0] for each in lists if each.size.kind == "light")
     heavy = sum(4 * each.size.point[0] for each in lists if each.size.kind == "heavy")

@@ -76,7 +76,7 @@ def test_operators_take_the_longer_of_flops_and_bytes(
 def test_a_host_starts_what_a_gpu_of_a_file_runs() -> None:
     costs = operator_costs_of(A100)
     assert (costs.launch_s, costs.forward_s, costs.view_s) == pytest.approx((8e-6, 6.4e-6, 2e-6))
-    small = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    small = mlp()
     options: dict[str, Any] = {"sample": (features(4)[0], features(4)[1]), "optimizer": adamw, "loss": CROSS}
     price = up.plan(small, **options, hosts="1xa100-80g", ranks=1, price=up.Plan()).seconds
     assert 3e-3 < price < 2e-2  # the device computes for a tenth of it
