@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.engine.environment import env
 from unisono.parallel.batches import micro_batches
 from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
@@ -36,6 +37,7 @@ from .dry_meetings import DryMeetings
 from .dry_replicas import DryReplicas
 from .dry_swap import DrySwap
 from .dry_units import DryShards, parts_of, shard_of
+from .kernel_memory import kernel_memory
 from .memory_account import MemoryPeak, MemoryTracker
 from .storage_watch import StorageWatch
 
@@ -173,7 +175,8 @@ class DryStep:
         limit = None if size.limit is None else allowed(size.limit)
         self._on_gpu = task.memory_type == "cuda"
         allocator = CachingAllocator(limit) if self._on_gpu else None
-        self._watch = StorageWatch(device, on_gpu=self._on_gpu)
+        self._virtual = not task.on_gpu and env.read().virtual_gpus > 0
+        self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=self._virtual))
         self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
         self._mesh: Any = SimpleNamespace(
@@ -215,7 +218,8 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            attention = gpu_attention(on_gpu=self._on_gpu, runs_model=self._plan.pipeline == 1)
+            real = self._on_gpu and not self._virtual
+            attention = gpu_attention(on_gpu=real, runs_model=self._plan.pipeline == 1)
             with self._shapes.mode, self._watch, attention:
                 yield
         except Exception as error:

@@ -1,7 +1,4 @@
-"""Bytes that an operator's kernels take and give back within it: operator -> its arguments and its result.
-
-`ANYWHERE` is of every device, `ON_GPU` of CUDA's kernels. The allocator counts both.
-"""
+"""Bytes that an operator's kernels take and give back within it, which the allocator counts."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["ANYWHERE", "ON_GPU", "KernelMemory"]
+__all__ = ["KernelMemory", "kernel_memory"]
 
 KernelMemory = Callable[..., int]
 """(result, *arguments) -> bytes."""
@@ -76,7 +73,18 @@ ANYWHERE: dict[str, KernelMemory] = {
 ON_GPU: dict[str, KernelMemory] = {
     # the kernel multiplies the gradient and the result first: aten/src/ATen/native/cuda/SoftMax.cu
     "aten::_softmax_backward_data": lambda _made, grad, *_: grad.nbytes,
+}
+REAL: dict[str, KernelMemory] = {
     "aten::sum.dim_IntList": column_sum,
     "aten::convolution": convolution,
     "aten::convolution_backward": convolution_backward,
 }
+
+
+def kernel_memory(*, on_gpu: bool, virtual: bool) -> dict[str, KernelMemory]:
+    """Operator -> what its kernels take, of its result and its arguments.
+
+    Args:
+        on_gpu: the operators run on a GPU.    virtual: which is in host memory, and has no kernels of cuDNN.
+    """
+    return {**ANYWHERE, **(ON_GPU if on_gpu else {}), **(REAL if on_gpu and not virtual else {})}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from unisono.torch_internals import autograd
 from unisono.torch_internals.fake import OperatorMode, memory_of
 
-from .kernel_memory import ANYWHERE, ON_GPU
+from .kernel_memory import KernelMemory
 from .memory_account import Charge, MemoryTracker, ProgramLocation
 
 __all__ = ["StorageWatch"]
@@ -32,7 +32,8 @@ class StorageWatch(OperatorMode):
     """A mode that charges every new storage on one type of device.
 
     Args:
-        device_type: of the shapes.    on_gpu: they stand for tensors of a GPU.
+        device_type: of the shapes.
+        inside: operator -> bytes that its kernels take and give back within it.
     Attributes:
         account: takes the charges. Its `where` is this object's `place`.
         cause: of what is made now.
@@ -40,9 +41,9 @@ class StorageWatch(OperatorMode):
         numbers: a number that is read from a tensor is 1; otherwise such a program raises.
     """
 
-    def __init__(self, device_type: str, *, on_gpu: bool) -> None:
+    def __init__(self, device_type: str, inside: dict[str, KernelMemory]) -> None:
         super().__init__()
-        self._inside = {**ANYWHERE, **(ON_GPU if on_gpu else {})}
+        self._inside = inside
         self.account: Any = None
         self.cause, self.phase, self.numbers = "temporary", "", False
         self._device_type = device_type
