@@ -21,7 +21,7 @@ BYTES = ELEMENTS = (1e4, 1e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 WORK = (1e7, 1e8, 1e9, 1e10, 1e11, 1e13)
 WIDTHS = (1.0, 16.0, 64.0, 256.0, 1024.0)
 AXES = {
-    **dict.fromkeys((kind for kind in POINTS if kind != "product_low"), (ELEMENTS,)),
+    **dict.fromkeys(POINTS, (ELEMENTS,)),
     **dict.fromkeys(BY_BYTES, (BYTES,)),
     "product": (SIDES, SIDES, SIDES),
     **{kind: (WIDTHS, WORK) for kind, axes in POINTS.items() if len(axes) == 2},

@@ -175,8 +175,8 @@ class DryStep:
         limit = None if size.limit is None else allowed(size.limit)
         self._on_gpu = task.memory_type == "cuda"
         allocator = CachingAllocator(limit) if self._on_gpu else None
-        self._virtual = not task.on_gpu and env.read().virtual_gpus > 0
-        self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=self._virtual))
+        self._real = task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
+        self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
         self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
         self._mesh: Any = SimpleNamespace(
@@ -218,8 +218,7 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            real = self._on_gpu and not self._virtual
-            attention = gpu_attention(on_gpu=real, runs_model=self._plan.pipeline == 1)
+            attention = gpu_attention(on_gpu=self._real, runs_model=self._plan.pipeline == 1)
             with self._shapes.mode, self._watch, attention:
                 yield
         except Exception as error:
@@ -344,11 +343,23 @@ class DryStep:
                 self._give(held)
             for optimizer in optimizers:
                 self._together(optimizer)
-                units.begin(optimizer) if isinstance(units, DrySwap) else optimizer.step()
+                units.begin(optimizer) if isinstance(units, DrySwap) else self._make_state(optimizer)
             watch.numbers = False
         for value in trained.values():
             value.grad = None
         return optimizers
+
+    def _make_state(self, optimizer: Any) -> None:
+        """The first step, whose peak does not count. Without values PyTorch's loops take far longer than its
+        kernels of lists, which make the same state.
+        """
+        groups = optimizer.param_groups
+        if steps_parts(optimizer):
+            optimizer.param_groups = [
+                {**group, "foreach": True} if _loops(group) else group for group in groups
+            ]
+        optimizer.step()
+        optimizer.param_groups = groups
 
     def _meetings(self, held: dict[str, nn.Parameter]) -> DryMeetings | None:
         """Make what replicas that train on their own keep, and its state; None: gradients are averaged."""
@@ -382,3 +393,8 @@ class DryStep:
     def _is_cut(self, value: nn.Parameter) -> bool:
         """Whether a run has a DTensor in its place."""
         return self._plan.zero > 0 or self._plan.precision != "f32" or value in self._here.cut
+
+
+def _loops(group: dict[str, Any]) -> bool:
+    """Whether PyTorch takes a loop over the parameters of a group by default, as on a CPU."""
+    return group.get("foreach", False) is None and not group.get("fused") and not group.get("differentiable")
