@@ -2,7 +2,8 @@
 
 Eight models, those of text from Hugging Face's transformers. For each model and plan of one rank: the seconds
 that `up.plan` predicts, and the median of measured steps of `up.parallelize`; in f32 also a plain loop of
-PyTorch, whose losses must be the same. `--small`: sizes for a try on a virtual GPU.
+PyTorch, whose losses must be the same. `--small`: sizes for a try on a virtual GPU. `--hardware h100-80g`:
+what `up.plan` says of that file, with peaks; products in f32 are TF32 then.
 """
 
 from __future__ import annotations
@@ -185,23 +186,63 @@ def made(job: Job) -> nn.Module:
 
 
 class Timed(NamedTuple):
-    """The median seconds of steps, and the losses of all."""
+    """The median seconds of steps, the losses of all, and the peak beside cuBLAS's workspaces in bytes."""
 
     seconds: float
     losses: list[float]
+    peak: int
 
 
 def timed(step: Callable[[], Any]) -> Timed:
     """Run some steps."""
     seconds, losses = [], []
-    for _ in range(STEPS):
+    for number in range(STEPS):
+        if number == 2:
+            torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         began = time.perf_counter()
         loss = step()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss))
-    return Timed(statistics.median(seconds[2:]), losses)
+    peak, held = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return Timed(statistics.median(seconds[2:]), losses, peak - held + torch.cuda.memory_allocated())
+
+
+class Said(NamedTuple):
+    """What was predicted: seconds by cause, and the bytes of the peak; 0: not asked."""
+
+    parts: dict[str, float]
+    peak: int = 0
+
+
+def planned(job: Job, hardware: str) -> Callable[[up.Plan], Said]:
+    """What `up.plan` says of a model on a GPU of a hardware file."""
+    with torch.device("meta"):
+        model = job.make()
+
+    def said(plan: up.Plan) -> Said:
+        choice = up.plan(
+            model,
+            sample=job.batch,
+            optimizer=adamw,
+            loss=job.loss,
+            hosts=f"1x{hardware}",
+            ranks=1,
+            price=plan,
+        )
+        return Said(choice.chosen.time.seconds, choice.chosen.peak.nbytes)
+
+    return said
+
+
+def measured_here(job: Job, compute: ComputeCalibration | None) -> Callable[[up.Plan], Said]:
+    """What follows from what was measured of this GPU."""
+    predictor = up.StepPredictor(
+        made(job), job.batch, loss=job.loss, optimizer=adamw, compute=compute, own_device=True
+    )
+    return lambda plan: Said(predictor.forecast(plan).seconds)
 
 
 def plain(job: Job) -> Timed:
@@ -239,14 +280,11 @@ def trained(job: Job, plan: up.Plan, profile: Path | None) -> Timed:
 
 
 def compared(
-    name: str, job: Job, names: list[str], compute: ComputeCalibration | None, folder: Path | None
+    name: str, job: Job, names: list[str], ask: Callable[[up.Plan], Said], folder: Path | None
 ) -> list[dict[str, Any]]:
     """Rows of one model."""
     rows = []
     loop = plain(job)
-    predictor = up.StepPredictor(
-        made(job), job.batch, loss=job.loss, optimizer=adamw, compute=compute, own_device=True
-    )
     gc.collect()
     torch.cuda.empty_cache()
     for plan_name in names:
@@ -254,13 +292,13 @@ def compared(
         row: dict[str, Any] = {"model": name, "plan": plan_name}
         rows.append(row)
         try:
-            said = predictor.forecast(plan)
-            row["predicted"] = said.total
-            row["parts"] = {cause: took for cause, took in said.seconds.items() if took}
+            said = ask(plan)
+            row["predicted"], row["predicted_peak"] = sum(said.parts.values()), said.peak
+            row["parts"] = {cause: took for cause, took in said.parts.items() if took}
             profile = folder / f"{name}-{plan_name}.json" if folder and "micro" not in plan_name else None
             ours = trained(job, plan, profile)
-            row["measured"], row["loss"] = ours
-            row["plain"], row["plain_loss"] = loop
+            row["measured"], row["loss"], row["peak"] = ours
+            row["plain"], row["plain_loss"], _ = loop
         except Exception as error:  # noqa: BLE001  a row says what failed, and the others go on
             row["problem"] = f"{type(error).__name__}: {error}"[:300]
             row["trace"] = traceback.format_exc()[-1500:]
@@ -277,6 +315,8 @@ def line(row: dict[str, Any]) -> str:
     measured, said = row["measured"], row["predicted"]
     parts = ", ".join(f"{cause} {took * 1e3:.1f}" for cause, took in row["parts"].items())
     text = f"{head}{measured * 1e3:8.1f} ms, predicted {said * 1e3:8.1f} {said / measured - 1:+7.1%}; {parts}"
+    if row["predicted_peak"]:
+        text += f"; peak {row['peak'] / 2**20:.1f} MiB {row['predicted_peak'] / row['peak'] - 1:+.2%}"
     if row["plan"].startswith("f32"):
         far = max(abs(a - b) / abs(b) for a, b in zip(row["loss"], row["plain_loss"], strict=True))
         text += f"; plain {row['plain'] * 1e3:.1f} ms {measured / row['plain'] - 1:+.1%}, losses {far:.0e}"
@@ -288,6 +328,7 @@ def main() -> None:
     parser.add_argument("--models", default="")
     parser.add_argument("--plans", default=",".join(PLANS))
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--hardware", default="", help="a file, in place of what is measured here")
     parser.add_argument("--minutes", type=float, default=10.0, help="after these no model begins")
     parser.add_argument("-o", dest="file", type=Path, default=None)
     parser.add_argument("--profiles", type=Path, default=None, help="a folder for times of kernels")
@@ -296,16 +337,21 @@ def main() -> None:
     dist.init_process_group("unisono")
     torch.cuda.set_device(0)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", flush=True)
-    before = time.monotonic()
-    compute = measure("cuda", 0).compute
-    print(f"operators measured in {time.monotonic() - before:.1f} s", flush=True)
+    compute = None
+    if given.hardware:
+        torch.set_float32_matmul_precision("high")
+    else:
+        before = time.monotonic()
+        compute = measure("cuda", 0).compute
+        print(f"operators measured in {time.monotonic() - before:.1f} s", flush=True)
     torch.manual_seed(1)
     for name, job in jobs(given.small).items():
         late = time.monotonic() - began > 60 * given.minutes
         if late or (given.models and name not in given.models.split(",")):
             continue
         try:
-            rows += compared(name, job, given.plans.split(","), compute, given.profiles)
+            ask = planned(job, given.hardware) if given.hardware else measured_here(job, compute)
+            rows += compared(name, job, given.plans.split(","), ask, given.profiles)
         except Exception as error:  # noqa: BLE001  the other models go on
             print(f"{name}: {type(error).__name__}: {error}"[:600], flush=True)
         if given.file is not None:

@@ -8,10 +8,14 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from unisono.engine.costs.machine import MachineCalibration
+from unisono.parallel.costs.host_starts import IN_STEP, OPERATORS, STEP
 from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
 from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.rank_clock import RankClock
-from unisono.parallel.costs.traced_step import NO_UNIT, TracedOperator
+from unisono.parallel.costs.trace import trace_update
+from unisono.parallel.costs.traced_step import NO_UNIT, TracedOperator, TracedStep
+from unisono.parallel.graph.shapes import Shapes
+from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.planning.device_costs import LOW, POINTS
 from unisono.planner import operator_costs
 from unisono.planner.compute_calibration import ComputeCalibration
@@ -57,9 +61,52 @@ def test_sixteen_bits_have_tables_of_their_own():
         for low in ("", "bf16")
     )
     assert prices.seconds(narrow) == 1.0 > prices.seconds(wide)
-    assert prices.host(wide) == prices.host(narrow) == 1e-6 + costs.forward_s
+    started = IN_STEP * OPERATORS["norm"] * (1e-6 + costs.forward_s)
+    assert prices.host(wide) == prices.host(narrow) == pytest.approx(started)
     view = wide._replace(size=OperatorPoint(""))
     assert prices.seconds(view) == 0.0
+    assert prices.host(view) == pytest.approx(IN_STEP * costs.view_s)
+
+
+def test_the_update_begins_when_the_host_has_read_the_loss():
+    launch_s = 1e-3
+    found = forecast(launch_s).seconds
+    assert found["update"] + found["fixed"] > launch_s * STEP  # nothing of it hides behind backward
+
+
+def test_an_update_runs_by_lists_on_a_gpu():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    shapes = Shapes(model)
+    with shapes.mode:
+        for value in shapes.model.parameters():
+            value.grad = torch.empty_like(value)
+    named = Parameters(dict(shapes.model.named_parameters()))
+    traced = TracedStep(shapes.model)
+    with shapes.mode:
+        lists, alone = (trace_update(traced, torch.optim.AdamW, named, on_gpu=each) for each in (True, False))
+    numel = sum(value.numel() for value in model.parameters())
+    lists, alone = ([each for each in found if each.size.kind] for found in (lists, alone))
+    assert len(lists) < 16 < len(alone)
+    moved = sum(each.size.point[0] for each in lists if each.size.kind == "light")
+    heavy = sum(4 * each.size.point[0] for each in lists if each.size.kind == "heavy")
+    assert moved + heavy > 60 * numel  # each list is read and written
+
+
+def test_rows_of_experts_are_a_product():
+    rows, stacked = torch.empty(64, 8), torch.empty(4, 8, 16)
+    if not hasattr(torch.ops.aten, "_grouped_mm"):
+        pytest.skip("this PyTorch has no grouped products")
+    point = point_of(torch.ops.aten._grouped_mm.default, (rows, stacked), {}, torch.empty(64, 16))
+    assert (point.kind, point.point) == ("product", (64.0, 8.0, 16.0))
+
+
+def test_batch_norms_are_units_of_their_own_in_bf16():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 10))
+    batch = torch.randn(8, 3, 8, 8), torch.randint(10, (8,))
+    of = up.StepPredictor(model, batch, loss=functional.cross_entropy, machine=MachineCalibration())
+    units = of._parts(up.Plan(precision="bf16")).units[0]
+    assert {name: size.number for name, size in units.items()} == {"": 4, "1": 2}
+    assert of._parts(up.Plan()).units[0].keys() == {""}
 
 
 def test_points_of_operators_say_whether_they_are_of_sixteen_bits():

@@ -20,6 +20,7 @@ from unisono.parallel.costs.trace import trace_step
 from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.choice import TIME_NAMES
 from unisono.parallel.planning.dry_run import DryRun
+from unisono.parallel.planning.kernel_memory import kernel_memory
 from unisono.parallel.planning.memory_account import MemoryTracker
 from unisono.parallel.planning.storage_watch import StorageWatch
 from unisono.parallel.planning.task import TrainingTask
@@ -34,7 +35,7 @@ def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
         value.grad = torch.zeros_like(value)
     optimizer.step()
     optimizer.zero_grad()
-    watch = StorageWatch("cpu")
+    watch = StorageWatch("cpu", kernel_memory(on_gpu=False, virtual=False))
     account = MemoryTracker(None, watch.place)
     watch.begin(account)
     state = [t for held in optimizer.state.values() for t in held.values()]

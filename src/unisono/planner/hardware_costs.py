@@ -1,33 +1,81 @@
-"""What operators take on the accelerator of a hardware file: the longer of their FLOPs and their bytes.
+"""What PyTorch's operators take on the accelerator of a hardware file: the longer of their FLOPs and bytes.
 
-The shares of the rates and the seconds of a kernel are those of the file. A kernel starts when the one before
-it has ended, so the host's seconds for starting it are part of its own.
+A file says what whole steps get of its rates. PyTorch runs operators one by one, and each class gets another
+share: those of an H100 are here, beside the shares of its file. A device runs what its host starts, and the
+host takes the file's seconds of a kernel for each operator; a kernel that waits in the queue costs less.
+Source: profiles of eight models, benchmarks/results/2026-11-26-hardware-files.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from unisono.planner.hardware import Hardware
-from unisono.planner.operator_costs import POINTS, OperatorCosts, roofline_of
+from unisono.planner.operator_costs import POINTS, OperatorCosts, tables
 
 __all__ = ["operator_costs_of"]
 
 BY_BYTES = ("light", "strided", "sums")
-SIDES = (64, 256, 1024, 4096, 16384)
-BYTES = ELEMENTS = (1e4, 1e6, 1e7, 1e8, 1e9)
-WORK = (1e7, 1e9, 1e10, 1e11, 1e13)
+SIDES = tuple(float(64 << power) for power in range(11))
+BYTES = ELEMENTS = (1e4, 1e6, 1e7, 3e7, 1e8, 3e8, 1e9)
+WORK = (1e7, 1e8, 1e9, 1e10, 1e11, 1e13)
+WIDTHS = (1.0, 16.0, 64.0, 256.0, 1024.0)
 AXES = {
     **dict.fromkeys(POINTS, (ELEMENTS,)),
     **dict.fromkeys(BY_BYTES, (BYTES,)),
     "product": (SIDES, SIDES, SIDES),
-    **{kind: (axes[0], WORK) for kind, axes in POINTS.items() if len(axes) == 2},
+    **{kind: (WIDTHS, WORK) for kind, axes in POINTS.items() if len(axes) == 2},
 }
 """Points are closer, and go on to larger sizes, than where a machine is measured: they cost nothing."""
 
+STREAM = 1.25
+"""The rate of an operator that only moves bytes, beside the share of `memory` that a step gets."""
+
+QUEUED = 0.3
+"""What the device takes for a kernel beside its work, beside the host's seconds for starting it."""
+
+KERNELS = {
+    "product": 2, "convolution": 5, "convolution_backward": 12, "attention": 2,
+    "attention_backward": 4, "norm_backward": 2, "sums": 2, "embedding_backward": 6,
+}  # fmt: skip
+"""Kernels of one operator, where it has more than one."""
+
+FOLLOWED, VIEWED = 0.8, 0.25
+"""The host's seconds for what autograd adds to an operator, and for a view, beside those of a kernel."""
+
+PASSES = {
+    "light": 0.5, "strided": 0.65, "sums": 1.0, "heavy": 1.25, "softmax": 1.0, "softmax_backward": 1.5,
+    "norm": 1.8, "norm_backward": 3.6, "batch_norm": 1.8, "batch_norm_backward": 3.9, "pool": 1.3,
+    "pool_backward": 3.6, "embedding": 0.9, "embedding_backward": 6.0, "index": 2.0, "random": 1.3,
+}  # fmt: skip
+"""How often a class reads and writes its bytes. Those by bytes have what is read and what is written."""
+
+LOW_PASSES = {
+    "norm": 3.0, "norm_backward": 5.0, "batch_norm": 3.3, "batch_norm_backward": 7.6, "pool": 2.4,
+    "pool_backward": 7.2, "embedding_backward": 10.0,
+}  # fmt: skip
+"""The same in 16 bits, where it is not as in f32: these kernels take about as long."""
+
+LARGE, LARGE_PASSES = 1.5e8, {"softmax": 1.85, "softmax_backward": 2.0}
+"""Elements from which on a softmax is of a vocabulary, whose rows do not stay in a kernel's memory."""
+
+MATRIX, LOW_MATRIX = 0.77, 1.1
+"""The rate of products, beside the share of `matrix` that a step gets; in f32 by TF32."""
+
+ATTENTION = {"attention": 0.24, "attention_backward": 0.24}
+LOW_ATTENTION = {"attention": 0.85, "attention_backward": 0.65}
+"""The rate of fused attention, beside `attention`. In f32 it does not run on the units for products."""
+
+SIDE = 1600.0
+"""Of batched products of which the rate is that of the file; that of smaller ones is lower in proportion."""
+
+CHANNELS = {1.0: 0.002, 16.0: 0.03, 64.0: 0.175, 256.0: 0.34, 1024.0: 0.42}
+BACKWARD = 0.8
+"""The share of the file's rate that a convolution of so many channels gets, and its backward's beside it."""
+
 
 def operator_costs_of(hardware: Hardware, types: Collection[str] = ()) -> OperatorCosts:
-    """The costs of operators on one accelerator.
+    """The costs of operators on one accelerator, and of the host that starts them.
 
     Args:
         types: in which plans compute, such as ("f32", "bf16"). The slowest of those of 16 bits counts.
@@ -40,19 +88,61 @@ def operator_costs_of(hardware: Hardware, types: Collection[str] = ()) -> Operat
                 f"{hardware.name} has no rate for {name}, only {', '.join(hardware.flops)}: "
                 f"add {name} to the [flops] of its file"
             )
-    share = hardware.efficiency
     low = [hardware.flops[name] for name in types if name in ("bf16", "fp16")] or [hardware.flops["f32"]]
-    rate = hardware.memory_bytes_per_s * share.memory / 2  # of a copy, which reads and writes
-    whole, half = (
-        roofline_of(
-            flops * share.matrix,
-            rate * elements,
-            share.kernel_s,
-            grouped=1.0,
-            attention=(share.attention or share.matrix) / share.matrix,
-            points=AXES,
-        ).tables
-        for flops, elements in ((hardware.flops["f32"], 1), (min(low), 2))
-    )
-    lower = {f"{kind}_low": table for kind, table in half.items() if kind in POINTS and kind not in BY_BYTES}
-    return OperatorCosts(1, 1, {**whole, **lower}, forward_s=0.0, backward_s=0.0, view_s=0.0, launch_s=0.0)
+    whole = tables(_Kernels(hardware, hardware.flops["f32"], 4).seconds, AXES)
+    half = tables(_Kernels(hardware, min(low), 2).seconds, AXES)
+    lower = {f"{kind}_low": table for kind, table in half.items() if kind not in BY_BYTES}
+    start = hardware.efficiency.kernel_s
+    return OperatorCosts(
+        1, 1, {**whole, **lower}, forward_s=FOLLOWED * start, backward_s=FOLLOWED * start,
+        view_s=VIEWED * start, launch_s=start,
+    )  # fmt: skip
+
+
+class _Kernels:
+    """Seconds of operators on the device.
+
+    Args:
+        flops: of products in the type of compute.  width: bytes of an element.
+    """
+
+    def __init__(self, hardware: Hardware, flops: float, width: int) -> None:
+        share = hardware.efficiency
+        self._flops, self._width, self._matrix = flops, width, share.matrix
+        self._attention = share.attention or share.matrix
+        self._bytes_per_s = hardware.memory_bytes_per_s * min(1.0, share.memory * STREAM)
+        self._kernel_s = QUEUED * share.kernel_s
+        self._low = width < 4
+        self._shares: dict[str, Callable[[float], float]] = {
+            "batched": lambda side: min(self._matrix, side / SIDE),
+            "convolution": CHANNELS.__getitem__,
+            "convolution_backward": lambda channels: BACKWARD * CHANNELS[channels],
+            "attention": self._of_attention("attention"),
+            "attention_backward": self._of_attention("attention_backward"),
+        }
+
+    def _of_attention(self, kind: str) -> Callable[[float], float]:
+        return lambda _: self._attention * (LOW_ATTENTION if self._low else ATTENTION)[kind]
+
+    def seconds(self, kind: str, *point: float) -> float:
+        """An operator with its kernels."""
+        return KERNELS.get(kind, 1) * self._kernel_s + self._work(kind, *point)
+
+    def _work(self, kind: str, *point: float) -> float:
+        if kind == "product":
+            rows, inner, columns = point
+            nbytes = self._width * (rows * inner + inner * columns + rows * columns)
+            share = min(1.0, self._matrix * (LOW_MATRIX if self._low else MATRIX))
+            return max(2 * rows * inner * columns / (share * self._flops), nbytes / self._bytes_per_s)
+        if kind in self._shares:
+            size, work = point
+            work *= {"convolution_backward": 2.0, "attention_backward": 2.5}.get(kind, 1.0)
+            return work / (self._shares[kind](size) * self._flops)
+        (size,) = point
+        nbytes = 2 * size * (1 if kind in BY_BYTES else self._width)
+        return self._passes(kind, size) * nbytes / self._bytes_per_s
+
+    def _passes(self, kind: str, size: float) -> float:
+        if size > LARGE and kind in LARGE_PASSES:
+            return LARGE_PASSES[kind]
+        return LOW_PASSES.get(kind, PASSES[kind]) if self._low else PASSES[kind]

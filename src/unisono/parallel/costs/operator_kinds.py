@@ -117,8 +117,10 @@ def _point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any
             sized = result if place < 0 else given[place] if place < len(given) else result
             return OperatorPoint(kind, (float(max(1, 0 if sized is None else sized.numel())),))
     moved = [*given, *tensors_in([arg for arg in args if isinstance(arg, (list, tuple))]), *tensors_in(named)]
-    made = list(tensors_in(output))
+    made = list(tensors_in(output)) or _written(op, args)
     nbytes = float(sum(map(_nbytes, [*moved, *made]))) or 1.0
+    if name == "_safe_softmax":  # three more operators look for rows without any weight
+        return OperatorPoint("light", (3 * nbytes,))
     if name in SUMS:
         return OperatorPoint("sums", (nbytes,))
     if name.removesuffix("_") in HEAVY:
@@ -134,6 +136,13 @@ def _nbytes(tensor: Tensor) -> int:
     return math.prod(sizes) * tensor.element_size()
 
 
+def _written(op: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """What an operator that returns nothing writes, as those of lists do."""
+    places = zip(op._schema.arguments, args, strict=False)
+    written = [value for place, value in places if place.alias_info is not None and place.alias_info.is_write]
+    return list(tensors_in(written))
+
+
 def _is_view(op: Any) -> bool:
     """Whether the result shares the memory of an argument, and nothing is written."""
     returns, arguments = op._schema.returns, op._schema.arguments
@@ -147,6 +156,11 @@ def _product(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
     columns = 1 if right.dim() == 1 else right.shape[-1]
     sizes = (float(max(1, rows)), float(max(1, left.shape[-1])), float(max(1, columns)))
     return OperatorPoint("product", sizes)
+
+
+def _grouped(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
+    """Products of the rows of each expert: [rows, inner] and [experts, inner, columns], or of gradients."""
+    return _product(tensors[:2], _args, _result)
 
 
 def _batched(tensors: list[Tensor], args: Any, result: Any) -> OperatorPoint:
@@ -197,6 +211,7 @@ PRODUCTS: dict[str, _Formula] = {
     **dict.fromkeys(("mm", "addmm", "mv", "addmv", "dot"), _product),
     **dict.fromkeys(("bmm", "baddbmm"), _batched),
     **dict.fromkeys(("linear", "_addmm_activation"), _linear),
+    "_grouped_mm": _grouped,
 }
 CONVOLUTIONS: dict[str, _Formula] = {
     **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _convolution),

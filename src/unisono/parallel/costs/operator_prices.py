@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .host_starts import of_operator
 from .operator_kinds import OperatorPoint
 from .traced_step import TracedOperator
 
@@ -47,10 +48,12 @@ class OperatorPrices:
         costs = self._costs
         if costs.launch_s is None:
             return 0.0
-        return (costs.launch_s if operator.size.kind else costs.view_s) + self._followed(operator)
+        if not operator.size.kind:
+            return of_operator("") * costs.view_s
+        return of_operator(operator.size.kind) * (costs.launch_s + self._followed(operator))
 
-    def launch(self, operators: int) -> float:
-        """Seconds of the host for so many operators that autograd does not follow."""
+    def launch(self, operators: float) -> float:
+        """Seconds of the host for so many operators that autograd does not follow; 0 where it computes."""
         return (self._costs.launch_s or 0.0) * operators
 
     def seconds(self, operator: TracedOperator, share: float = 1.0) -> float:

@@ -16,6 +16,7 @@ from unisono.parallel.experts.layers import caller_of, expert_layers, parameters
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.stage_choice import choose_starts
@@ -25,8 +26,8 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
-from unisono.parallel.precision import BATCH_NORM
-from unisono.parallel.sharded_parameters import TYPES, gathered_units, own_units
+from unisono.parallel.precision import BATCH_NORM, kept_in_f32
+from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
@@ -222,19 +223,17 @@ class StepPredictor:
         cut = self._cut(plan, opened) if plan.tensor > 1 else None
 
         def record(rows: int) -> TracedStep:
-            layout = StepLayout(
-                units=self._paths(self._family.units),
-                cut=cut,
-                dtype=None if plan.precision == "f32" else TYPES[plan.precision],
-            )
+            dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+            layout = StepLayout(units=self._paths(self._family.units), cut=cut, dtype=dtype)
             try:
-                return trace_step(
-                    Shapes(self._base), self._micro(rows), self._loss, layout, output=self._output
-                )
+                with gpu_attention(on_gpu=self._own_device, runs_model=plan.pipeline == 1):
+                    shapes = Shapes(self._base)
+                    return trace_step(shapes, self._micro(rows), self._loss, layout, output=self._output)
             finally:
                 self._loss.restore()
 
-        return self._traces.of((*self._key(plan), opened if cut else None), rows, record)
+        runs_model = self._own_device and plan.pipeline == 1
+        return self._traces.of((*self._key(plan), opened if cut else None, runs_model), rows, record)
 
     def _key(self, plan: Plan) -> tuple[Any, ...]:
         return plan.tensor, plan.sequence, plan.precision
@@ -258,7 +257,8 @@ class StepPredictor:
             named = {name: value for name, value in traced.model.named_parameters() if value.requires_grad}
             alike = tuple((name, value.shape, value.dtype) for name, value in named.items())
             if alike not in self._updates:  # such as those without sequence=True
-                self._updates[alike] = trace_update(traced, self._optimizer, Parameters(named))
+                trained, on_gpu = Parameters(named), self._own_device
+                self._updates[alike] = trace_update(traced, self._optimizer, trained, on_gpu=on_gpu)
             self._updates[key] = self._updates[alike]
         return self._updates[key]
 
@@ -353,7 +353,8 @@ class StepPredictor:
     def _units(
         self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
     ) -> dict[int, dict[str, ParameterSizes]]:
-        key = *self._key(plan), plan.zero, plan.shards, plan.pipeline, plan.stages, plan.cuts, plan.expert
+        axes = plan.shards, plan.pipeline, plan.stages, plan.expert
+        key = *self._key(plan), plan.zero, plan.cuts, plan.keep_f32, *axes
         if key not in self._sizes:
             self._sizes[key] = self._sized(plan, traced, stages, experts)
         return self._sizes[key]
@@ -366,7 +367,8 @@ class StepPredictor:
         modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
         kept = set(gathered_units(model, own_units(model, modules), plan)) if sharded else set()
-        paths = {path for path, module in model.named_modules() if module in kept}
+        kept.update(apart(model, kept_in_f32(model, plan)))
+        paths = [path for path, module in model.named_modules() if module in kept]  # outer ones first
         inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():

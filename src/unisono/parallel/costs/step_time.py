@@ -15,6 +15,7 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
+from . import host_starts as starts
 from .compressed_gradients import exchange_s
 from .exchanges import FEW_BYTES, ROUTED
 from .forecast import StepForecast
@@ -34,12 +35,6 @@ CERTAIN = 0.97  # of what other stages take at least: small tensors and units ma
 
 HIDDEN = 0.5
 """The share of backward during which a GPU's collectives of the data axis run."""
-
-UNIT_LAUNCHES, SAVED_LAUNCHES = 4, 4
-"""What the host of a GPU does, in the time of so many operators: for each parameter that a unit gathers or
-reduces, and for each operator whose inputs recomputation drops. Source: a profile of H100 hosts,
-benchmarks/results/2026-11-26-gpu.md.
-"""
 
 KEPT = ("product", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
@@ -77,7 +72,7 @@ class _StepPricer:
             stage.host_forward += host
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken + shared.again_s * operator.followed
-                saved = SAVED_LAUNCHES * (operator.followed and bool(operator.size.kind))
+                saved = starts.SAVED * (operator.followed and bool(operator.size.kind))
                 stage.host_units += host + self._parts.prices.launch(saved)
         regathers = self._plan.sequence and not self._plan.recompute
         for move in self._parts.traced.moves:
@@ -100,6 +95,17 @@ class _StepPricer:
             if exchange.cause == "experts":
                 stage.forward += routed
                 stage.backward += routed
+        for number, priced in enumerate(self._stages):
+            self._add_starts(number, priced)
+
+    def _add_starts(self, number: int, stage: StageTime) -> None:
+        """What the host of a GPU does for a micro-batch beside its operators."""
+        launch, units = self._parts.prices.launch, self._parts.units.get(number, {}).values()
+        each = starts.ADDED if self._plan.precision == "f32" else starts.LOW_ADDED
+        added = each * sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
+        stage.host_forward += launch(starts.UNIT_CALLED * len(units)) if self._sharded else 0.0
+        stage.host_backward += launch(starts.MICRO_BATCH + added)
+        stage.host_units += launch(starts.AGAIN * len(stage.units))
 
     def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
@@ -127,7 +133,7 @@ class _StepPricer:
         runtime = self._runtime
         each_s = runtime.unit_parameter_s if self._plan.precision == "f32" else runtime.low_parameter_s
         taken = runtime.unit_s + max(0.0, each_s + self._parts.shared.unit_parameter_s) * size.number
-        return taken / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+        return taken / 2 + self._parts.prices.launch(starts.MOVED + starts.PARAMETER_MOVED * size.number)
 
     def _passed(self, stage: int) -> float:
         """Seconds of the host for the units of a stage in one pass that neither gathers nor reduces them."""
@@ -381,7 +387,9 @@ class _StepPricer:
             rank.add("data", work.communication)
 
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
-        """What each rank does once a step."""
+        """What each rank does once a step. The host reads the loss first: it waits for a device."""
+        rank.host = max(rank.host, rank.clock)
+        rank.add("fixed", 0.0, self._parts.prices.launch(starts.STEP))
         fixed = self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1)
         shared = self._parts.shared
         more = shared.alone_s

@@ -98,10 +98,12 @@ def trace_step(
 
 
 def trace_update(
-    traced: TracedStep, optimizer: Callable[[Any], Any], parameters: Any
+    traced: TracedStep, optimizer: Callable[[Any], Any], parameters: Any, *, on_gpu: bool
 ) -> list[TracedOperator]:
     """Record one step of an optimizer.
 
+    Args:
+        on_gpu: it steps by lists where it may choose, as PyTorch does on GPUs, and has its state already.
     Raises:
         CaptureError: it reads values, or raises.
     """
@@ -110,8 +112,11 @@ def trace_update(
     mode.phase = "update"
     try:
         made = optimizer(parameters)
+        every = made if isinstance(made, (list, tuple)) else [made]
+        for one in every if on_gpu else ():
+            _step_by_lists(one)
         with mode:
-            for one in made if isinstance(made, (list, tuple)) else [made]:
+            for one in every:
                 one.step()
     except Exception as error:
         says = str(error).strip().splitlines()
@@ -120,6 +125,14 @@ def trace_update(
             "optimizer=None the update is priced as Adam's"
         ) from error
     return seen.operators
+
+
+def _step_by_lists(optimizer: Any) -> None:
+    """Choose PyTorch's kernels of lists, and make the state of a first step."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    optimizer.step()
 
 
 class _StepMode(OperatorMode):

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.engine.environment import env
 from unisono.parallel.batches import micro_batches
 from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.optimizer_groups import Parameters, optimizers_of
 from unisono.parallel.optimizer_step import steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
@@ -35,6 +37,7 @@ from .dry_meetings import DryMeetings
 from .dry_replicas import DryReplicas
 from .dry_swap import DrySwap
 from .dry_units import DryShards, parts_of, shard_of
+from .kernel_memory import kernel_memory
 from .memory_account import MemoryPeak, MemoryTracker
 from .storage_watch import StorageWatch
 
@@ -170,8 +173,10 @@ class DryStep:
         self._shapes, self._root, self._here = here.shapes, here.root, here
         device = task.device_type
         limit = None if size.limit is None else allowed(size.limit)
-        allocator = CachingAllocator(limit) if task.memory_type == "cuda" else None
-        self._watch = StorageWatch(device)
+        self._on_gpu = task.memory_type == "cuda"
+        allocator = CachingAllocator(limit) if self._on_gpu else None
+        self._real = task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
+        self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
         self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
         self._mesh: Any = SimpleNamespace(
@@ -213,7 +218,8 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            with self._shapes.mode, self._watch:
+            attention = gpu_attention(on_gpu=self._real, runs_model=self._plan.pipeline == 1)
+            with self._shapes.mode, self._watch, attention:
                 yield
         except Exception as error:
             if is_about_data(error):
@@ -372,7 +378,7 @@ class DryStep:
 
     def _together(self, optimizer: Any, *, plain: bool = False) -> None:
         """Choose between PyTorch's loops and its kernels of lists, as a run does on tensors with values."""
-        if self._task.memory_type != "cuda":
+        if not self._on_gpu:
             return
         plain = plain or steps_parts(optimizer)
         groups = []

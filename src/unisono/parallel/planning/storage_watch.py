@@ -1,6 +1,6 @@
 """Counts the memory of a program that runs on shapes: each storage, from its operator to its end.
 
-What an operator's kernel takes and gives back within itself is not seen, but for the operators in INSIDE.
+What an operator's kernel takes and gives back within itself is not seen, but for what kernel_memory.py knows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unisono.torch_internals import autograd
 from unisono.torch_internals.fake import OperatorMode, memory_of
 
+from .kernel_memory import KernelMemory
 from .memory_account import Charge, MemoryTracker, ProgramLocation
 
 __all__ = ["StorageWatch"]
@@ -26,32 +27,24 @@ HERE = os.path.dirname(__file__) + os.sep
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
 LOCAL = "aten::_local_scalar_dense"
-# operator -> bytes that it takes and gives back, of its first argument and its output
-INSIDE: dict[str, Callable[[Tensor, Tensor], int]] = {
-    "aten::_safe_softmax": lambda _, made: (
-        made.nbytes + made.numel()
-    ),  # the result, and where nothing is seen
-    # CUDA's kernel multiplies the gradient and the result first: aten/src/ATen/native/cuda/SoftMax.cu
-    "aten::_softmax_backward_data": lambda grad, _: grad.nbytes * (grad.device.type == "cuda"),
-    "aten::linalg_vector_norm": lambda given, made: (
-        given.numel() * made.itemsize * (made.dtype != given.dtype)
-    ),
-}
 
 
 class StorageWatch(OperatorMode):
     """A mode that charges every new storage on one type of device.
 
     Args:
-        account: takes the charges. Its `where` is this object's `place`.
+        device_type: of the shapes.
+        inside: operator -> bytes that its kernels take and give back within it.
     Attributes:
+        account: takes the charges. Its `where` is this object's `place`.
         cause: of what is made now.
         phase: of the step.
         numbers: a number that is read from a tensor is 1, or READ; otherwise such a program raises.
     """
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, inside: dict[str, KernelMemory]) -> None:
         super().__init__()
+        self._inside = inside
         self.account: Any = None
         self.cause, self.phase, self.numbers = "temporary", "", False
         self._device_type = device_type
@@ -68,9 +61,9 @@ class StorageWatch(OperatorMode):
         if self.numbers and func.name() == LOCAL:
             return {torch.bool: True}.get(args[0].dtype, READ if args[0].is_floating_point() else 1)
         output = func(*args, **(kwargs or {}))
-        inside = INSIDE.get(func.name())
+        inside = self._inside.get(func.name())
         if inside is not None and args[0].device.type == self._device_type:
-            self.account.release(self.account.charge(inside(args[0], output), "temporary"))
+            self.account.release(self.account.charge(inside(output, *args), "temporary"))
         if isinstance(output, Tensor):
             self.see(output)
         elif isinstance(output, (tuple, list)):
