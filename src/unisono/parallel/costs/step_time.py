@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
-from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from . import host_starts as starts
-from .compressed_gradients import exchange_s
 from .exchanges import FEW_BYTES, ROUTED
 from .forecast import StepForecast
+from .parameter_work import ParameterWork
 from .rank_clock import DataWork, RankClock, mean_of
 from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
 from .stage_time import StageTime
-from .step_parts import ADAM_OPERATORS, StepParts
-from .traced_step import NO_UNIT
+from .step_parts import StepParts
 
 if TYPE_CHECKING:
-    from .step_parts import ParameterSizes
+    pass
 
 __all__ = ["step_forecast"]
 
@@ -48,8 +46,7 @@ def step_forecast(parts: StepParts) -> StepForecast:
 class _StepPricer:
     def __init__(self, parts: StepParts) -> None:
         self._parts, self._plan, self._runtime = parts, parts.plan, parts.runtime
-        self._width = 4 if parts.plan.precision == "f32" else 2
-        self._reduce_width = 4 if parts.plan.reduce == "f32" else self._width
+        self._parameters = ParameterWork(parts)
         self._stages = [StageTime() for _ in range(parts.plan.stages)]
         self._price_micro_batch()
 
@@ -80,7 +77,7 @@ class _StepPricer:
                 continue
             stage = self._stage_of(move.call)
             taken = self._parts.collectives.seconds(
-                move.collective, self._members("tensor"), move.nbytes * share
+                move.collective, self._parameters.members("tensor"), move.nbytes * share
             )
             taken += self._runtime.move_s * self._parts.crowd
             if move.phase == "forward":
@@ -103,158 +100,12 @@ class _StepPricer:
         launch, units = self._parts.prices.launch, self._parts.units.get(number, {}).values()
         each = starts.ADDED if self._plan.precision == "f32" else starts.LOW_ADDED
         added = each * sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
-        stage.host_forward += launch(starts.UNIT_CALLED * len(units)) if self._sharded else 0.0
+        stage.host_forward += launch(starts.UNIT_CALLED * len(units)) if self._parameters.sharded else 0.0
         stage.host_backward += launch(starts.MICRO_BATCH + added)
         stage.host_units += launch(starts.AGAIN * len(stage.units))
 
     def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
-
-    def _members(self, axis: str) -> list[int]:
-        """The ranks of rank 0's group of an axis: tensor is the fastest, then shard, replica, pipeline."""
-        plan, shards = self._plan, self._shards
-        size, stride = {
-            "tensor": (plan.tensor, 1),
-            "shard": (shards, plan.tensor),
-            "replica": (plan.copies // shards, plan.tensor * shards),
-            "copies": (plan.copies, plan.tensor),
-        }[axis]
-        return [place * stride for place in range(size)]
-
-    @property
-    def _shards(self) -> int:
-        """Ranks that share what data ranks share: those of the context axis do, too."""
-        return self._plan.shards * self._plan.context if self._plan.zero else 1
-
-    # ---- parameters ----
-
-    def _hooked(self, size: ParameterSizes) -> float:
-        """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
-        runtime = self._runtime
-        each_s = runtime.unit_parameter_s if self._plan.precision == "f32" else runtime.low_parameter_s
-        taken = runtime.unit_s + max(0.0, each_s + self._parts.shared.unit_parameter_s) * size.number
-        return taken / 2 + self._parts.prices.launch(starts.MOVED + starts.PARAMETER_MOVED * size.number)
-
-    def _passed(self, stage: int) -> float:
-        """Seconds of the host for the units of a stage in one pass that neither gathers nor reduces them."""
-        units = self._parts.units.get(stage, {}) if self._sharded else {}
-        return self._runtime.passed_s / 2 * len(units)
-
-    def _copied(self, nbytes: float) -> float:
-        """The copies of it."""
-        light, per_byte = self._parts.prices.light, self._runtime.unit_byte_s
-        return light(2 * nbytes) if self._parts.prices.queued else per_byte / 2 * nbytes
-
-    def _gathered(self, stage: int, *, again: bool = False) -> DataWork:
-        """Seconds to gather all units of a stage once.
-
-        Args:
-            again: for backward, which begins right after the forward of a root where there is one stage.
-        """
-        host = compute = communication = 0.0
-        for unit, size in self._parts.units.get(stage, {}).items():
-            if again and unit == NO_UNIT and self._plan.pipeline == 1:
-                continue
-            nbytes = size.elements * self._width
-            host += self._hooked(size)
-            compute += self._copied(nbytes)
-            communication += self._parts.reductions.seconds("all_gather", self._members("shard"), nbytes)
-        return DataWork(compute, communication, host)
-
-    def _reduced(self, stage: int) -> DataWork:
-        """Seconds to reduce all gradients of a stage once."""
-        if self._plan.zero == 0 and self._plan.precision == "f32":
-            return self._replicas_reduced(stage)
-        axis = "shard" if self._plan.zero else "replica"
-        what = "reduce_scatter" if self._plan.zero else "all_reduce"
-        host = compute = communication = 0.0
-        for size in self._parts.units.get(stage, {}).values():
-            nbytes = size.elements * self._reduce_width
-            host += self._hooked(size)
-            compute += self._copied(nbytes)
-            if self._plan.zero or self._plan.local_steps is None:
-                communication += self._parts.reductions.seconds(what, self._members(axis), nbytes)
-            if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
-                part = nbytes / self._shards
-                communication += self._parts.reductions.seconds("all_reduce", self._members("replica"), part)
-        return DataWork(compute, communication, host)
-
-    def _replicas_reduced(self, stage: int) -> DataWork:
-        if self._plan.copies == 1 or self._plan.local_steps is not None:
-            return DataWork()
-        sizes = self._parts.units.get(stage, {}).values()
-        nbytes = 4 * sum(size.elements for size in sizes)
-        whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._parts.prices.light(2 * nbytes)
-        host = self._runtime.parameter_s * sum(size.number for size in sizes)
-        if self._parts.compressed:
-            coding, communication = self._compressed(stage, "copies")
-            return DataWork(compute + coding, communication, host)
-        communication = 0.0
-        for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
-            host += self._runtime.bucket_s
-            communication += self._parts.reductions.seconds("all_reduce", self._members("copies"), size)
-        return DataWork(compute, communication, host)
-
-    def _compressed(self, stage: int, axis: str) -> tuple[float, float]:
-        """Seconds to average the compressed gradients of a stage: coding, communication."""
-        sent = self._parts.compressed[stage]
-        return exchange_s(sent, self._members(axis), self._parts.reductions, self._parts.prices)
-
-    def _met(self, stage: int) -> DataWork:
-        """A step's share of a meeting of replicas."""
-        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._shards
-        steps = self._plan.local_steps or 1
-        compute = self._parts.prices.light(9 * 4 * elements)
-        if self._parts.compressed:
-            coding, communication = self._compressed(stage, "replica")
-            return DataWork((compute + coding) / steps, communication / steps)
-        communication = self._parts.reductions.seconds("all_reduce", self._members("replica"), 4 * elements)
-        return DataWork(compute / steps, communication / steps)
-
-    def _swapped(self, stage: int) -> float:
-        """Parameters are read for forward and backward, gradients written; all states are read and written.
-
-        Source: as swap.py does it, four bytes of an element each.
-        """
-        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
-        parts = self._plan.micro_batches
-        return 4 * elements * (2 * parts + 2 * parts - 1 + 4 + 3) / self._parts.swap_rate
-
-    def _accumulated(self, stage: int) -> float:
-        """Seconds to add the gradients of one more micro-batch."""
-        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
-        width = self._width
-        if self._plan.zero >= 2:
-            elements, width = elements // self._shards, self._reduce_width
-        return self._parts.prices.light(3 * elements * width)
-
-    def _updated(self, stage: int) -> float:
-        sizes = self._parts.units.get(stage, {}).values()
-        held = sum(size.elements for size in sizes)
-        every = sum(size.elements for units in self._parts.units.values() for size in units.values())
-        if not held:
-            return 0.0
-        share, parts = held / every * self._parts.spread, 1 / self._shards
-        if self._parts.update_s is None:  # as Adam: two moments
-            taken = ADAM_OPERATORS * sum(
-                self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
-                for size in sizes
-            )
-        else:
-            taken = share * self._parts.update_s
-        if self._plan.clip is not None or self._plan.precision == "fp16":
-            taken += self._parts.prices.light(12 * held * parts) + self._runtime.parameter_s * sum(
-                s.number for s in sizes
-            )
-        return taken
-
-    def _started(self, stage: int) -> float:
-        """Seconds of the host for an update that a device runs: its operators, and each parameter."""
-        if not self._parts.prices.queued:
-            return 0.0
-        number = sum(size.number for size in self._parts.units.get(stage, {}).values())
-        return self._parts.prices.launch(self._parts.update_operators) + self._runtime.parameter_s * number
 
     # ---- a step ----
 
@@ -342,10 +193,10 @@ class _StepPricer:
         rank.add("tensor", stage.tensor_forward)
         for exchange in stage.exchanges:
             rank.add(exchange.cause, exchange.forward_s)
-        if self._plan.zero == 3 or (first and self._sharded):
-            self._data(rank, self._gathered(number))
+        if self._plan.zero == 3 or (first and self._parameters.sharded):
+            self._data(rank, self._parameters.gathered(number))
         else:
-            rank.add("fixed", 0.0, self._passed(number))
+            rank.add("fixed", 0.0, self._parameters.passed(number))
 
     def _backward(self, action: Action, rank: RankClock) -> None:
         stage = self._stages[action.stage]
@@ -361,22 +212,18 @@ class _StepPricer:
                 rank.add(exchange.cause, exchange.forward_s)
         if again:
             rank.add("recompute", sum(stage.units.values()), stage.host_units)
-            again_s = self._runtime.recompute_s * len(stage.units) + self._passed(action.stage)
+            again_s = self._runtime.recompute_s * len(stage.units) + self._parameters.passed(action.stage)
             rank.add("fixed", 0.0, again_s)
         if action.kind != "I":
             count = rank.micros[action.stage] = rank.micros.get(action.stage, 0) + 1
             if count > 1:
-                rank.add("backward", self._accumulated(action.stage))
+                rank.add("backward", self._parameters.accumulated(action.stage))
             if self._plan.zero >= 2:
-                self._data(rank, self._reduced(action.stage))
+                self._data(rank, self._parameters.reduced(action.stage))
             elif count < self._plan.micro_batches:
-                rank.add("fixed", 0.0, self._passed(action.stage))
+                rank.add("fixed", 0.0, self._parameters.passed(action.stage))
         if action.kind == "B" and self._plan.zero == 3:
-            self._data(rank, self._gathered(action.stage, again=True))
-
-    @property
-    def _sharded(self) -> bool:
-        return self._plan.zero > 0 or self._plan.precision != "f32"
+            self._data(rank, self._parameters.gathered(action.stage, again=True))
 
     def _data(self, rank: RankClock, work: DataWork) -> None:
         """Work of the data axis: copies and hooks, and the collectives."""
@@ -394,21 +241,21 @@ class _StepPricer:
         shared = self._parts.shared
         more = shared.alone_s
         if self._plan.copies > 1:
-            more = shared.sharded_s if self._sharded else shared.step_s
+            more = shared.sharded_s if self._parameters.sharded else shared.step_s
         rank.add("fixed", 0.0, max(0.0, fixed + min(0.0, more)))
         rank.add("waiting", max(0.0, more))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
             if self._plan.zero < 2:
-                self._data(rank, self._reduced(stage))
-            rank.add("update", self._updated(stage), self._started(stage))
+                self._data(rank, self._parameters.reduced(stage))
+            rank.add("update", self._parameters.updated(stage), self._parameters.started(stage))
             if self._plan.local_steps is not None:
-                self._data(rank, self._met(stage))
+                self._data(rank, self._parameters.met(stage))
             if self._plan.swap is not None:
-                rank.add("swap", self._swapped(stage))
+                rank.add("swap", self._parameters.swapped(stage))
         buffers = self._parts.buffers
         if buffers.number and self._plan.copies > 1 and self._plan.buffers == "average":
             taken = self._parts.reductions.seconds(
-                "all_reduce", self._members("copies"), 4 * buffers.elements
+                "all_reduce", self._parameters.members("copies"), 4 * buffers.elements
             )
             rank.add("data", taken)
             rank.add("fixed", self._runtime.parameter_s * buffers.number)
