@@ -42,11 +42,14 @@ NIGHTLY_TIMEOUT_S = 3600
 ABOUT_TORCH = (HERE / "torch", HERE / "virtual")
 # These begin first, so that no worker is left with one of them when the others are done. The longest first.
 TAKE_LONG = (
-    "test_bugs.py", "test_parallel_features.py", "test_groups_on_hosts.py", "test_ranks_that_die.py",
-    "test_pytorch_suite.py", "test_torch_launch.py", "test_checks.py", "test_train_benchmark.py",
-    "test_chaos.py", "test_survivors_on_hosts.py", "test_collectives.py", "test_subgroups.py",
-    "test_launch_endings.py", "test_parallel_swap.py", "test_parallel_compression.py", "test_bench_runs.py",
-    "test_torch_ends.py", "test_calibrate_hosts.py", "test_mismatches.py", "test_backends.py",
+    "test_bugs.py", "test_parallel_features.py", "test_parallel_elastic.py", "test_groups_on_hosts.py",
+    "test_torch_launch.py", "test_pytorch_suite.py", "test_bench_runs.py", "test_collectives.py",
+    "test_chaos.py", "test_ranks_that_die.py", "test_planning.py", "test_replace.py", "test_pages.py",
+    "test_survivors_on_hosts.py", "test_launch_endings.py", "test_checks.py", "test_parallel_compression.py",
+    "test_backends.py", "test_replicas_survive.py", "test_calibrate_hosts.py", "test_torch_ends.py",
+    "test_launch_on_hosts.py", "test_parallel_elastic_goes_back.py", "test_train_benchmark.py",
+    "test_parallel_experts.py", "test_parallel_checkpoints.py", "test_elastic_jobs.py", "test_survivors.py",
+    "test_parallel_graph.py",
 )  # fmt: skip
 # Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
 SHARE_MACHINES = ("test_bugs.py", "test_losses.py", "test_plans.py", "test_virtual.py", "test_determinism.py")

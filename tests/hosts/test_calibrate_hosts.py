@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hosts
+from effort import cases
 from unisono.networks import find
 
 pytestmark = pytest.mark.hosts
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.hosts
 TOKEN = "ab" * 32
 
 
-@pytest.mark.parametrize(("count", "ranks", "rate"), [(2, 1, 100), (3, 2, 400)])
+@pytest.mark.parametrize(("count", "ranks", "rate"), cases([(3, 2, 400)], long=[(2, 1, 100)]))
 def test_the_rate_of_shaped_links_is_found(count: int, ranks: int, rate: int, tmp_path: Path) -> None:
     file = tmp_path / "measured.toml"
     with hosts.hosts(count) as net:

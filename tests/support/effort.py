@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LONG = "UNISONO_TEST_LONG" in os.environ
+SWEEP = "UNISONO_TEST_SWEEP" in os.environ
 SANITIZED = "UNISONO_SANITIZED" in os.environ
 
 
@@ -29,3 +30,13 @@ def cases(usual: Iterable[Any], long: Iterable[Any]) -> list[Any]:
         long: others of the same kinds, only in `make test-long`.
     """
     return [*usual, *(long if LONG else ())]
+
+
+def swept(usual: Iterable[Any], sweep: Iterable[Any]) -> list[Any]:
+    """Return the cases of a check of parallel training.
+
+    Args:
+        usual: each axis and each schedule once.
+        sweep: others of them, only in `make test-parallel`.
+    """
+    return [*usual, *(sweep if SWEEP else ())]

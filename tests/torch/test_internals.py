@@ -78,6 +78,7 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
     """Uses of private names that are neither ours nor the standard library's, as "line: name"."""
+    known = ours | STANDARD | TORCHFTS
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -85,7 +86,7 @@ def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
-            names = [node.attr] if node.attr not in ours | STANDARD | TORCHFTS else []
+            names = [node.attr] if node.attr not in known else []
         for name in names:
             parts = name.split(".")
             if (

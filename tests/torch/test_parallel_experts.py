@@ -6,7 +6,7 @@ import pytest
 
 import suite
 from loops import each
-from test_parallel_features import checks_of, run_check
+from test_parallel_features import checks_of, run_checks
 from unisono.parallel import Plan
 
 LONG = (
@@ -20,9 +20,9 @@ LONG = (
 
 
 @pytest.mark.timeout(500)
-@each(("module", "check"), [pair for pair in checks_of("expert_axis") if pair[1] not in LONG])
-def test_experts(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2)
+def test_experts(forks: suite.Forks, tmp_path: Path) -> None:
+    short = [check for check in checks_of("expert_axis") if check not in LONG]
+    run_checks(forks, tmp_path, "expert_axis", short, ranks=2)
 
 
 @pytest.mark.slow
@@ -31,10 +31,7 @@ def test_experts(forks: suite.Forks, tmp_path: Path, module: str, check: str) ->
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("check", LONG)
 def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ranks: int) -> None:
-    job = {check: ("parallel.expert_axis", ranks, [check])}
-    printed = forks.run(tmp_path, job, limit_s=800)[check]
-    if any("(ended with" in text for text in printed):
-        pytest.fail("\n".join(printed), pytrace=False)
+    run_checks(forks, tmp_path, "expert_axis", [check], ranks=ranks, limit_s=800)
 
 
 @each(

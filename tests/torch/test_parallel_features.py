@@ -13,75 +13,95 @@ MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_
 MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
 MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
-LOOP += ("forecasts", "batch_kinds")
+LOOP += ("batch_kinds",)
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
 
 
-def checks_of(*modules: str) -> list[tuple[str, str]]:
-    """(module, name) of every check in modules of parallel/."""
+# Each of their checks has processes of its own: they end process groups, limit the memory of a process, or
+# get DTensors with a mesh of groups that are gone, which PyTorch has kept.
+ALONE = ("errors", "swaps", "expert_axis")
+
+
+def checks_of(module: str) -> list[str]:
+    """Name every check in a module of parallel/."""
     return [
-        (module, node.name)
-        for module in modules
+        node.name
         for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
     ]
 
 
 @pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
-@each(("module", "check"), checks_of(*MODULES))
-def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4 if module == "errors" else 2)
+@each("module", MODULES)
+def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=4 if module == "errors" else 2)
 
 
 @pytest.mark.timeout(500)
-@each(("module", "check"), checks_of(*LOOP))
-def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2)
+@each("module", LOOP)
+def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=2)
+
+
+OF_A_RUN = [
+    "check_recorded_collectives_are_those_of_a_run",
+    "check_a_difference_is_told_once_with_its_cause",
+]
 
 
 @pytest.mark.timeout(500)
 @each(
-    ("module", "check"),
+    ("module", "checks", "ranks"),
     [
-        ("unfrozen", "check_a_short_training"),
-        ("unfrozen", "check_what_cannot_be_followed"),
-        ("plain_copies", "check_a_plain_copy_has_the_weights"),
-        ("plain_copies", "check_models_that_get_no_weights"),
-        ("few_rows", "check_a_rank_without_rows"),
+        ("forecasts", OF_A_RUN, 2),
+        ("forecasts", [check for check in checks_of("forecasts") if check not in OF_A_RUN], 1),
     ],
 )
-def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2)
-
-
-@pytest.mark.sweep
-@pytest.mark.timeout(900)
-@each(("module", "check"), checks_of("unfrozen", "plain_copies", "few_rows"))
-def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2)
+def test_forecasts(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str], ranks: int) -> None:
+    run_checks(forks, tmp_path, module, checks, ranks=ranks)
 
 
 @pytest.mark.timeout(500)
-@each(("module", "check"), checks_of("meetings"))
-def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4)
+@each(
+    ("module", "checks"),
+    [
+        ("unfrozen", ["check_a_short_training", "check_what_cannot_be_followed"]),
+        ("plain_copies", ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"]),
+        ("few_rows", ["check_a_rank_without_rows"]),
+    ],
+)
+def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
+    run_checks(forks, tmp_path, module, checks, ranks=2)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@each(("module", "check"), checks_of("context_features", "context_masks", "context_programs", "context_axes"))
-def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4 if module == "context_axes" else 2)
+@each("module", ["unfrozen", "plain_copies", "few_rows"])
+def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=2)
+
+
+@pytest.mark.timeout(500)
+@each("module", ["meetings"])
+def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=4)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+@each("module", ["context_features", "context_masks", "context_programs", "context_axes"])
+def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=4 if module == "context_axes" else 2)
 
 
 SHORT = ("check_short", "check_what_is_refused")
-COMBINED = checks_of("combined_axes", "combined_lists")
+COMBINED = [(module, check) for module in ("combined_axes", "combined_lists") for check in checks_of(module)]
 
 
 @pytest.mark.timeout(500)
 @each(("module", "check"), [pair for pair in COMBINED if pair[1] in SHORT])
 def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4)
+    run_checks(forks, tmp_path, module, [check], ranks=4)
 
 
 @pytest.mark.slow
@@ -89,30 +109,27 @@ def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: s
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("module", "check"), [pair for pair in COMBINED if pair[1] not in SHORT])
 def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    printed = forks.run(tmp_path, {check: (f"parallel.{module}", 4, [check])}, limit_s=800)[check]
-    if any("(ended with" in text for text in printed):
-        pytest.fail("\n".join(printed), pytrace=False)
+    run_checks(forks, tmp_path, module, [check], ranks=4, limit_s=800)
 
 
 @pytest.mark.timeout(500)
-@each(("module", "check"), checks_of(*STAGES))
-def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4 if module == "program_axes" else 2)
+@each("module", STAGES)
+def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=4 if module == "program_axes" else 2)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
 @each(
-    ("module", "check"),
+    ("module", "checks"),
     [
-        ("accumulations", "check_calls_add_up_to_one_batch"),
-        ("batch_norms", "check_losses_are_those_of_one_process"),
-        ("batch_norms", "check_networks_of_images"),
-        ("unfrozen_axes", "check_losses_are_those_of_one_process"),
+        ("accumulations", ["check_calls_add_up_to_one_batch"]),
+        ("batch_norms", ["check_losses_are_those_of_one_process", "check_networks_of_images"]),
+        ("unfrozen_axes", ["check_losses_are_those_of_one_process"]),
     ],
 )
-def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4)
+def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
+    run_checks(forks, tmp_path, module, checks, ranks=4)
 
 
 @pytest.mark.timeout(200)
@@ -121,26 +138,26 @@ def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str,
     [("selective", "check_losses_are_those_of_one_process"), ("compiled", "check_what_is_refused")],
 )
 def test_what_the_sweep_does_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2)
+    run_checks(forks, tmp_path, module, [check], ranks=2)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(500)
-@each(("module", "check"), checks_of("predictions", "selective", "compiled"))
-def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=2)
+@each("module", ["predictions", "selective", "compiled"])
+def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=2)
 
 
 @pytest.mark.timeout(300)
 def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -> None:
-    run_check(forks, tmp_path, "sequences", "check_a_short_training", ranks=2)
+    run_checks(forks, tmp_path, "sequences", ["check_a_short_training"], ranks=2)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@each(("module", "check"), checks_of("sequences", "sequence_axes"))
-def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_check(forks, tmp_path, module, check, ranks=4 if module == "sequence_axes" else 2)
+@each("module", ["sequences", "sequence_axes"])
+def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=4 if module == "sequence_axes" else 2)
 
 
 ELSEWHERE = {
@@ -171,12 +188,36 @@ def test_every_module_of_checks_is_run() -> None:
         assert module in (suite.HERE / test).read_text(), module
 
 
-def run_check(forks: suite.Forks, tmp_path: Path, module: str, check: str, *, ranks: int) -> None:
-    """Run one check; fail if a rank does."""
-    name = f"{module} {check}"  # of its folder: two modules may have a check of one name
-    printed = forks.run(tmp_path, {name: (f"parallel.{module}", ranks, [check])}, limit_s=200)[name]
-    if any("(ended with" in text for text in printed):
-        pytest.fail("\n".join(printed), pytrace=False)
+def passed(folder: Path, rank: int) -> int:
+    """Count the checks that this rank has passed, see parallel/in_turn.py."""
+    path = folder / f"passed{rank}"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def run_checks(
+    forks: suite.Forks,
+    folder: Path,
+    module: str,
+    names: list[str] | None = None,
+    *,
+    ranks: int,
+    limit_s: float = 400,
+) -> None:
+    """Run checks of a module, all by default, in one set of processes; after one that fails in a new set."""
+    left = checks_of(module) if names is None else list(names)
+    failures = []
+    while left:
+        job = left[:1] if module in ALONE else left
+        title = f"{module} {job[0]}"  # of its folder: two modules may have a check of one name
+        what = {title: ("parallel.in_turn", ranks, [module, *job])}
+        printed = forks.run(folder, what, limit_s=limit_s)[title]
+        done = min(passed(folder / title, rank) for rank in range(ranks))
+        if any("(ended with" in text for text in printed):
+            failures += [f"{module}: {' '.join(job[done : done + 1]) or 'after all checks'}", *printed]
+            done = min(done + 1, len(job))
+        left = left[done:]
+    if failures:
+        pytest.fail("\n".join(failures), pytrace=False)
 
 
 @pytest.mark.slow

@@ -24,9 +24,11 @@ pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run_pytorch_suite.py"
 WAYS = ("gloo", "mpi")
 KNOWN = json.loads(table.RESULTS.read_text())
-# Others of the suite do the same with one thing changed: the profiler, the reduction in a group, the group
-# of an all-to-all. For `make test-long`; `make test-torch` runs all.
-FURTHER = re.compile(r"_autograd_profiler$|group_(product|min|max)$|^test_all_to_all_.*full_group$")
+# Others of the suite do the same with one thing changed: a profiler, the operator of a reduction, the dtype,
+# a group of all ranks, the view of a gradient. For `make test-long`; `make test-torch` runs all.
+FURTHER = re.compile(
+    r"_profiler$|(reduce|coalesced|group)_(product|min|max)$|^test_all_(gather|to_all)_.*complex$|_full_group$|_grad_is_view$"
+)
 
 
 def runs(way: str) -> list[str]:

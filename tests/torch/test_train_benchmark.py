@@ -22,8 +22,9 @@ def test_both_backends_train_and_agree(ranks):
     assert "hidden" in out
 
 
+@pytest.mark.sweep  # each rank of each of four sides imports PyTorch
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", cases([1], long=[2]))  # each rank of each of four sides imports PyTorch
+@pytest.mark.parametrize("ranks", cases([1], long=[2]))
 def test_all_sides_decode_the_same(ranks):
     words = ["--ranks", str(ranks), "--rounds", "1", "--tokens", "2"]
     out = run(str(BENCHMARKS / "decode.py"), *words, limit_s=280)

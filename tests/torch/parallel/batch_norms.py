@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.accumulations import shared
 from parallel.kept_buffers import spread_of
@@ -110,7 +111,7 @@ def check_a_cumulative_average(folder: Path) -> None:
 
 def check_networks_of_images(folder: Path) -> None:
     x = models.image_batches(1, 9)[0][0]
-    plans = PLANS[::4] + PLANS[5:] if dist.get_world_size() == 2 else ON_FOUR
+    plans = swept(PLANS[::5], PLANS[4:5]) if dist.get_world_size() == 2 else ON_FOUR
     for plan in plans:
         for make in (on_cpu(resnet), Skipping):
             same(plan, make, models.image_batches(4, 9), functional.cross_entropy, sample=x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models, sweep
 from parallel.plain_training import adamw, apart, same, seeded
 from parallel.run_features import in_group
@@ -50,10 +51,8 @@ def trained(plan: up.Plan, seed: int | None = None, steps: int = 20) -> up.Run:
 
 
 def check_masks_under_every_axis(folder: Path) -> None:
-    for plan in (
-        up.Plan(tensor=2), up.Plan(tensor=2, recompute=True), up.Plan(tensor=2, zero=2), up.Plan(data=2),
-        up.Plan(data=2, zero=3), up.Plan(data=2, micro_batches=2),
-    ):  # fmt: skip
+    usual = (up.Plan(tensor=2, recompute=True), up.Plan(tensor=2, zero=2), up.Plan(data=2, zero=3))
+    for plan in swept(usual, (up.Plan(tensor=2), up.Plan(data=2), up.Plan(data=2, micro_batches=2))):
         for seed in (None, dist.get_rank()):  # ranks with one seed, and with seeds of their own
             run = trained(plan, seed)
             before, within, after = run.model.masks[:3]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.run_features import in_group, whole
 
@@ -67,10 +68,10 @@ def check_plans_against_one_process(folder: Path) -> None:
     for name, plan in (
         ("gpt", up.Plan(data=4, local_steps=3)),
         ("mlp", up.Plan(data=4, local_steps=3, outer=up.OuterSGD(0.5, 0.5, nesterov=False))),
-        ("gpt", up.Plan(data=2, tensor=2, local_steps=3)),
+        *swept([], [("gpt", up.Plan(data=2, tensor=2, local_steps=3))]),
         ("tied", up.Plan(data=2, pipeline=2, micro_batches=2, local_steps=3)),
         ("gpt", up.Plan(data=4, zero=3, shard=2, local_steps=3)),
-        ("mlp", up.Plan(data=4, micro_batches=2, local_steps=1)),
+        *swept([], [("mlp", up.Plan(data=4, micro_batches=2, local_steps=1))]),
     ):
         # Adam makes whole steps of the rounding errors of gradients that are zero, as those of key's bias
         run = run_of(name, plan, sgd)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 import unisono.parallel as up
+from effort import swept
 from parallel.plain_training import alone, apart, same, under
 from parallel.program_stages import Shared, Skips, batches, loss, with_aux
 from parallel.run_features import in_group
@@ -14,14 +15,8 @@ from zoo.own import Nano
 
 def check_data_and_zero(folder: Path) -> None:
     given = batches()
-    for more in (
-        {},
-        {"zero": 1},
-        {"zero": 1, "schedule": "zb-h1"},
-        {"zero": 2},
-        {"zero": 3},
-        {"zero": 3, "recompute": True},
-    ):
+    usual = ({}, {"zero": 1, "schedule": "zb-h1"}, {"zero": 3, "recompute": True})
+    for more in swept(usual, ({"zero": 1}, {"zero": 2}, {"zero": 3})):
         plan = up.Plan(pipeline=2, data=2, micro_batches=2, **more)
         same(plan, Skips, given, with_aux, sample=given[0][0])
         ids = [(inputs["ids"], targets) for inputs, targets in given]
@@ -30,7 +25,7 @@ def check_data_and_zero(folder: Path) -> None:
 
 def check_tensor(folder: Path) -> None:
     given = batches()
-    for more in ({}, {"zero": 1}, {"recompute": True}):
+    for more in swept([{}], [{"zero": 1}, {"recompute": True}]):
         plan = up.Plan(pipeline=2, tensor=2, micro_batches=2, **more)
         run = same(plan, Skips, given, with_aux, sample=given[0][0])
         assert run.cut.modules["blocks.0.up"] == "column", str(run.cut)
@@ -54,7 +49,7 @@ def check_low_precision(folder: Path) -> None:
         return loss(output, targets) * 1e-3
 
     wanted = alone(Skips, given, small).losses
-    for precision in ("bf16", "fp16"):
+    for precision in swept(["bf16"], ["fp16"]):
         plan = up.Plan(pipeline=2, data=2, micro_batches=2, precision=precision)
         run, (found, *_) = under(plan, Skips, given, small, sample=given[0][0])
         assert run.skipped == 0, plan
