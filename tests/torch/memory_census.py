@@ -90,7 +90,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
     if rank % places == 0:
         try:
             said = DryRun(task, plan).peak_of(rank // places)
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             refused = str(error).splitlines()[0][:200]
     del task  # it keeps the parameters that a run replaces
     told: list[Any] = [None] * size

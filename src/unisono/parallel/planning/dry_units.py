@@ -73,7 +73,6 @@ class DryShards:
 
     Args:
         units: modules with messages of their own.    exact: those that compute in f32.
-        last: the root returns what the loss takes, in f32.
         experts: layers whose parameters fewer ranks hold.
     """
 
@@ -85,7 +84,6 @@ class DryShards:
         plan: Plan,
         watch: StorageWatch,
         *,
-        last: bool,
         experts: Sequence[nn.Module],
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
@@ -108,7 +106,7 @@ class DryShards:
             for layer in experts:
                 if layer in inside and layer not in made:
                     made[layer] = self._wrap(layer, low, parts=parts_of(plan.of_experts()))
-            out = torch.float32 if unit is root and last and low else None
+            out = torch.float32 if unit is root and low and plan.pipeline == 1 else None
             made[unit] = self._wrap(unit, low, out=out)
         self._root = made[root]
         self._ahead: dict[_DryUnit, _DryUnit] = {}
@@ -202,7 +200,8 @@ class DryShards:
         grads = self._taken(group)
         if self._resharding:
             self._reshard(group)
-        self._free_sent()
+        if group.values:  # a unit without parameters reduces nothing, and waits for no reduction
+            self._free_sent()
         if grads:
             self._reduce(group, grads)
 
