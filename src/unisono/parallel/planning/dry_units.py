@@ -183,6 +183,7 @@ class DryShards:
         if group.began:
             return
         group.began = True
+        self._type_leaves(group)
         self._gather(group)
         self._unshard(group)
         place = group.forwards.pop() if group.forwards else 0
@@ -245,6 +246,15 @@ class DryShards:
         for charge in group.whole:
             self._watch.account.release(charge)
         group.whole.clear()
+
+    def _type_leaves(self, group: _DryUnit) -> None:
+        """A first gradient that is not reduced yet is f32 at once; others have the type that backward makes."""
+        if not self._adds_in_leaves or not group.cast or self._plan.reduce != "f32":
+            return
+        for value in group.values:
+            if value.requires_grad:
+                wide = not self._reduces and value.grad is None
+                value.grad_dtype = torch.float32 if wide else None
 
     def _accumulate(self, group: _DryUnit) -> None:
         if not group.cast or self._plan.reduce != "f32":
