@@ -83,7 +83,7 @@ class DryRun:
         with shapes.mode:
             experts = spread_by_chance(model, plan)
         in_pieces = task.in_pieces(family)
-        recorded = plan.context > 1 or plan.pipeline > 1 and not in_pieces  # with the masks of shapes
+        recorded = plan.context > 1 or (plan.pipeline > 1 and not in_pieces)  # with the masks of shapes
         single = not recorded and not may_be_packed(task.inputs_of(task.sample))
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:

@@ -248,7 +248,7 @@ class DryShards:
         group.whole.clear()
 
     def _type_leaves(self, group: _DryUnit) -> None:
-        """A first gradient that is not reduced yet is f32 at once; others have the type that backward makes."""
+        """A first gradient that is not reduced yet is f32 at once; others are as backward makes them."""
         if not self._adds_in_leaves or not group.cast or self._plan.reduce != "f32":
             return
         for value in group.values:
