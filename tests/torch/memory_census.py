@@ -90,7 +90,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
     if rank % places == 0:
         try:
             said = DryRun(task, plan).peak_of(rank // places)
-        except ValueError as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             refused = str(error).splitlines()[0][:200]
     del task  # it keeps the parameters that a run replaces
     told: list[Any] = [None] * size
@@ -104,6 +104,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
     given = mapped(given, torch.clone)  # rows of a batch keep the memory of all of it
     for _ in range(2):
         run.step(given)
+    gc.collect()  # building a run leaves cycles, which hold tensors until Python collects them
     torch.cuda.reset_peak_memory_stats()
     run.step(given)
     seen = torch.cuda.max_memory_allocated() - before

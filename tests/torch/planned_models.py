@@ -14,6 +14,9 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.planning.kernel_memory import kernel_memory
+from unisono.parallel.planning.memory_account import MemoryTracker
+from unisono.parallel.planning.storage_watch import StorageWatch
 from unisono.parallel.planning.task import TrainingTask
 
 WORDS, LENGTH, WIDTH = 64, 16, 64
@@ -172,6 +175,27 @@ def images(rows: int) -> tuple[Tensor, Tensor]:
 
 def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-3)
+
+
+def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
+    """The peak of a step of one process, with values: the sum of all storages that are alive."""
+    optimizer = adamw(model.parameters())
+    for value in model.parameters():
+        value.grad = torch.zeros_like(value)
+    optimizer.step()
+    optimizer.zero_grad()
+    watch = StorageWatch("cpu", kernel_memory(on_gpu=False, virtual=False))
+    account = MemoryTracker(None, watch.place)
+    watch.begin(account)
+    state = [t for held in optimizer.state.values() for t in held.values()]
+    for tensor in [*model.parameters(), *state, *sample]:
+        watch.see(tensor)
+    with watch:
+        value = loss(model(sample[0]), sample[1])
+        watch.see(value.detach().double())  # the run's sum of losses
+        value.backward()
+        optimizer.step()
+    return account.peak.nbytes
 
 
 Kind = tuple[Callable[[], nn.Module], Callable[..., Tensor], Callable[[int], Any]]

@@ -14,39 +14,15 @@ from torch._subclasses import FakeTensor
 
 import suite
 import unisono.parallel as up
-from planned_models import KINDS, MODELS, adamw, features, gpt, ids, mlp, planned, tokens_loss
+from planned_models import KINDS, MODELS, adamw, features, gpt, ids, measured, mlp, planned, tokens_loss
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.trace import trace_step
 from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.choice import TIME_NAMES
 from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.kernel_memory import kernel_memory
-from unisono.parallel.planning.memory_account import MemoryTracker
-from unisono.parallel.planning.storage_watch import StorageWatch
 from unisono.parallel.planning.task import TrainingTask
 
 CROSS = nn.functional.cross_entropy
-
-
-def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
-    """The peak of a step of one process, with values: the sum of all storages that are alive."""
-    optimizer = adamw(model.parameters())
-    for value in model.parameters():
-        value.grad = torch.zeros_like(value)
-    optimizer.step()
-    optimizer.zero_grad()
-    watch = StorageWatch("cpu", kernel_memory(on_gpu=False, virtual=False))
-    account = MemoryTracker(None, watch.place)
-    watch.begin(account)
-    state = [t for held in optimizer.state.values() for t in held.values()]
-    for tensor in [*model.parameters(), *state, *sample]:
-        watch.see(tensor)
-    with watch:
-        value = loss(model(sample[0]), sample[1])
-        watch.see(value.detach().double())  # the run's sum of losses
-        value.backward()
-        optimizer.step()
-    return account.peak.nbytes
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -34,6 +34,8 @@ def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
         "data=2,local_steps=1",
         "pipeline=2,micro_batches=4,cuts=(2,)",
         "pipeline=2,micro_batches=4,cuts=(2,),schedule='zb-h1'",
+        "pipeline=2,micro_batches=2,cuts=(1,2,3),schedule='interleaved',precision='bf16'",
+        "pipeline=2,micro_batches=3,cuts=(2,),zero=3,precision='bf16',recompute=True",
     ]
     ended = machine.run(MEMORY / "planned_memory.py", limit_s=110, arguments=texts)
     assert not any(ended.codes), ended.text

@@ -369,7 +369,7 @@ def _staged(
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
     here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
     ties = ties_of(model, stages, rank_of, mesh)
-    container = PipelineStages(here)
+    container = PipelineStages(here, None if plan.precision == "f32" else plan.stages - 1)
     inside = set(container.modules())
     staged = {module for stage in stages for module in stage.modules()}
     elsewhere, kept = staged - inside, kept_in_f32(model, plan)
@@ -383,7 +383,7 @@ def _staged(
         container,
         [unit for unit in family.units if unit in inside],
         mesh,
-        last=plan.stages - 1 in here,
+        last=False,  # the container casts
         initial=initial,
         exact=kept,
         experts=experts,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import mapped
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
@@ -23,16 +24,24 @@ class PipelineStages(nn.Module):
     """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs.
 
     A ForwardCall in place of the inputs runs the stage itself.
+
+    Args:
+        exact: the stage whose floating outputs are cast to f32, because the loss takes them; None: none is.
     """
 
-    def __init__(self, stages: dict[int, nn.Module]) -> None:
+    def __init__(self, stages: dict[int, nn.Module], exact: int | None = None) -> None:
         super().__init__()
         self.stages = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
+        self._exact = exact
 
     def forward(self, stage: int, came: Sequence[Tensor], inputs: Any) -> Any:
-        if isinstance(inputs, ForwardCall):
-            return inputs.run(self.stages[str(stage)], came)
-        return self.stages[str(stage)](came, inputs)
+        module = self.stages[str(stage)]
+        output = inputs.run(module, came) if isinstance(inputs, ForwardCall) else module(came, inputs)
+        return mapped(output, _in_f32) if stage == self._exact else output
+
+
+def _in_f32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
 class PieceStage(nn.ModuleList):

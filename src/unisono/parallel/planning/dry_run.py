@@ -6,6 +6,7 @@ The tensor axis and the stages are those of a run; dry_step.py runs the step.
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule
@@ -30,6 +30,7 @@ from .dry_experts import spread_by_chance
 from .dry_step import DryStep, RankModel, Specs, StepSize
 from .dry_tensor import run_parts
 from .memory_account import MemoryPeak
+from .single_texts import may_be_packed, single_texts
 
 if TYPE_CHECKING:
     from unisono.parallel.families import ModelFamily
@@ -76,15 +77,16 @@ class DryRun:
             raise ValueError(
                 f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
             )
-        shapes = task.shapes(caches=not plan.recompute and plan.context == 1)
+        shapes = task.shapes()
         model, family = shapes.model, task.family(shapes.model, shapes.also)
         names = {module: path for path, module in model.named_modules()}
         with shapes.mode:
             experts = spread_by_chance(model, plan)
         in_pieces = task.in_pieces(family)
+        recorded = plan.context > 1 or (plan.pipeline > 1 and not in_pieces)  # with the masks of shapes
+        single = not recorded and not may_be_packed(task.inputs_of(task.sample))
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
-            forget_caches(model)
             programs = _DryPrograms(self, shapes)
         elif plan.pipeline > 1:
             family.output = identity  # the last piece returns what the loss takes
@@ -95,6 +97,7 @@ class DryRun:
                 sequence=plan.sequence,
                 in_pieces=plan.pipeline > 1 and in_pieces,
                 opened=frozenset() if programs is None else programs.first.open,
+                single=single,
             )
             with shapes.mode:
                 regathers = plan.sequence and not plan.recompute
@@ -107,11 +110,14 @@ class DryRun:
         stages = self._stages(model, family, programs)
         specs = self._boundaries(stages, shapes)
         here = list(range(plan.stages)) if plan.pipeline == 1 else self._here(rank)
-        root = model if plan.pipeline == 1 else PipelineStages({stage: stages[stage] for stage in here})
+        root = model
+        if plan.pipeline > 1:
+            exact = None if plan.precision == "f32" else plan.stages - 1
+            root = PipelineStages({stage: stages[stage] for stage in here}, exact)
         size = StepSize(self._rows, self._parts, self._sizes, self._limit)
-        last = plan.stages - 1 in here
-        here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, last, experts, context)
-        return DryStep(task, self._everyone, plan, size, here_is).peak()
+        here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, experts, context)
+        with single_texts() if single else nullcontext():
+            return DryStep(task, self._everyone, plan, size, here_is).peak()
 
     def _here(self, rank: int) -> list[int]:
         plan = self._plan

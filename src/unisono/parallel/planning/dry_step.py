@@ -141,7 +141,6 @@ class RankModel(NamedTuple):
         specs: what a stage sends of a micro-batch of so many rows.
         cut: parameters that the tensor axis cuts.
         sums: whole ones whose gradients its ranks add up.
-        last: it has the last stage.
         experts: layers whose parameters fewer ranks hold.
         context: runs the model on a part of each sequence; None: sequences are whole.
     """
@@ -154,7 +153,6 @@ class RankModel(NamedTuple):
     specs: dict[tuple[int, int], Specs]
     cut: set[nn.Parameter]
     sums: set[nn.Parameter]
-    last: bool
     experts: list[nn.Module]
     context: DryContext | None
 
@@ -299,7 +297,7 @@ class DryStep:
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
         outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
-        return DryShards(root, outer, alone, plan, watch, last=self._here.last, experts=experts), held
+        return DryShards(root, outer, alone, plan, watch, experts=experts), held
 
     def _compression(self, plan: Plan, root: Any) -> DryCompression | None:
         """The compression of a plan's gradients, or of its differences; None: they are sent whole."""

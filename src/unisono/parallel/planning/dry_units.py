@@ -73,7 +73,6 @@ class DryShards:
 
     Args:
         units: modules with messages of their own.    exact: those that compute in f32.
-        last: the root returns what the loss takes, in f32.
         experts: layers whose parameters fewer ranks hold.
     """
 
@@ -85,7 +84,6 @@ class DryShards:
         plan: Plan,
         watch: StorageWatch,
         *,
-        last: bool,
         experts: Sequence[nn.Module],
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
@@ -108,7 +106,7 @@ class DryShards:
             for layer in experts:
                 if layer in inside and layer not in made:
                     made[layer] = self._wrap(layer, low, parts=parts_of(plan.of_experts()))
-            out = torch.float32 if unit is root and last and low else None
+            out = torch.float32 if unit is root and low and plan.pipeline == 1 else None
             made[unit] = self._wrap(unit, low, out=out)
         self._root = made[root]
         self._ahead: dict[_DryUnit, _DryUnit] = {}
@@ -185,6 +183,7 @@ class DryShards:
         if group.began:
             return
         group.began = True
+        self._type_leaves(group)
         self._gather(group)
         self._unshard(group)
         place = group.forwards.pop() if group.forwards else 0
@@ -202,7 +201,8 @@ class DryShards:
         grads = self._taken(group)
         if self._resharding:
             self._reshard(group)
-        self._free_sent()
+        if group.values:  # a unit without parameters reduces nothing, and waits for no reduction
+            self._free_sent()
         if grads:
             self._reduce(group, grads)
 
@@ -246,6 +246,15 @@ class DryShards:
         for charge in group.whole:
             self._watch.account.release(charge)
         group.whole.clear()
+
+    def _type_leaves(self, group: _DryUnit) -> None:
+        """A first gradient that is not reduced yet is f32 at once; others are as backward makes them."""
+        if not self._adds_in_leaves or not group.cast or self._plan.reduce != "f32":
+            return
+        for value in group.values:
+            if value.requires_grad:
+                wide = not self._reduces and value.grad is None
+                value.grad_dtype = torch.float32 if wide else None
 
     def _accumulate(self, group: _DryUnit) -> None:
         if not group.cast or self._plan.reduce != "f32":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,7 @@ from unisono.parallel.precision import BATCH_NORM
 
 from .dry_tensor import cut_of_program
 from .memory_account import MemoryPeak
+from .single_texts import searches_packed_texts, single_texts
 
 __all__ = ["DeviceShapes", "TrainingTask"]
 
@@ -102,11 +104,10 @@ class TrainingTask:
         """The loss that a run computes."""
         return (self.loss or own_loss)(output, targets)
 
-    def shapes(self, *, caches: bool = False) -> DeviceShapes:
-        """A copy without values; its `also` are the pieces. `caches`: it may keep keys and values."""
+    def shapes(self) -> DeviceShapes:
+        """A copy without values; its `also` are the pieces. Like a run, it keeps no keys and values."""
         made = DeviceShapes(self.model, self.device_type, self.pieces)
-        if not caches:
-            forget_caches(made.model)
+        forget_caches(made.model)
         return made
 
     def family(self, model: nn.Module, pieces: Any) -> ModelFamily:
@@ -144,12 +145,14 @@ class TrainingTask:
         sequence: bool,
         in_pieces: bool = False,
         opened: frozenset[str] = frozenset(),
+        single: bool = False,
     ) -> Cut:
         """How the tensor axis cuts the model. It is found once.
 
         Args:
             rows: on which it is proved.    in_pieces: its stages are runs of pieces.
             opened: modules that span stages of a pipeline.
+            single: of a model that takes each row for one text.
         Raises:
             CaptureError: it cannot.
         """
@@ -158,9 +161,11 @@ class TrainingTask:
             shapes = self.shapes()
             family = self.family(shapes.model, shapes.also)
             inputs, pieces = self.blank_batch(rows, shapes)[0], family.pieces if in_pieces else None
-            return cut_of_program(shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened)
+            with single_texts() if single else nullcontext():
+                return cut_of_program(shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened)
 
-        return self._cuts.of((parts, sequence, in_pieces, opened), find)
+        single = single and searches_packed_texts()
+        return self._cuts.of((parts, sequence, in_pieces, opened, single), find)
 
     def graph(self, rows: int) -> Graph:
         """The program of the model on so many rows, with its loss left out. It is recorded once.
