@@ -15,6 +15,7 @@ MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "con
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("forecasts", "batch_kinds")
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
+STAGES += ("unfrozen_operators",)
 
 
 def checks_of(*modules: str) -> list[tuple[str, str]]:
