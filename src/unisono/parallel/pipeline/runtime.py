@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class PipelineRuntime:
                 start = time.perf_counter()
                 if action.kind in "BI":
                     self._units.before_backward(last=action is final and not split)
-                with record_function(f"up::pipeline|{action}"):
+                with record_function(f"up::pipeline|{action}"), self._types(action):
                     {"F": self._forward, "B": self._backward, "I": self._inputs, "W": self._weights}[
                         action.kind
                     ](step, action)
@@ -150,6 +151,13 @@ class PipelineRuntime:
         self._messages.finish()
         self.interrupted = False
         return step.loss, step.count, step.spans
+
+    def _types(self, action: Action) -> contextlib.AbstractContextManager[object]:
+        """What chooses the types of the operators of an action."""
+        if action.kind != "F" or self._mesh.plan.precision != "autocast":
+            return contextlib.nullcontext()  # within the caller's, if there is one
+        # no casts are kept: fully_shard frees the parameters of which they are
+        return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
 
     def follow_frozen(self) -> None:
         """Other activations than before may require gradients. All ranks of a pipeline call this."""
