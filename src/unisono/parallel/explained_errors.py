@@ -62,6 +62,13 @@ RULES = (
         "in place of x += y",
     ),
     _Rule(
+        r"modified by an inplace operation",
+        lambda plan: plan.context > 1 or plan.pipeline > 1,
+        RuntimeError,
+        "{plan}: backward needs a value that the program writes in place. A recorded program does not tell "
+        "a write by .data from one by .detach(): write x = x * 0.5 in place of x.data.mul_(0.5). {line}",
+    ),
+    _Rule(
         r"out of bounds for storage of size 0",
         lambda plan: plan.zero == 3 or plan.swap is not None,
         RuntimeError,

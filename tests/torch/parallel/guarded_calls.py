@@ -169,6 +169,19 @@ def check_what_a_stage_calls_returns_the_same(folder: Path) -> None:
         print(caught.value, flush=True)
 
 
+class Halved(Mlp):
+    def between(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        y.data.mul_(0.5)  # in one process backward takes the written values
+        return y
+
+
+def check_writes_by_data_are_named(folder: Path) -> None:
+    batch = torch.randn(8, 6, 16), torch.randint(4, (8, 6))
+    with pytest.raises(RuntimeError, match=r"context=2.*writes in place.*x\.data\.mul_"):
+        under(CONTEXT, Halved, [batch], of_positions, sample=batch[0])
+
+
 def check_a_module_called_by_itself(folder: Path) -> None:
     run = up.parallelize(seeded(Mlp), TENSOR, optimizer=adamw, loss=LOSS, sample=rows()[0][0])
     with pytest.raises(RuntimeError, match='"a" was called by itself, outside the model'):

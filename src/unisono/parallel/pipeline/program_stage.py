@@ -178,6 +178,12 @@ class ProgramStage(nn.Module):
         """A text that is equal on all ranks, and differs for inputs that run other programs."""
         return self._programs.of(inputs).digest
 
+    def sends_unused(self, stage: int, inputs: Any) -> bool:
+        """Whether a stage sends what may have no gradient."""
+        program = self._programs.of(inputs)
+        values, sure = program.graph.values, program.surely_used
+        return any(values[n].differentiable and n not in sure for n in program.stages[stage].goes)
+
     def _slot(self, name: str) -> tuple[nn.Module | None, str]:
         """The module that has a parameter; None: others stand for the one that had it."""
         path, _, leaf = name.rpartition(".")

@@ -181,6 +181,8 @@ class PipelineRuntime:
         else:
             outputs = [t for t in step.forward_records[action.stage, action.micro].outputs if t.requires_grad]
             specs = [TensorSpec(tuple(t.shape), t.dtype, False) for t in outputs]
+            if outputs and self._sends_unused(step, action.stage, action.micro):
+                specs.append(TensorSpec((len(outputs),), torch.float32, False))
             step.received[message] = self._messages.recv_known(message, specs, source)
 
     def _give(self, step: _StepState, action: Action) -> None:
@@ -201,6 +203,8 @@ class PipelineRuntime:
             return
         wanted = [t for t in record.inputs if t.requires_grad]
         grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
+        if wanted and self._sends_unused(step, stage, action.micro):
+            grads.append(torch.tensor([float(t.grad is not None) for t in wanted], device=self._device))
         if rank == self._mesh.stage:
             step.received[message] = tuple(grads)
         else:
@@ -262,7 +266,20 @@ class PipelineRuntime:
         outputs = [t for t in record.outputs if t.requires_grad]
         if action.stage + 1 == step.schedule.stages:
             return record, outputs, None
-        return record, outputs, list(step.received.pop(StageMessage("B", action.stage + 1, action.micro)))
+        grads = list(step.received.pop(StageMessage("B", action.stage + 1, action.micro)))
+        if outputs and self._sends_unused(step, action.stage, action.micro):
+            used = [flag > 0 for flag in grads.pop().tolist()]
+            outputs = [t for t, flag in zip(outputs, used, strict=True) if flag]
+            grads = [t for t, flag in zip(grads, used, strict=True) if flag]
+            record.outputs = tuple(outputs)
+        return record, outputs, grads
+
+    def _sends_unused(self, step: _StepState, stage: int, micro: int) -> bool:
+        """Whether gradients of what a stage sends come with flags: zeros stand for those that are None."""
+        stages: Any = self._root
+        if self._single or self.context is not None:
+            return False
+        return next(iter(stages.stages.values())).sends_unused(stage, step.step_input.micros[micro][0])  # type: ignore[no-any-return]
 
     def _backward(self, step: _StepState, action: Action) -> None:
         record, outputs, grads = self._arrived(step, action)
