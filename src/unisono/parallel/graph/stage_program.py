@@ -274,7 +274,7 @@ class StageProgram:
             writes = any(values[before].storage in storages for before, _ in writes_of(node))
             detaches = node.name == "aten.detach" and not self.graph.taken_by_functions & given
             makes = used.intersection(node.outputs) if node.grad and not detaches else ()
-            if writes or any(number is not None and values[number].differentiable for number in makes):
+            if writes or any(values[number].differentiable for number in makes):
                 used |= given
                 storages |= {values[number].storage for number in given}
         return used

@@ -204,7 +204,8 @@ class PipelineRuntime:
         wanted = [t for t in record.inputs if t.requires_grad]
         grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
         if wanted and self._sends_unused(step, stage, action.micro):
-            grads.append(torch.tensor([float(t.grad is not None) for t in wanted], device=self._device))
+            flags = [t.grad is not None for t in wanted]
+            grads.append(torch.tensor(flags, dtype=torch.float32, device=self._device))
         if rank == self._mesh.stage:
             step.received[message] = tuple(grads)
         else:
