@@ -296,7 +296,8 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in record.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in record.inputs if t.requires_grad]
-        if self.runs_twice or not self._in_two_passes(step, action, outputs, wanted):
+        unused = self._sends_unused(step, action.stage - 1, action.micro)  # PyTorch 2.12 wants all to be used
+        if self.runs_twice or unused or not self._in_two_passes(step, action, outputs, wanted):
             found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad
