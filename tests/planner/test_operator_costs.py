@@ -69,13 +69,35 @@ def settings_in(folder: Path) -> env.Settings:
 
 
 def test_ranks_together_pay_what_the_nearest_measured_ones_do() -> None:
-    two, four = SharedSteps(2, 1.1), SharedSteps(4, 1.2, 1.3, 1e-3, -1e-4, -1e-4)
+    two, four = SharedSteps(2, 1.1), SharedSteps(4, 1.2, 1.3, 1.1, 1e-3, -1e-4, -1e-4)
     compute = ComputeCalibration("", "", "", 2, (roofline(FOUR),), shared=(two, four))
-    assert [compute.together(ranks) for ranks in (2, 3, 4, 64)] == [two, four, four, four]
+    assert [compute.together(ranks) for ranks in (2, 4)] == [two, four]
+    three, eight = (compute.together(ranks) for ranks in (3, 8))
+    assert (three.step_s, three.scale) == (pytest.approx((two.step_s + four.step_s) / 2), four.scale)
+    assert eight.step_s == pytest.approx(four.step_s + 2 * (four.step_s - two.step_s))
+    assert compute.together(8).sane
     assert compute.together(1) == SharedSteps(1)  # it waits for nobody
     assert two.sane
     assert four.sane
     assert not any(each.sane for each in (SharedSteps(0), SharedSteps(2, 0.0), SharedSteps(2, turn_s=-1.0)))
+
+
+def test_passes_over_the_jobs_count_by_their_medians() -> None:
+    passes = [SharedSteps(2, 1.0 + each / 10, step_s=each * 1e-3) for each in (1, 5, 2)]
+    assert SharedSteps.middle(passes) == SharedSteps(2, 1.2, step_s=2e-3)
+
+
+def test_types_of_16_bits_may_have_tables_of_their_own() -> None:
+    def table(seconds: float) -> CostTable:
+        return CostTable(((1.0,),) * 3, (seconds,))
+
+    own = {"product_fp16": table(3.0), "product_low": table(2.0)}
+    costs = msgspec.structs.replace(roofline(FOUR), tables=roofline(FOUR).tables | own)
+    assert costs.at("product", 1, 1, 1, low="fp16") == pytest.approx(3.0)
+    assert costs.at("product", 1, 1, 1, low="bf16") == pytest.approx(2.0)
+    assert costs.at("norm", 1e3, low="bf16") == costs.at("norm", 1e3)
+    assert costs.sane
+    assert not msgspec.structs.replace(costs, tables=costs.tables | {"magic_low": table(1.0)}).sane
 
 
 def test_a_file_is_read_back_and_another_one_is_ignored(tmp_path: Path) -> None:

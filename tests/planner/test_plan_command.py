@@ -224,9 +224,12 @@ def test_the_trade_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(names) > 20
     chosen = record["plan"]
     assert any(f"data={chosen['data']},tensor={chosen['tensor']}" in name for name in names[1:])
-    for words in (f"{ON_64} --plan tensor=8 -o {file}", f"{ON_64} -o trade.png"):
+    for words, message in (
+        (f"{ON_64} --plan tensor=8 -o {file}", "give one or the other"),
+        (f"{ON_64} -o trade.png", "expected a name that ends in .svg"),
+    ):
         assert cli.main(words.split()) == 2
-        assert "expected a name that ends in .svg" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 class Page(HTMLParser):
@@ -273,13 +276,13 @@ def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.Captu
     ):
         assert title in text
     assert all(neighbour["change"] in text for neighbour in record["refused"])
-    assert f"{record['memory_bytes'] / 2**30:.2f} of {record['limit_bytes'] / 2**30:.2f} GiB" in text
+    assert f"{record['memory_bytes'] / 2**30:.2f} GiB of {record['limit_bytes'] / 2**30:.2f} GiB" in text
 
 
 def test_a_page_of_plain_data_is_escaped() -> None:
     point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
     page = ChoicePage(
-        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, [], [],
+        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, False, [], [],
         [Neighbour("zero=1", "<i>")], [point], {"ours": "ours"},
     ).html()  # fmt: skip
     assert "DOES NOT FIT" in page
@@ -322,6 +325,11 @@ def test_four_are_shipped() -> None:
         ('rate = "300 GB/s"', "", "lacks a rate"),
         ("matrix = 0.756", "matrix = 1.2", "expected a share"),
         ("matrix = 0.756", "", "lacks matrix"),
+        ("bf16 = 312e12", "bf16 = 1e-300", "expected 1e+06 to 1e+24 FLOP/s"),
+        ('memory_rate = "2039 GB/s"', "memory_rate = 1e-300", "bytes per second"),
+        ('latency = "2.7 us"', 'latency = "1e30 s"', "expected at most 60 s"),
+        ('name = "a100-80g"', "name = [1]", "expected a text"),
+        ('source = "', 'source = 4 # "', "expected a text"),
         ("[flops]", "[flops", ":"),
     ],
 )

@@ -361,7 +361,7 @@ def test_hosts_of_other_types_are_refused(hosts: object) -> None:
         ("[[hosts]]\ncount = 2\n", "lacks hardware"),
         ('[[hosts]]\ncount = 2\nhardware = "a100-80g"\nspeed = 2\n', "expected a share"),
         ('[[hosts]]\ncount = 2\nhardware = "a100-80g"\nspeed = nan\n', "expected a share"),
-        ('[[hosts]]\ncount = -2\nhardware = "a100-80g"\n', "a count is -2"),
+        ('[[hosts]]\ncount = -2\nhardware = "a100-80g"\n', "count is -2"),
         ('[[hosts]]\ncount = 2\nhardware = "a100-80g"\nmemory = "90 GiB"\n', "expected 1 to"),
         ('[[hosts]]\ncount = 2\nhardware = "a100-80g"\ncores = 2\n', "cores: is unknown"),
         ('[[hosts]]\ncount = 2\nhardware = "nowhere.toml"\n', "nowhere.toml"),

@@ -103,6 +103,7 @@ def test_values_of_other_types_are_refused(changes: dict[str, Any]) -> None:
         ({"model_type": "gpt_oss"}, "model_type is 'gpt_oss'"),
         ({"model_type": "deepseek_v3"}, "lacks n_routed_experts"),
         ({"model_type": "qwen3"}, "lacks head_dim"),
+        ({"model_type": "bert"}, "no encoders. unisono.parallel.plan chooses for any other model"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm=True is not planned"),
         ({"model_type": "gemma2", "head_dim": 256, "sliding_window": 1024}, "sliding_window=1024 is shorter"),
         ({"model_type": None}, "model_type"),
@@ -181,3 +182,17 @@ def test_names_that_are_not_shipped_are_refused() -> None:
 def test_a_config_without_a_length_needs_one() -> None:
     with pytest.raises(ValueError, match="--sequence"):
         read_shape(CONFIGS / "llama3_8b.json")
+
+
+def test_experts_of_qwen3_as_transformers_4_and_5_write_them(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 131, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }  # fmt: skip
+    found = []
+    for more in ({"num_experts": 4, "head_dim": 16}, {"num_local_experts": 4}):  # 64 / 4 is 16
+        (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
+        found.append(read_shape(tmp_path, 8))
+    assert found[0].parameters == found[1].parameters
+    assert all(shape.experts.count == 4 for shape in found if shape.experts)

@@ -52,7 +52,7 @@ def parts(plan: up.Plan, crowd: float = 1.0) -> StepParts:
     prices = CollectiveCosts(MACHINE, (0,) * plan.ranks)
     return StepParts(
         plan, traced, stages, sent, None, none, ParameterSizes(0, 0), OperatorPrices(COSTS), NOTHING, prices,
-        crowd,
+        prices, crowd,
     )  # fmt: skip
 
 

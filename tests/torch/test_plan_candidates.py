@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -73,7 +72,7 @@ def test_experts_that_are_spread_send_rows_and_reduce_less() -> None:
     whole, spread = (of.forecast(up.Plan(data=2, expert=each)).seconds for each in (1, 2))
     assert spread["experts"] > 0 == whole.get("experts", 0)
     (sent,) = (each for each in of.collectives(up.Plan(data=2, expert=2)) if each.axis == "expert")
-    assert sent[:3] == ("all_to_all", "expert", 2) and sent.seconds == pytest.approx(spread["experts"])
+    assert sent[:3] == ("all_to_all", "expert", 2) and 0 < sent.seconds < spread["experts"]
     assert spread["data"] < 0.6 * whole["data"]
     assert spread["update"] < 0.6 * whole["update"]
-    assert spread["forward"] == whole["forward"]
+    assert spread["forward"] > whole["forward"]  # rows are sorted

@@ -30,7 +30,8 @@ def test_a_laptop_plans_for_gpus() -> None:
     assert choice.limit_bytes == A100.usable_bytes
     assert choice.speed == "a roofline of a100-80g"
     assert choice.links == "the links of a100-80g"
-    assert "prices: operators from a roofline of a100-80g; collectives from the links" in str(choice)
+    assert "prices of operators: a roofline of a100-80g" in str(choice)
+    assert "prices of collectives: the links of a100-80g" in str(choice)
     assert choice.memory_bytes % (2 << 20) == 0  # segments of the allocator
     half = planned(**{**SMALL, "ranks": 4}, hosts="1xa100-80g", zero=0)
     assert half.plan == up.Plan(data=4)

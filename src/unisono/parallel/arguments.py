@@ -13,9 +13,16 @@ from .plan import Plan
 
 
 def check_arguments(
-    model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object
+    model: object,
+    plan: object,
+    optimizer: object,
+    loss: object,
+    pieces: object,
+    cuts: object,
+    *,
+    caller: str = "parallelize",
 ) -> None:
-    """Raise TypeError for a value of another type, before a byte moves."""
+    """Raise TypeError for a value of another type, before a byte moves. `caller`: whose error it is."""
     wanted = {
         "model": (isinstance(model, nn.Module), model, "an nn.Module"),
         "plan": (isinstance(plan, Plan), plan, 'a Plan, what up.plan chose, or "auto"'),
@@ -30,7 +37,7 @@ def check_arguments(
     }
     for name, (right, value, what) in wanted.items():
         if not right:
-            raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
+            raise TypeError(f"{caller}: {name} is a {type(value).__name__}, expected {what}")
 
 
 def check_on_change(on_change: object, plan: Plan) -> None:

@@ -18,6 +18,7 @@ from unisono.planner.cluster_model import ClusterModel, HostUse, one_type_model
 from unisono.planner.collectives import PlannedCollective
 from unisono.planner.compute_types import model_of
 from unisono.planner.neighbours import RefusedNeighbour
+from unisono.planner.readable import readable_time, signed_time
 from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
@@ -179,6 +180,7 @@ class PlanChoice(NamedTuple):
             time={CAUSES[name]: value for name, value in chosen.time._asdict().items()},
             memory={MEMORY_CAUSES[name]: value for name, value in chosen.memory._asdict().items()},
             limit_bytes=self.limit_bytes,
+            fits=self.fits,
             collectives=[
                 PageCollective(
                     f"{one.collective} ({one.axis})",
@@ -214,7 +216,7 @@ class PlanChoice(NamedTuple):
         yield f"  {self.plan}"
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
         yield (
-            f"  {_seconds(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
+            f"  {readable_time(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
             f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}"
         )
         yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
@@ -231,7 +233,7 @@ class PlanChoice(NamedTuple):
     def _parts(self) -> Iterator[str]:
         time, memory = self.chosen.time, self.chosen.memory
         left = [
-            f"{CAUSES[name]:<19}{_seconds(value):>9}{100 * value / time.total:>6.1f} %"
+            f"{CAUSES[name]:<19}{readable_time(value):>9}{100 * value / time.total:>6.1f} %"
             for name, value in time._asdict().items()
             if value or name not in RARE
         ]
@@ -247,20 +249,22 @@ class PlanChoice(NamedTuple):
         for each in self.collectives[:MOST_COLLECTIVES]:
             name = f"{each.collective} ({each.axis})"
             size = f"{each.ranks:>7,}{each.nbytes / (1 << 20):>10,.1f}{each.calls:>10,}"
-            yield f"    {name:<24}{size}{_seconds(each.seconds):>11}{_seconds(each.exposed):>12}"
+            yield f"    {name:<24}{size}{readable_time(each.seconds):>11}{readable_time(each.exposed):>12}"
 
     def _others(self) -> Iterator[str]:
         if self.next_best:
             yield "  next best"
         for each in self.next_best:
-            seconds, gib = _seconds(each.time.total), _gib(each.memory.total)
+            seconds, gib = readable_time(each.time.total), _gib(each.memory.total)
             yield f"    {seconds:>9}{gib:>8} GiB  {each.plan.changes(self.plan)}"
 
     def _refusals(self) -> Iterator[str]:
         if self.refused:
             yield "  one step away"
-        for each in self.refused[:MOST_REFUSED]:
-            yield f"    {each.change:<26}  {refusal_text(each)}"
+        shown = self.refused[:MOST_REFUSED]
+        width = max((len(each.change) for each in shown), default=0)
+        for each in shown:
+            yield f"    {each.change:<{width}}  {refusal_text(each)}"
 
 
 def _host_line(each: HostUse) -> str:
@@ -274,10 +278,10 @@ def refusal_text(each: RefusedNeighbour) -> str:
     """The byte or the second that refuses a neighbour."""
     if each.problem:
         return each.problem
-    slower = f"{each.excess_s:+.3g} s"
+    slower = signed_time(each.excess_s)
     if each.excess_bytes:
         return f"{_gib(each.excess_bytes)} GiB too many; {slower}"
-    return f"{slower} ({CAUSES[each.cause[0]]} {each.cause[1]:+.3g} s)"
+    return f"{slower} ({CAUSES[each.cause[0]]} {signed_time(each.cause[1])})"
 
 
 def _fields(plan: TrainingPlan) -> dict[str, Any]:
@@ -285,14 +289,10 @@ def _fields(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _count(number: int) -> str:
+    if number < 1e6:
+        return f"{number:,}"
     return f"{number / 1e9:.4g} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"
 
 
 def _gib(nbytes: float) -> str:
     return f"{nbytes / GIB:.2f}"
-
-
-def _seconds(value: float) -> str:
-    if value >= 1:
-        return f"{value:.3f} s"
-    return f"{1e3 * value:.1f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"

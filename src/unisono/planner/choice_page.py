@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from unisono.planner.readable import readable_size, readable_time
 from unisono.planner.trade_picture import TradePoint, trade_svg
 from unisono.planner.training_plan import RECOMPUTE
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RECOMPUTE_GROUPS", "ChoicePage", "Neighbour", "PageCollective", "point_of"]
 
-GIB = 1 << 30
 RECOMPUTE_GROUPS = {name: f"recompute={name}" for name in RECOMPUTE}
 STYLE = """
 :root{color-scheme:light dark}
@@ -58,7 +58,7 @@ class ChoicePage(NamedTuple):
     Attributes:
         title: what is trained, on what.  summary: sentences below the plan.
         time, memory: parts by cause; their sums are those of the chosen point.
-        limit_bytes: what a rank may use.
+        limit_bytes: what a rank may use.  fits: whether the chosen plan does.
         others: further plans that fit, the fastest first.  refused: the plans one step away.
         points: of the picture; groups: their colours' legend.
     """
@@ -69,6 +69,7 @@ class ChoicePage(NamedTuple):
     time: Mapping[str, float]
     memory: Mapping[str, float]
     limit_bytes: float
+    fits: bool
     collectives: Sequence[PageCollective]
     others: Sequence[TradePoint]
     refused: Sequence[Neighbour]
@@ -80,14 +81,14 @@ class ChoicePage(NamedTuple):
         return "\n".join([*self._head(), *self._trade(), *self._parts(), *self._tables(), "</html>", ""])
 
     def _head(self) -> Iterator[str]:
-        fits = self.chosen.memory_bytes <= self.limit_bytes
-        state = "fits" if fits else '<span class="bad">DOES NOT FIT</span>'
-        used = f"{_gib(self.chosen.memory_bytes)} of {_gib(self.limit_bytes)} GiB on the fullest rank"
+        state = "fits" if self.fits else '<span class="bad">DOES NOT FIT</span>'
+        held, limit = readable_size(self.chosen.memory_bytes), readable_size(self.limit_bytes)
+        used = f"{held} of {limit} on the fullest rank"
         yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">'
         yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
         yield f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>"
         yield f"<h1>{escape(self.title)}</h1>\n<p><code>{escape(self.chosen.name)}</code></p>"
-        yield f"<p>{_seconds(self.chosen.seconds)} a step. {used}: {state}.</p>"
+        yield f"<p>{readable_time(self.chosen.seconds)} a step. {used}: {state}.</p>"
         yield from (f"<p>{escape(line)}</p>" for line in self.summary)
 
     def _trade(self) -> Iterator[str]:
@@ -97,7 +98,10 @@ class ChoicePage(NamedTuple):
 
     def _parts(self) -> Iterator[str]:
         yield '<div class="two">'
-        for title, parts, shown in (("A step", self.time, _seconds), ("Memory", self.memory, _in_gib)):
+        for title, parts, shown in (
+            ("A step", self.time, readable_time),
+            ("Memory", self.memory, readable_size),
+        ):
             total = sum(parts.values()) or 1.0
             yield f"<div><h2>{title}</h2><table>"
             for name, value in ((name, value) for name, value in parts.items() if value):
@@ -109,17 +113,17 @@ class ChoicePage(NamedTuple):
     def _tables(self) -> Iterator[str]:
         if self.collectives:
             yield "<h2>Collectives of a rank</h2><table>"
-            heads = ("collective", "ranks", "MiB", "calls", "time", "not hidden")
+            heads = ("collective", "ranks", "bytes", "calls", "time", "not hidden")
             yield _row(heads, numbers=range(1, 6), cell="th")
             for each in self.collectives:
-                size = (f"{each.ranks:,}", f"{each.nbytes / (1 << 20):,.1f}", f"{each.calls:,}")
-                times = _seconds(each.seconds), _seconds(each.exposed)
+                size = (f"{each.ranks:,}", readable_size(each.nbytes), f"{each.calls:,}")
+                times = readable_time(each.seconds), readable_time(each.exposed)
                 yield _row([escape(each.name), *size, *times], numbers=range(1, 6))
             yield "</table>"
         if self.others:
             yield "<h2>Next best</h2><table>"
             for point in self.others:
-                texts = [_seconds(point.seconds), _in_gib(point.memory_bytes), escape(point.name)]
+                texts = [readable_time(point.seconds), readable_size(point.memory_bytes), escape(point.name)]
                 yield _row(texts, numbers=(0, 1))
             yield "</table>"
         if self.refused:
@@ -138,17 +142,3 @@ def _row(texts: Sequence[str], *, numbers: Sequence[int] = (), cell: str = "td")
         f"<{cell}{' class=n' if at in numbers else ''}>{text}</{cell}>" for at, text in enumerate(texts)
     )
     return f"<tr>{cells}</tr>"
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.2f}"
-
-
-def _in_gib(nbytes: float) -> str:
-    return f"{_gib(nbytes)} GiB"
-
-
-def _seconds(value: float) -> str:
-    if value >= 1:
-        return f"{value:.3f} s"
-    return f"{1e3 * value:.1f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"

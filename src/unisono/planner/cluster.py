@@ -224,7 +224,7 @@ def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
         raise DescriptionError(at / "hardware", f"is {name!r}, expected a name or a file")
     try:
         found = find_hardware(folder / name if name.endswith(".toml") else name)
-        count = _count(table["count"])
+        count = int(whole(table["count"], "count", 1, MOST_HOSTS))
     except (ValueError, TypeError) as error:
         raise DescriptionError(at, str(error)) from None
     if "memory" in table:

@@ -10,6 +10,8 @@ import contextlib
 import math
 import os
 import stat
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,7 +30,7 @@ __all__ = [
     "recall_compute",
 ]
 
-VERSION = 4
+VERSION = 7
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
@@ -42,7 +44,8 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
         micro_s: a micro-batch.
         parameter_s: a parameter in a bucket of gradients (zero=0).  bucket_s: a bucket.
         unit_s: a unit that is gathered, reduced and resharded once, under zero 1 to 3.
-        unit_parameter_s: more for each of its parameters.
+        unit_parameter_s: more for each of its parameters.  low_parameter_s: the same in 16 bits.
+        passed_s: a unit, in a micro-batch that neither gathers nor reduces it.
         unit_byte_s: more for each of its bytes: copies into and out of buffers, which are new memory.
         recompute_s: a unit that backward computes again.
         message_s: a message between stages, at one end.  move_s: a collective of the tensor axis.
@@ -55,6 +58,8 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
     bucket_s: float = 8e-5
     unit_s: float = 5e-4
     unit_parameter_s: float = 0.0
+    low_parameter_s: float = 0.0
+    passed_s: float = 0.0
     unit_byte_s: float = 4e-10
     recompute_s: float = 1.5e-4
     message_s: float = 8e-5
@@ -67,17 +72,22 @@ class SharedSteps(msgspec.Struct, frozen=True):
     Attributes:
         ranks: of a host, which trained.
         scale: of operators under plans whose ranks meet at the end of a step.
-        cut_scale: the same where they wait for each other within it, under tensor and pipeline.
+        cut_scale: the same where they wait for each other at each operator, under tensor.
+        stage_scale: the same under a pipeline.
         step_s: seconds more of a step.  sharded_s: the same where data ranks share parameters, and
-        alone_s: where no data ranks meet; these may be less than 0.
+        alone_s: where no data ranks meet. These may be less than 0.
         again_s: of each operator that backward computes again.  split_s: of each, in each of the two passes
         of a split backward. Both count what autograd follows.
-        turn_s: of each collective.  message_s: of each end of a message between stages.
+        turn_s: of each collective within a step, as those of the tensor axis.
+        message_s: of each end of a message between stages.
+        replay_s: of each operator of forward that runs from a recorded program, as under `context`.
+        unit_parameter_s: of each parameter of a unit that is gathered and reduced; may be less than 0.
     """
 
     ranks: int
     scale: float = 1.0
     cut_scale: float = 1.0
+    stage_scale: float = 1.0
     step_s: float = 0.0
     sharded_s: float = 0.0
     alone_s: float = 0.0
@@ -85,17 +95,37 @@ class SharedSteps(msgspec.Struct, frozen=True):
     split_s: float = 0.0
     turn_s: float = 0.0
     message_s: float = 0.0
+    replay_s: float = 0.0
+    unit_parameter_s: float = 0.0
+
+    def towards(self, other: SharedSteps, ranks: int) -> SharedSteps:
+        """For so many ranks, on the line through both: with each rank more, all wait for one more."""
+        share = (ranks - self.ranks) / (other.ranks - self.ranks)
+        found = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")}
+        for name, here in found.items():
+            least = -1.0 if name in SIGNED else 0.0
+            found[name] = max(least, here + share * (getattr(other, name) - here))
+        return msgspec.structs.replace(self, ranks=ranks, **found)
+
+    @classmethod
+    def middle(cls, measured: Sequence[SharedSteps]) -> SharedSteps:
+        """The median of each number."""
+        columns = zip(*map(msgspec.structs.astuple, measured), strict=True)
+        return cls(*map(statistics.median, columns))
 
     @property
     def sane(self) -> bool:
         """Whether its numbers are those of some machine."""
         return (
             self.ranks >= 1
-            and all(0.1 < each < 10 for each in (self.scale, self.cut_scale))
-            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s))
+            and all(0.1 < each < 10 for each in (self.scale, self.cut_scale, self.stage_scale))
+            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s, self.replay_s))
             and all(0 <= each < 1 for each in (self.turn_s, self.message_s))
-            and all(-1 < each < 1 for each in (self.sharded_s, self.alone_s))
+            and all(-1 < getattr(self, name) < 1 for name in SIGNED)
         )
+
+
+SIGNED = ("sharded_s", "alone_s", "unit_parameter_s")
 
 
 class ComputeCalibration(msgspec.Struct, frozen=True):
@@ -135,10 +165,16 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
         return nearest, nearest.threads / threads, max(1.0, ranks / self.cores)
 
     def together(self, ranks: int) -> SharedSteps:
-        """What steps of `ranks` of a host take beside their costs; a rank alone waits for nobody."""
+        """What steps of `ranks` of a host take beside their costs; a rank alone waits for nobody.
+
+        Between measured numbers of ranks, and beyond them, seconds are on a line; fewer ranks pay as the
+        fewest that were measured, which had a core each.
+        """
         if ranks == 1 or not self.shared:
             return SharedSteps(ranks)
-        return min(self.shared, key=lambda each: abs(math.log(each.ranks / ranks)))
+        nearest, *others = sorted(self.shared, key=lambda each: abs(math.log(each.ranks / ranks)))
+        fewest = min(each.ranks for each in self.shared)
+        return nearest.towards(others[0], ranks) if others and ranks > fewest else nearest
 
 
 _decode = msgspec.json.Decoder(ComputeCalibration).decode

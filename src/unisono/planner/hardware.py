@@ -18,6 +18,9 @@ from unisono.networks.toml import tables_of, text_of
 __all__ = ["Efficiency", "Hardware", "HostMemory", "LinkRate", "find_hardware", "shipped"]
 
 FOLDER = Path(__file__).parent / "shipped"
+LEAST_FLOPS, LEAST_RATE, MOST_RATE, MOST_S = 1e6, 1e3, 1e24, 60.0
+"""Of accelerators, memory and links: FLOP/s, bytes per second, and seconds of a latency or a kernel."""
+
 COMPUTE = ("bf16", "fp16", "f32", "fp8")
 
 
@@ -136,11 +139,11 @@ def _hardware(tables: dict[str, Any], name: str) -> Hardware:
     if not isinstance(overlap, bool):
         raise DescriptionError(top / "overlap", f"is {overlap!r}, expected true or false")
     return Hardware(
-        name=str(tables.get("name", name)),
+        name=_text(tables.get("name", name), top / "name"),
         flops=_flops(_table(tables, "flops"), top / "flops"),
         memory_bytes=memory,
         reserved_bytes=reserved,
-        memory_bytes_per_s=quantity(bytes_per_s, tables["memory_rate"], top / "memory_rate"),
+        memory_bytes_per_s=_rate(tables["memory_rate"], top / "memory_rate"),
         ranks=ranks,
         inside=_link(_table(tables, "inside"), top / "inside"),
         between=_link(_table(tables, "between"), top / "between"),
@@ -163,15 +166,20 @@ def _flops(table: dict[str, Any], at: At) -> dict[str, float]:
         raise DescriptionError(at, f"is empty, expected one of {', '.join(COMPUTE)}")
     if "fp8" in table and next(iter(table)) != "bf16":
         raise DescriptionError(at / "fp8", "needs bf16 before it, in which the rest is computed")
-    return {key: _number(value, at / key) for key, value in table.items()}
+    found = {key: _number(value, at / key) for key, value in table.items()}
+    for key, flops in found.items():
+        if not LEAST_FLOPS <= flops <= MOST_RATE:
+            raise DescriptionError(
+                at / key, f"is {flops:g}, expected {LEAST_FLOPS:g} to {MOST_RATE:g} FLOP/s"
+            )
+    return found
 
 
 def _link(table: dict[str, Any], at: At) -> LinkRate:
     known(table, at, {"latency", "rate"})
     if "rate" not in table:
         raise DescriptionError(at, "lacks a rate")
-    latency = quantity(seconds, table.get("latency", 0), at / "latency")
-    return LinkRate(latency, quantity(bytes_per_s, table["rate"], at / "rate"))
+    return LinkRate(_time(table.get("latency", 0), at / "latency"), _rate(table["rate"], at / "rate"))
 
 
 def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
@@ -180,7 +188,7 @@ def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
         if key not in table:
             raise DescriptionError(at, f"lacks {key}")
     memory = quantity(nbytes, table["memory"], at / "memory")
-    return HostMemory(memory // ranks, quantity(bytes_per_s, table["rate"], at / "rate"))
+    return HostMemory(memory // ranks, _rate(table["rate"], at / "rate"))
 
 
 def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
@@ -193,8 +201,28 @@ def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
     for key, share in found.items():
         if share > 1:
             raise DescriptionError(at / key, f"is {share}, expected a share above 0, at most 1")
-    kernel = quantity(seconds, table["kernel"], at / "kernel")
-    return Efficiency(**found, kernel_s=kernel, source=str(table["source"]))
+    kernel = _time(table["kernel"], at / "kernel")
+    return Efficiency(**found, kernel_s=kernel, source=_text(table["source"], at / "source"))
+
+
+def _rate(value: Any, at: At) -> float:
+    rate: float = quantity(bytes_per_s, value, at)
+    if not LEAST_RATE <= rate <= MOST_RATE:
+        raise DescriptionError(at, f"is {rate:g}, expected {LEAST_RATE:g} to {MOST_RATE:g} bytes per second")
+    return rate
+
+
+def _time(value: Any, at: At) -> float:
+    time: float = quantity(seconds, value, at)
+    if time > MOST_S:
+        raise DescriptionError(at, f"is {time:g} s, expected at most {MOST_S:g} s")
+    return time
+
+
+def _text(value: Any, at: At) -> str:
+    if not isinstance(value, str):
+        raise DescriptionError(at, f"is {value!r}, expected a text")
+    return value
 
 
 def _number(value: Any, at: At) -> float:

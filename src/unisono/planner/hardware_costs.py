@@ -20,7 +20,7 @@ WORK = (1e7, 1e9, 1e10, 1e11, 1e13)
 AXES = {
     **dict.fromkeys(POINTS, (ELEMENTS,)),
     **dict.fromkeys(BY_BYTES, (BYTES,)),
-    **dict.fromkeys(("product", "product_low"), (SIDES, SIDES, SIDES)),
+    "product": (SIDES, SIDES, SIDES),
     **{kind: (axes[0], WORK) for kind, axes in POINTS.items() if len(axes) == 2},
 }
 """Points are closer, and go on to larger sizes, than where a machine is measured: they cost nothing."""
@@ -54,5 +54,5 @@ def operator_costs_of(hardware: Hardware, types: Collection[str] = ()) -> Operat
         ).tables
         for flops, elements in ((hardware.flops["f32"], 1), (min(low), 2))
     )
-    lower = {f"{kind}_low": table for kind, table in half.items() if kind not in (*BY_BYTES, "product_low")}
+    lower = {f"{kind}_low": table for kind, table in half.items() if kind in POINTS and kind not in BY_BYTES}
     return OperatorCosts(1, 1, {**whole, **lower}, forward_s=0.0, backward_s=0.0, view_s=0.0, launch_s=0.0)

@@ -31,6 +31,7 @@ ENCODERS = (
     "vit",
 )
 UNPLANNED = ("attention_bias", "mlp_bias", "add_cross_attention", "qk_layernorm", "attn_output_gate")
+OWN_MODEL = "unisono.parallel.plan chooses for any other model of PyTorch"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 GPT2 = {
@@ -88,7 +89,7 @@ MODEL_TYPES = {
     "qwen2": ModelType({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
     "qwen2_moe": ModelType({**LLAMA, "biases": "heads"}, GROUPED, HEAD),
     "qwen3": ModelType({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
-    "qwen3_moe": ModelType({**LLAMA, "head_norms": True}, HEADS_GIVEN, {}),
+    "qwen3_moe": ModelType({**LLAMA, "head_norms": True}, GROUPED, HEAD),
     "gemma": ModelType(LLAMA, HEADS_GIVEN, {}, tied=True),
     "gemma2": ModelType({**LLAMA, "norms": 4}, HEADS_GIVEN, {}, tied=True, windowed=True),
     "gemma3_text": ModelType(
@@ -167,9 +168,9 @@ def _read(file: Path) -> dict[str, Any]:
 def _fields(config: dict[str, Any]) -> dict[str, Any]:
     name = config.get("model_type")
     if name in ENCODERS or config.get("is_encoder_decoder"):
-        raise ValueError(f"model_type is {name!r}: only decoders are planned, no encoders")
+        raise ValueError(f"model_type is {name!r}: only decoders are planned, no encoders. {OWN_MODEL}")
     if not isinstance(name, str) or name not in MODEL_TYPES:
-        raise ValueError(f"model_type is {name!r}, expected one of {', '.join(MODEL_TYPES)}")
+        raise ValueError(f"model_type is {name!r}, expected one of {', '.join(MODEL_TYPES)}. {OWN_MODEL}")
     kind = MODEL_TYPES[name]
     unknown = [*UNPLANNED, *([] if name in EXPERT_READERS else EXPERTS)]
     for key in unknown:
@@ -207,6 +208,8 @@ def _qwen_moe(config: dict[str, Any]) -> ExpertShape:
             "decoder_sparse_step and mlp_only_layers: layers in between without experts are not planned"
         )
     shared = config.get("shared_expert_intermediate_size") or 0
+    if "num_experts" not in config and "num_local_experts" in config:  # as transformers 5 writes it
+        config = {**config, "num_experts": config["num_local_experts"]}
     if config["model_type"] == "qwen2_moe" and not shared:
         raise ValueError("lacks shared_expert_intermediate_size")
     numbers = _numbers(config, QWEN_MOE)

@@ -2,7 +2,7 @@
 
 | class | its point | |
 |---|---|---|
-| product, product_low | rows, inner size, columns | f32, 16 bits; a bias is free |
+| product | rows, inner size, columns | a bias is free |
 | batched | the geometric mean of the three, FLOPs | products of many small matrices |
 | convolution, convolution_backward | channels of a group, FLOPs of forward | |
 | attention, attention_backward | keys, FLOPs of forward | fused and causal; another one counts twice |
@@ -11,7 +11,8 @@
 | softmax, norm, batch_norm, pool and each with _backward | elements | |
 | embedding, embedding_backward, index, random | elements | |
 
-A device may have a second table of a class for 16 bits, "norm_low" beside "norm"; else one counts for both.
+A class may have tables for types of 16 bits: "product_bf16" and "product_fp16" of one type, "norm_low" of
+both. Where it has none, that of f32 counts.
 
 Between measured points, log seconds are interpolated in log sizes. No PyTorch: `unisono calibrate --compute`
 measures, and `unisono.parallel.costs` asks.
@@ -27,14 +28,13 @@ import msgspec
 
 from unisono.engine.costs.machine import MachineCalibration
 
-__all__ = ["POINTS", "CostTable", "OperatorCosts", "roofline", "roofline_of"]
+__all__ = ["LOW_TYPES", "POINTS", "POINTS_OF_LOW", "CostTable", "OperatorCosts", "roofline", "roofline_of"]
 
 ELEMENTS = (1e3, 1.6e4, 2.5e5, 2e6, 1.2e7)
 BYTES = (1e4, 2e5, 3e6, 2.5e7, 1.2e8)
 
 POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
     "product": ((8, 64, 512, 2048), (64, 512, 2048), (64, 512, 2048)),
-    "product_low": ((16, 512), (64, 1024), (64, 1024)),
     "batched": ((16, 64, 256), (1e5, 1e7, 1e9)),
     "convolution": ((4, 32, 128), (1e6, 3e7, 1e9)),
     "convolution_backward": ((4, 32, 128), (1e6, 3e7, 1e9)),
@@ -52,8 +52,22 @@ POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
 }  # fmt: skip
 """Where each class is measured: the values of each axis of its point."""
 
+LOW_TYPES = ("bf16", "fp16")
+POINTS_OF_LOW: dict[str, tuple[tuple[float, ...], ...]] = {
+    f"{kind}_{low}": axes
+    for low in LOW_TYPES
+    for kind, axes in {
+        "product": ((16, 64, 512), (32, 128, 1024), (32, 128, 1024)),
+        "batched": ((16, 64), (1e5, 1e7)),
+        **dict.fromkeys(("convolution", "convolution_backward"), ((4, 32, 128), (1e6, 3e7))),
+        **dict.fromkeys(("attention", "attention_backward"), ((16, 256), (1e5, 3e6, 3e7))),
+    }.items()
+}
+"""The same on a CPU for types of 16 bits: of classes that multiply, which may lack fast kernels there."""
+
 KEPT_RATE = {"batched": (0,), "convolution": (0,), "convolution_backward": (0,), "attention": (0,)}
 KEPT_RATE["attention_backward"] = (0,)
+KEPT_RATE |= {f"{kind}_{low}": kept for kind, kept in KEPT_RATE.items() for low in (*LOW_TYPES, "low")}
 """Axes beyond whose largest value the seconds stay; along the others they grow in proportion."""
 
 
@@ -137,9 +151,16 @@ class OperatorCosts(msgspec.Struct, frozen=True):
     scale: dict[str, float] = {}
     launch_s: float | None = None
 
-    def at(self, kind: str, *point: float) -> float:
-        """Seconds of an operator. Raises ValueError: there is no such class, or its points are others."""
-        table = self.tables.get(kind)
+    def at(self, kind: str, *point: float, low: str = "") -> float:
+        """Seconds of an operator.
+
+        Args:
+            low: "bf16" or "fp16" where it is of 16 bits.
+        Raises:
+            ValueError: there is no such class, or its points are others.
+        """
+        names = (f"{kind}_{low}", f"{kind}_low", kind) if low else (kind,)
+        table = next((self.tables[name] for name in names if name in self.tables), None)
         if table is None:
             raise ValueError(f"no class of operators {kind!r}, expected one of {', '.join(self.tables)}")
         return table.at(*point)
@@ -149,8 +170,11 @@ class OperatorCosts(msgspec.Struct, frozen=True):
         """Whether its numbers are those of some machine."""
         times = (self.forward_s, self.backward_s, self.view_s)
         return (
-            self.tables.keys() == POINTS.keys()
-            and all(table.sane and len(table.axes) == len(POINTS[k]) for k, table in self.tables.items())
+            POINTS.keys() <= self.tables.keys() <= {*POINTS, *POINTS_OF_LOW, "product_low"}
+            and all(
+                table.sane and len(table.axes) == len(POINTS.get(kind) or POINTS[kind.rpartition("_")[0]])
+                for kind, table in self.tables.items()
+            )
             and all(0 <= each < 1 for each in times)
             and all(0.1 < each < 10 for each in self.scale.values())
             and min(self.ranks, self.threads) >= 1
@@ -221,8 +245,12 @@ def roofline_of(
         "strided": lambda nbytes: nbytes / rate,
     }
     return OperatorCosts(
-        ranks, threads, tables(lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point), points)
-    )
+        ranks, threads,
+        tables(
+            lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point),
+            {**points, "product_low": points["product"]},
+        ),
+    )  # fmt: skip
 
 
 def _formula(formulas: Mapping[str, Callable[..., float]], kind: str, rate: float) -> Callable[..., float]:

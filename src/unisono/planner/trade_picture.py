@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import NamedTuple
 
+from unisono.planner.readable import readable_size
+
 __all__ = ["TradePoint", "trade_svg"]
 
 WIDTH, HEIGHT, EDGE = 900, 560, 64
@@ -71,7 +73,7 @@ def trade_svg(
     lines.append(f'<line class="l" x1="{limit:.1f}" x2="{limit:.1f}" y1="60" y2="{HEIGHT - EDGE}"/>')
     for each in cells.values():
         x, y = x_axis.at(each.memory_bytes), y_axis.at(each.seconds)
-        name = f"{each.name}: {each.seconds:.4g} s, {each.memory_bytes / GIB:.1f} GiB"
+        name = f"{each.name}: {each.seconds:.4g} s, {readable_size(each.memory_bytes)}"
         lines.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colours.get(each.group, COLOURS[0])}">'
             f"<title>{escape(name)}</title></circle>"

@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.allow_abbrev = False
     parser.usage = "%(prog)s --model MODEL --batch N (--gpus N --hardware HW | --hosts HOSTS) ...; --help"
+    parser.epilog = (
+        "Example: unisono plan --model llama3-8b --sequence 8192 --batch 64 --gpus 8 --hardware h100-80g. "
+        "docs/planner.md explains each option. For any other model: unisono.parallel.plan, in Python."
+    )
     add = parser.add_argument
     _add_model(parser)
     _add_hosts(parser)
@@ -98,7 +102,7 @@ def _add_experts(parser: argparse.ArgumentParser) -> None:
         "--dispatch",
         default="experts",
         metavar="WAY",
-        help="rows of a token go to each of its experts (default), or once to each of their hosts",
+        help="experts: rows of a token go to each of its experts (default); hosts: once to each host",
     )
     add("--routed-hosts", type=int, default=0, metavar="N", help="hosts at most of a token's experts")
     add("--expert-overlap", action="store_true", help="rows of experts travel beside another micro-batch")
@@ -167,8 +171,10 @@ def _planned(args: argparse.Namespace) -> str:
 
     if args.overlap not in (None, *YES):
         raise ValueError(f"--overlap {args.overlap}: expected yes or no")
-    if args.output and (args.plan or Path(args.output).suffix not in (".svg", ".html")):
-        raise ValueError(f"-o {args.output}: expected a name that ends in .svg or .html, and no --plan")
+    if args.output and Path(args.output).suffix not in (".svg", ".html"):
+        raise ValueError(f"-o {args.output}: expected a name that ends in .svg or .html")
+    if args.output and args.plan:
+        raise ValueError(f"-o {args.output} draws all plans, and --plan prices one: give one or the other")
     runtime = _runtime() if args.runtime else None
     choice = plan(
         _shape(args),

@@ -1,8 +1,10 @@
-"""Calls of each class of operators at a size, to be timed; see `unisono.planner.operator_costs`."""
+"""Calls of each class of operators at a size, to be timed; see `unisono.planner.operator_costs`.
+
+Their tensors have the default type of PyTorch.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -40,10 +42,9 @@ def call_of(kind: str, point: tuple[float, ...]) -> Callable[[], Any]:
 _Case = tuple[tuple[Any, ...], Callable[..., Any]]
 
 
-def _product(rows: float, inner: float, columns: float, dtype: torch.dtype | None = None) -> _Case:
-    """`dtype` None: the default, as of all other cases."""
+def _product(rows: float, inner: float, columns: float) -> _Case:
     left, right = torch.randn(int(rows), int(inner)), torch.randn(int(columns), int(inner))
-    return (left.to(dtype), right.to(dtype).t()), torch.mm
+    return (left, right.t()), torch.mm
 
 
 def _batched(side: float, flops: float) -> _Case:
@@ -196,7 +197,6 @@ def _random(elements: float) -> _Case:
 
 CASES: dict[str, Callable[..., _Case]] = {
     "product": _product,
-    "product_low": functools.partial(_product, dtype=torch.bfloat16),
     "batched": _batched,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

@@ -25,8 +25,9 @@ from unisono.parallel.calibration.reference_models import (
 from unisono.parallel.calibration.worker import measure_as_rank
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.plan import Plan
+from unisono.parallel.sharded_parameters import TYPES
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import OperatorCosts, tables
+from unisono.planner.operator_costs import POINTS_OF_LOW, OperatorCosts, tables
 
 BATCH_SECONDS, BATCHES = 2e-3, 4
 LEAST_SECONDS = 1e-7
@@ -40,7 +41,7 @@ def measure() -> OperatorCosts:
     """The costs of operators on this rank; the mean of all ranks."""
     torch.manual_seed(dist.get_rank())
     dist.barrier()
-    mine = tables(_cost)
+    mine = tables(_cost) | tables(_low_cost, POINTS_OF_LOW)
     found = {name: msgspec.structs.replace(one, seconds=_mean(one.seconds)) for name, one in mine.items()}
     view = torch.zeros(4, 4)
     threads, ranks = torch.get_num_threads(), dist.get_world_size()
@@ -51,6 +52,16 @@ def measure() -> OperatorCosts:
 
 def _cost(kind: str, *point: float) -> float:
     return _timed(call_of(kind, point))
+
+
+def _low_cost(kind: str, *point: float) -> float:
+    """The same of tensors of the type of 16 bits that the name ends with."""
+    kind, _, low = kind.rpartition("_")
+    try:
+        torch.set_default_dtype(TYPES[low])
+        return _cost(kind, *point)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def _timed(call: Callable[[], Any]) -> float:

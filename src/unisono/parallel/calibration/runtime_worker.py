@@ -3,13 +3,14 @@
     unisono run -n 2 -m unisono.parallel.calibration.runtime_worker FILE
 
 Each figure is a difference: a chain of tiny layers under a plan, less the same chain in a plain loop; or of
-a long chain less a short one.
+a long chain less a short one. The chains take turns: the machine may become faster or slower meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -28,31 +29,85 @@ from unisono.planner.compute_calibration import RuntimeCosts
 SHORT, LONG = 4, 16
 WIDTH, WIDE, ROWS = 16, 512, 8
 WARM, ROUNDS = 2, 12
+TURNS, STEPS = 30, 4
 LEAST_SECONDS, LEAST_BYTE_SECONDS = 1e-7, 1e-12
+
+
+class Chain(NamedTuple):
+    """A chain of layers and how it trains: under a plan, or in a plain loop.
+
+    Args:
+        parts: micro-batches of the plain loop.  update: whether its optimizer takes a step.
+        dtype: of the plain loop.  unit: layers in each piece.
+    """
+
+    layers: int
+    plan: up.Plan | None = None
+    parts: int = 1
+    width: int = WIDTH
+    update: bool = True
+    dtype: torch.dtype = torch.float32
+    unit: int = 1
+
+
+REPLICAS, SHARDED = up.Plan(data=2), up.Plan(data=2, zero=1)
+MICRO, AGAIN = up.Plan(data=2, micro_batches=4), up.Plan(data=2, recompute=True)
+CUT = up.Plan(tensor=2)
+LOW = torch.bfloat16
+UNITS, UNITS_MICRO = (up.Plan(data=2, zero=1, precision="bf16", micro_batches=each) for each in (1, 4))
+"""In low precision each piece is a unit, however small it is."""
+
+FEW, MANY = (up.Plan(pipeline=2, micro_batches=each) for each in (4, 8))
+HALVES = tuple(Chain(SHORT // 2, parts=each, update=False) for each in (4, 8))
+"""What a rank of the pipelines computes."""
+
+CHAINS = (
+    *(Chain(layers, plan) for plan in (None, REPLICAS, SHARDED, AGAIN, CUT) for layers in (SHORT, LONG)),
+    *(Chain(layers, plan) for plan in (UNITS, UNITS_MICRO) for layers in (SHORT, LONG)),
+    *(Chain(LONG, plan, unit=LONG // SHORT) for plan in (UNITS, UNITS_MICRO)),
+    *(Chain(layers, parts=parts, dtype=LOW) for layers in (SHORT, LONG) for parts in (1, 4)),
+    *(Chain(SHORT, plan) for plan in (MICRO, FEW, MANY)),
+    Chain(SHORT, parts=4), *HALVES,
+    *(Chain(SHORT, width=WIDE, update=each) for each in (True, False)), Chain(SHORT, SHARDED, width=WIDE),
+)  # fmt: skip
+
+
+class Taken(dict[Chain, float]):
+    """The seconds of a step of each chain."""
+
+    def layer(self, plan: up.Plan, against: up.Plan | None) -> float:
+        """One more layer under a plan, beside those under another or in a plain loop."""
+        long, short = (self[Chain(layers, plan)] - self[Chain(layers, against)] for layers in (LONG, SHORT))
+        return (long - short) / (LONG - SHORT)
+
+    def micro(self, plan: up.Plan, alone: up.Plan) -> float:
+        """One more micro-batch under a plan of four, beside a plain loop."""
+        more = self[Chain(SHORT, plan)] - self[Chain(SHORT, alone)]
+        return (more - self[Chain(SHORT, parts=4)] + self[Chain(SHORT)]) / 3
+
+    def unit_and_parameter(self, plan: up.Plan, parts: int = 1) -> tuple[float, float]:
+        """One more unit, and one more parameter in a unit, under a plan in 16 bits."""
+        many, few = self[Chain(LONG, plan)], self[Chain(LONG, plan, unit=LONG // SHORT)]
+        long, short = (self[Chain(layers, parts=parts, dtype=LOW)] for layers in (LONG, SHORT))
+        parameter = few - self[Chain(SHORT, plan)] - long + short
+        return (many - few) / (LONG - SHORT), parameter / (2 * (LONG - SHORT))
 
 
 def measure() -> RuntimeCosts:
     """The costs of the runtime; the mean of both ranks."""
-    plain = {layers: _plain(layers) for layers in (SHORT, LONG)}
-    layers = LONG - SHORT
+    taken = _in_turns(CHAINS)
 
-    def slope(plan: up.Plan, against: Callable[[int], float]) -> float:
-        more = _under(plan, LONG) - against(LONG) - _under(plan, SHORT) + against(SHORT)
-        return more / layers
-
-    together = up.Plan(data=2)
-    short, long = (_under(together, each) - plain[each] for each in (SHORT, LONG))
-    with_replicas = {SHORT: short + plain[SHORT], LONG: long + plain[LONG]}
-    parameter = max(LEAST_SECONDS, (long - short) / (2 * layers))
+    plain = taken[Chain(SHORT)]
+    short = taken[Chain(SHORT, REPLICAS)] - plain
+    parameter = max(LEAST_SECONDS, taken.layer(REPLICAS, None) / 2)
     bucket = _collective()
     replicas = max(LEAST_SECONDS, short - 2 * SHORT * parameter - bucket)
-    parts = _under(up.Plan(data=2, micro_batches=4), SHORT) - _plain(SHORT, 4)
-    micro = (parts - short) / 3
     agree = _agreement()
     step = max(LEAST_SECONDS, replicas - agree)
-    sharded = up.Plan(data=2, zero=1)  # such a chain is one unit
-    in_unit = max(LEAST_SECONDS, slope(sharded, plain.__getitem__) / 2)
-    unit = _under(sharded, SHORT) - plain[SHORT] - 2 * SHORT * in_unit - step - agree
+    in_unit = max(LEAST_SECONDS, taken.layer(SHARDED, None) / 2)  # such a chain is one unit
+    micro = taken.micro(MICRO, REPLICAS)
+    unit, low = taken.unit_and_parameter(UNITS)
+    passed = (taken.unit_and_parameter(UNITS_MICRO, parts=4)[0] - unit) / 3
     found = RuntimeCosts(
         step_s=step,
         agree_s=agree,
@@ -61,74 +116,99 @@ def measure() -> RuntimeCosts:
         bucket_s=bucket,
         unit_s=unit,
         unit_parameter_s=in_unit,
-        unit_byte_s=_unit_byte(),
-        recompute_s=slope(up.Plan(data=2, recompute=True), with_replicas.__getitem__) - _forward(),
-        message_s=_message(),
-        move_s=slope(up.Plan(tensor=2), plain.__getitem__),
+        low_parameter_s=low,
+        passed_s=passed,
+        unit_byte_s=_unit_byte(taken),
+        recompute_s=taken.layer(AGAIN, REPLICAS) - _forward(),
+        message_s=_message(taken),
+        move_s=taken.layer(CUT, None),
     )
     values = torch.tensor(msgspec.structs.astuple(found), dtype=torch.float64).clamp(min=LEAST_BYTE_SECONDS)
     dist.all_reduce(values)
     return RuntimeCosts(*(values / dist.get_world_size()).tolist())
 
 
-def _unit_byte() -> float:
+def _unit_byte(taken: Taken) -> float:
     """What a byte of a unit takes to be gathered and reduced once, beside the collectives."""
-    plan, nbytes = up.Plan(data=2, zero=1), 4.0 * WIDE * (WIDE + 1)
-    more = _under(plan, SHORT, WIDE) - _under(plan, SHORT)
-    operators = _plain(SHORT, width=WIDE) - _plain(SHORT)
-    update = _plain(SHORT, width=WIDE) - _plain(SHORT, width=WIDE, update=False)
+    nbytes = 4.0 * WIDE * (WIDE + 1)
+    more = taken[Chain(SHORT, SHARDED, width=WIDE)] - taken[Chain(SHORT, SHARDED)]
+    wide, loop = (taken[Chain(SHORT, width=WIDE, update=each)] for each in (True, False))
     collectives = CollectiveCosts(recall(env.read()).calibration, (0, 0))
     moved = sum(collectives.seconds(name, (0, 1), nbytes) for name in ("all_gather", "reduce_scatter"))
-    return (more - operators + update / 2 - SHORT * moved) / (SHORT * nbytes)
+    operators = wide - taken[Chain(SHORT)] - (wide - loop) / 2  # a rank updates its half
+    return (more - operators - SHORT * moved) / (SHORT * nbytes)
 
 
-def _chain(layers: int, width: int = WIDTH) -> nn.Sequential:
+def _message(taken: Taken) -> float:
+    """A message between stages, at one end: both ends send four more and receive four more."""
+    few, many = HALVES
+    return (taken[Chain(SHORT, MANY)] - taken[Chain(SHORT, FEW)] - taken[many] + taken[few]) / 8
+
+
+def _in_turns(chains: Sequence[Chain]) -> Taken:
+    """The lower quartile of the seconds of a step of each. Both ranks call this together."""
+    steps = {each: _step_of(each) for each in chains}
+    found: dict[Chain, list[float]] = {each: [] for each in chains}
+    for _ in range(TURNS):
+        for chain, step in steps.items():
+            found[chain] += [_timed(step) for _ in range(STEPS)][1:]
+    return Taken({chain: statistics.quantiles(seconds, n=4)[0] for chain, seconds in found.items()})
+
+
+def _timed(step: Callable[[], object]) -> float:
+    dist.barrier()
+    began = clock()
+    step()
+    return clock() - began
+
+
+def _step_of(chain: Chain) -> Callable[[], object]:
+    """A call that trains one step."""
+    layers = _layers(chain.layers, chain.width)
+    model = nn.Sequential(*(layers[at : at + chain.unit] for at in range(0, chain.layers, chain.unit)))
+    if chain.plan is None:
+        return _loop(model, chain)
+    run = up.parallelize(model, chain.plan, optimizer=_sgd, loss=functional.mse_loss)
+    batch = _batch(chain.plan.micro_batches, chain.width)
+    return lambda: run.step(batch)
+
+
+def _loop(model: nn.Module, chain: Chain) -> Callable[[], object]:
+    x, y = _batch(1, chain.width)
+    model, x = model.to(chain.dtype), x.to(chain.dtype)
+    optimizer = _sgd(model.parameters())
+
+    def step() -> None:
+        for _ in range(chain.parts):
+            functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        if chain.update:
+            optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _layers(count: int, width: int) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(count)))
 
 
-def _batch(parts: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
+def _batch(parts: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.ones(ROWS * parts, width), torch.zeros(ROWS * parts, width)
 
 
 def _least(step: Callable[[], object]) -> float:
     """The least seconds of a step. Both ranks call this together."""
-    taken = []
-    for _ in range(WARM + ROUNDS):
-        dist.barrier()
-        began = clock()
-        step()
-        taken.append(clock() - began)
-    return min(taken[WARM:])
-
-
-def _under(plan: up.Plan, layers: int, width: int = WIDTH) -> float:
-    run = up.parallelize(_chain(layers, width), plan, optimizer=_sgd, loss=functional.mse_loss)
-    batch = _batch(plan.micro_batches, width)
-    return _least(lambda: run.step(batch))
+    return min([_timed(step) for _ in range(WARM + ROUNDS)][WARM:])
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3)
 
 
-def _plain(layers: int, parts: int = 1, *, width: int = WIDTH, update: bool = True) -> float:
-    model, (x, y) = _chain(layers, width), _batch(1, width)
-    optimizer = _sgd(model.parameters())
-
-    def step() -> None:
-        for _ in range(parts):
-            functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
-        if update:
-            optimizer.step()
-        optimizer.zero_grad()
-
-    return _least(step)
-
-
 def _forward() -> float:
     """Forward of a layer."""
-    model, (x, _) = _chain(LONG), _batch(1)
+    model, (x, _) = _layers(LONG, WIDTH), _batch(1, WIDTH)
     return _least(lambda: model(x)) / LONG
 
 
@@ -147,13 +227,6 @@ def _agreement() -> float:
         return x.tolist()
 
     return _least(lambda: [agree() for _ in range(20)]) / 20
-
-
-def _message() -> float:
-    """A message between stages, at one end: both ends send four and receive four."""
-    few, many = (_under(up.Plan(pipeline=2, micro_batches=each), SHORT) for each in (4, 8))
-    half = _plain(SHORT // 2, 8, update=False) - _plain(SHORT // 2, 4, update=False)
-    return (many - few - half) / 8
 
 
 if __name__ == "__main__":

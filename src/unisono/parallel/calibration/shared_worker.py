@@ -11,6 +11,7 @@ import copy
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +23,11 @@ import torch.distributed as dist
 import unisono.parallel as up
 from unisono.parallel.calibration.reference_models import Reference, reference_models, tiny
 from unisono.parallel.calibration.worker import measure_as_rank
+from unisono.parallel.costs.traced_rows import TracedRows
+from unisono.parallel.planning.task import TrainingTask
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
 
-ROUNDS, ROUND_SECONDS = 5, 0.04
+ROUNDS, ROUND_SECONDS = 3, 0.04
 """Each model takes its turn in each round: the machine may become faster or slower meanwhile."""
 
 LEAST_STEPS, MOST_STEPS = 4, 25
@@ -54,21 +57,32 @@ class _Trained(NamedTuple):
         return next(each for each in reference_models() if each.name == self.model)
 
 
-def measure() -> SharedSteps:
-    """Tiny models tell what steps, operators and calls pay, larger ones what operators do."""
+def measure() -> SharedSteps | None:
+    """Tiny models tell what steps, operators and calls pay, larger ones what operators do.
+
+    Returns:
+        on rank 0; None on the others.
+    """
+    torch.manual_seed(0)  # ranks that share their sequences have the same
     ranks, names = dist.get_world_size(), [each.name for each in reference_models()]
     even, half = ranks % 2 == 0, ranks // 2
     data, sharded = up.Plan(data=ranks), up.Plan(data=ranks, zero=1)
     again = up.Plan(data=ranks, recompute=True)
+    units = up.Plan(data=ranks, zero=1, precision="bf16")  # each layer is one
     wanted = [_Trained(data, SHORT), _Trained(sharded, SHORT), _Trained(data, LONG), _Trained(again, LONG)]
+    wanted += [_Trained(units, SHORT), _Trained(units, LONG)]
     wanted += [_Trained(data, name) for name in names]
     if even:
-        cut = up.Plan(data=half, tensor=2)
+        cut, context = up.Plan(data=half, tensor=2), up.Plan(data=half, context=2)
         few, many = (up.Plan(data=half, pipeline=2, micro_batches=each) for each in (FEW, MANY))
         split = up.Plan(data=half, pipeline=2, micro_batches=FEW, schedule="zb-h1")
         wanted += [_Trained(few, SHORT), _Trained(many, SHORT), _Trained(few, LONG), _Trained(split, LONG)]
-        wanted += [_Trained(cut, LONG), *(_Trained(cut, name) for name in names)]
-    fit = _Fit(DECODE(Path(sys.argv[2]).read_bytes()), ranks, _steps(wanted))
+        wanted += [_Trained(context, LONG), _Trained(cut, LONG)]
+        wanted += [*(_Trained(plan, name) for plan in (cut, few) for name in names)]
+    taken = _steps(wanted)
+    if dist.get_rank():
+        return None
+    fit = _Fit(DECODE(Path(sys.argv[2]).read_bytes()), ranks, taken)
     fit.set(step_s=max(0.0, fit.missing(data)), sharded_s=fit.missing(sharded))
     fit.charge("again_s", (again, LONG), beside=(data, LONG))
     if even:
@@ -76,8 +90,14 @@ def measure() -> SharedSteps:
         fit.charge("split_s", (split, LONG), beside=(few, LONG))
         fit.set(alone_s=fit.missing(few) if half == 1 else fit.found.step_s)
         fit.charge("turn_s", (cut, LONG))
+        fit.charge("replay_s", (context, LONG))
+    fit.charge("unit_parameter_s", (units, LONG), beside=(units, SHORT), least=-1.0)
     together = fit.scale(data, names)
-    fit.set(scale=together, cut_scale=fit.scale(cut, names) if even else together)
+    fit.set(
+        scale=together,
+        cut_scale=fit.scale(cut, names) if even else together,
+        stage_scale=fit.scale(few, names) if even else together,
+    )
     return fit.found
 
 
@@ -91,6 +111,8 @@ class _Fit:
     def __init__(self, compute: ComputeCalibration, ranks: int, taken: dict[_Trained, float]) -> None:
         self.found = SharedSteps(ranks)
         self._compute, self._taken = compute, taken
+        self._models: dict[int | str, Reference] = {}
+        self._traces: dict[int | str, TracedRows] = defaultdict(TracedRows)
 
     def set(self, **found: float) -> None:
         """Note what has been found."""
@@ -101,7 +123,13 @@ class _Fit:
         trained = _Trained(plan, layers)
         return self._taken[trained] - self._said(trained, self.found)
 
-    def charge(self, name: str, step: tuple[up.Plan, int], beside: tuple[up.Plan, int] | None = None) -> None:
+    def charge(
+        self,
+        name: str,
+        step: tuple[up.Plan, int],
+        beside: tuple[up.Plan, int] | None = None,
+        least: float = 0.0,
+    ) -> None:
         """Charge what is missing of a step to its calls; `beside`: what it has more than another one."""
         probe = msgspec.structs.replace(self.found, **{name: PROBE})
         calls = missing = 0.0
@@ -110,7 +138,7 @@ class _Fit:
                 trained = _Trained(*each)
                 calls += sign * (self._said(trained, probe) - self._said(trained, self.found)) / PROBE
                 missing += sign * self.missing(*each)
-        self.set(**{name: max(0.0, missing / calls)})
+        self.set(**{name: max(least, missing / calls)})
 
     def scale(self, plan: up.Plan, names: Sequence[str]) -> float:
         """Of operators: the geometric mean of the ratios of larger models."""
@@ -122,23 +150,23 @@ class _Fit:
 
     def _said(self, trained: _Trained, found: SharedSteps) -> float:
         """The forecast, of a batch of all data ranks."""
-        plan, reference = trained.plan, trained.reference()
-        compute = msgspec.structs.replace(self._compute, shared=(found,))
-        batch: Any = tuple(torch.cat([part] * (_copies(plan) * plan.data)) for part in reference.batch)
-        predictor = up.StepPredictor(
-            reference.model, batch, loss=reference.loss, optimizer=_adamw, compute=compute,
-            hosts=(0,) * plan.ranks,
+        plan, compute = trained.plan, msgspec.structs.replace(self._compute, shared=(found,))
+        model, batch, loss = self._models.setdefault(trained.model, trained.reference())[1:]
+        task = TrainingTask(
+            model, batch, len(batch[0]) * _copies(plan) * plan.data, _adamw, loss,
+            traces=self._traces[trained.model],
         )  # fmt: skip
+        predictor = up.StepPredictor.of(task, compute=compute, hosts=(0,) * plan.ranks)
         return predictor.forecast(plan).total
 
 
 def _scaled(found: SharedSteps, scale: float) -> SharedSteps:
-    return msgspec.structs.replace(found, scale=scale, cut_scale=scale)
+    return msgspec.structs.replace(found, scale=scale, cut_scale=scale, stage_scale=scale)
 
 
 def _copies(plan: up.Plan) -> int:
-    """Copies of a reference's batch that a data rank has: tensor ranks have the rows of all."""
-    return max(plan.tensor, plan.micro_batches)
+    """Copies of a reference's batch that a data rank has: ranks of other axes have the rows of all."""
+    return max(plan.tensor, plan.context, plan.micro_batches)
 
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -166,7 +194,7 @@ def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
 def _run(trained: _Trained) -> tuple[up.Run, Any]:
     plan, reference = trained.plan, trained.reference()
     batch: Any = tuple(torch.cat([part] * _copies(plan)) for part in reference.batch)
-    sample = batch[0] if plan.tensor > 1 else None
+    sample = batch[0] if plan.tensor > 1 or plan.context > 1 else None
     model = copy.deepcopy(reference.model)
     return up.parallelize(model, plan, optimizer=_adamw, loss=reference.loss, sample=sample), batch
 

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,6 +85,7 @@ class ContextProgram:
         pipeline: tuple[Sequence[StageStart], nn.Module] | None = None,
     ) -> None:
         self.graph, self._ranks, self._link = graph, ranks, link
+        self._plain: dict[int, Callable[..., Any]] = {}
         self._written = {
             graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
         }
@@ -353,7 +354,7 @@ class ContextProgram:
 
     def replay(self, model: ReplayModel, shared: int) -> Replay:
         """What a run needs. shared: a seed, the same on the ranks of the group."""
-        return Replay(self.graph, self.places, self._written, self._ranks, model, shared)
+        return Replay(self.graph, self.places, self._written, self._ranks, model, shared, self._plain)
 
     def run(self, replay: Replay, stage: int, came: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
         """What a stage sends, or what the recorded program returned: this rank's part of what is cut.

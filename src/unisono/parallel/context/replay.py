@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.generators import drawing, seed_of
-from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS, ModuleOp
-from unisono.parallel.graph.program import Ref, refs, replayed
+from unisono.parallel.graph.program import refs, replayed
 
 from .call import label_of
 from .exchange import gathered, move, take
 from .layout import SequenceDim
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Frame, Graph, Node
+    from unisono.parallel.graph.argument_templates import Filler
+    from unisono.parallel.graph.program import Frame, Graph, Node, Ref
 
     from .exchange import ContextGroup
     from .tensor_axis import CutParts
@@ -53,6 +54,11 @@ class ProgramStep:
     taken: dict[int, int] = field(default_factory=dict)
     parts: list[tuple[int, int, SequenceDim]] = field(default_factory=list)
     drops: list[int] = field(default_factory=list)
+
+    @functools.cached_property
+    def arguments(self) -> Filler:
+        """(args, named) of the operator, for the values of one run."""
+        return template((self.node.args, self.node.named))
 
     @property
     def used(self) -> set[int]:
@@ -103,6 +109,7 @@ class Replay:
         places: where the values that are cut have the sequence.
         written: memory that some operator writes in place.
         shared: a seed, the same on the ranks of the group.
+        plain: operator -> what runs it on tensors of other strides; all runs of a program share it.
     """
 
     graph: Graph
@@ -111,13 +118,18 @@ class Replay:
     ranks: ContextGroup
     model: ReplayModel
     shared: int
+    plain: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     def runs(self, step: ProgramStep) -> Callable[..., Any]:
         """What runs in place of an operator."""
         if isinstance(step.node.op, ModuleOp):
             return functools.partial(step.run or _CALLS[step.node.name], self.model.where[step.node.op.path])
-        run: Callable[..., Any] = step.run or replayed(step.node, self.graph, self.written)
-        return run
+        if step.run is not None:
+            return step.run  # type: ignore[no-any-return]
+        found = self.plain.get(step.node.number)
+        if found is None:
+            found = self.plain[step.node.number] = replayed(step.node, self.graph, self.written)
+        return found
 
     def seeded(self, step: ProgramStep) -> contextlib.AbstractContextManager[None]:
         """Seed what an operator draws, where the generators are not already those of this rank."""
@@ -219,7 +231,7 @@ class ReplayValues(dict[int, Tensor]):
             found = self.get_ref(ref)
             return found if place is None else self._placed(ref.value, found, place, node)
 
-        args, named = mapped((node.args, node.named), given, Ref)
+        args, named = step.arguments(given if step.taken or step.wants else self.get_ref)
         with self._replay.seeded(step):
             output = self._replay.runs(step)(*args, **named)
         flat = output if isinstance(output, (tuple, list)) else (output,)

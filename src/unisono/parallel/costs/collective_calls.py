@@ -69,8 +69,8 @@ class _LoggedCosts:
 
 def collective_calls(parts: StepParts) -> list[PricedCollective]:
     """Those of a step, what takes longest first."""
-    plan, costs = parts.plan, _LoggedCosts(parts.collectives)
-    parts.collectives = costs  # type: ignore[assignment]
+    plan, costs = parts.plan, _LoggedCosts(parts.reductions)
+    parts.reductions = costs  # type: ignore[assignment]
     step_forecast(parts)
     tensor = tuple(range(plan.tensor))
     meetings = plan.local_steps or 1
@@ -78,7 +78,6 @@ def collective_calls(parts: StepParts) -> list[PricedCollective]:
     rows = [
         (name, "pipeline" if name == "message" else "data", members, nbytes, taken, 1 / meetings)
         for name, members, nbytes, taken in costs.found
-        if members != tensor
     ]
     rows += [(name, "tensor", tensor, *rest) for name, *rest in _tensor_moves(parts)]  # type: ignore[misc]
     calls = [

@@ -14,6 +14,12 @@ __all__ = ["ExchangeCalls", "PricedExchange", "of_attentions", "of_experts"]
 TOP = 2
 """Experts of a row: they are not known before a router runs."""
 
+FEW_BYTES = 1024
+"""Of numbers of rows, of experts, of weights."""
+
+ROUTED = 35
+"""Small operators that sort the rows of a layer of experts and put them back, in forward."""
+
 
 class ExchangeCalls(NamedTuple):
     """Calls of one kind in a pass: the bytes and the seconds of all of them."""
@@ -32,6 +38,14 @@ class PricedExchange(NamedTuple):
     call: int
     forward: tuple[ExchangeCalls, ...]
     backward: tuple[ExchangeCalls, ...]
+
+    def charged(self, call_s: float) -> PricedExchange:
+        """The same where each call takes so many seconds more."""
+        forward, backward = (
+            tuple(each._replace(seconds=each.seconds + each.calls * call_s) for each in calls)
+            for calls in (self.forward, self.backward)
+        )
+        return self._replace(forward=forward, backward=backward)
 
     @property
     def forward_s(self) -> float:
@@ -91,6 +105,9 @@ def of_experts(
 ) -> list[PricedExchange]:
     """Rows go once to each rank that has one of their experts, evenly spread, and back; twice, for backward.
 
+    Forward also tells how many rows go, and sends the experts and the weights of each; backward the gradients
+    of these weights.
+
     Args:
         paths: of the modules that are called with the rows of a layer of experts.
         share: of these rows, that a rank has.
@@ -101,6 +118,7 @@ def of_experts(
     found = []
     for number, call in enumerate(traced.calls):
         if call.path in paths:
-            there = (_exchanged(2, members, call.nbytes * share * spread, collectives),)
-            found.append(PricedExchange("experts", number, there, there))
+            rows = _exchanged(2, members, call.nbytes * share * spread, collectives)
+            few, one = (_exchanged(times, members, FEW_BYTES, collectives) for times in (3, 1))
+            found.append(PricedExchange("experts", number, (rows, few), (rows, one)))
     return found

@@ -10,6 +10,7 @@ from .operator_prices import OperatorPrices
 
 if TYPE_CHECKING:
     from unisono.engine.costs.machine import MachineCalibration
+    from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
     from unisono.planner.hardware import Hardware
 
@@ -24,10 +25,12 @@ class HostPrices(NamedTuple):
     """What a job on some hosts pays.
 
     Args:
+        collectives, reductions: see `StepParts`.
         crowd: ranks of a host per core.  shared: more, where they train together.
     """
 
     collectives: Collectives
+    reductions: Collectives
     operators: OperatorPrices
     crowd: float
     shared: SharedSteps
@@ -49,20 +52,22 @@ class HostPricing:
         self._compute, self._machine, self._hardware = compute, machine, hardware
         self._own_device = own_device
         self._trial, self._trace = trial, trace
-        self._known: dict[tuple[tuple[int, ...], bool], HostPrices] = {}
+        self._known: dict[tuple[tuple[int, ...], str], HostPrices] = {}
         self._overheads: dict[int, dict[str, float]] = {}
 
-    def of(self, hosts: tuple[int, ...], *, cut: bool) -> HostPrices:
-        """Prices on such hosts. `cut`: of a plan whose ranks wait for each other within a step."""
-        if (hosts, cut) not in self._known:
+    def of(self, hosts: tuple[int, ...], plan: Plan) -> HostPrices:
+        """Prices on such hosts, under a plan that may have ranks wait for each other within a step."""
+        kind = "cut_scale" if plan.tensor > 1 else "stage_scale" if plan.pipeline > 1 else "scale"
+        if (hosts, kind) not in self._known:
             here = 1 if self._own_device else max(map(hosts.count, hosts))
             costs, factor, crowd = self._compute.of(here)
             shared = self._compute.together(here)
-            collectives = costs_of(self._machine, self._hardware, hosts, shared.turn_s)
-            scale = shared.cut_scale if cut else shared.scale
-            operators = OperatorPrices(costs, factor * scale, self._overhead(here))
-            self._known[hosts, cut] = HostPrices(collectives, operators, crowd, shared)
-        return self._known[hosts, cut]
+            collectives, reductions = (
+                costs_of(self._machine, self._hardware, hosts, turn_s) for turn_s in (shared.turn_s, 0.0)
+            )
+            operators = OperatorPrices(costs, factor * getattr(shared, kind), self._overhead(here))
+            self._known[hosts, kind] = HostPrices(collectives, reductions, operators, crowd, shared)
+        return self._known[hosts, kind]
 
     def _overhead(self, here: int) -> dict[str, float]:
         """What the model's own Python adds to an operator, by phase, with so many ranks on a host."""

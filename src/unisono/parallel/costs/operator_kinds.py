@@ -15,12 +15,14 @@ __all__ = ["OperatorPoint", "point_of"]
 
 
 class OperatorPoint(NamedTuple):
-    """A class of operators and a size; `kind` "" moves nothing, as a view does. `low`: of 16 bits."""
+    """A class of operators and a size; `kind` "" moves nothing, as a view does. `low`: a type of 16 bits."""
 
     kind: str
     point: tuple[float, ...] = ()
-    low: bool = False
+    low: str = ""
 
+
+LOW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 HEAVY = {
     "exp", "log", "tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "gelu", "gelu_backward", "silu",
@@ -93,7 +95,7 @@ def point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any)
     found = _point_of(op, args, named, output)
     floating = (each for each in tensors_in((args, output)) if each.is_floating_point())
     first = next(floating, None)
-    return found._replace(low=first is not None and _low(first)) if found.kind else found
+    return found._replace(low="" if first is None else LOW.get(first.dtype, "")) if found.kind else found
 
 
 def _point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> OperatorPoint:
@@ -139,16 +141,12 @@ def _is_view(op: Any) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not writes
 
 
-def _low(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.bfloat16, torch.float16)
-
-
 def _product(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
     left, right = tensors[-2:]
     rows = 1 if left.dim() == 1 else left.shape[-2]
     columns = 1 if right.dim() == 1 else right.shape[-1]
     sizes = (float(max(1, rows)), float(max(1, left.shape[-1])), float(max(1, columns)))
-    return OperatorPoint("product_low" if _low(left) else "product", sizes)
+    return OperatorPoint("product", sizes)
 
 
 def _batched(tensors: list[Tensor], args: Any, result: Any) -> OperatorPoint:
@@ -162,7 +160,7 @@ def _batched(tensors: list[Tensor], args: Any, result: Any) -> OperatorPoint:
 def _linear(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
     x, weight = tensors[:2]
     sizes = (float(max(1, x.numel() // max(1, x.shape[-1]))), float(x.shape[-1]), float(weight.shape[0]))
-    return OperatorPoint("product_low" if _low(x) else "product", sizes)
+    return OperatorPoint("product", sizes)
 
 
 def _convolution(tensors: list[Tensor], _args: Any, result: Any) -> OperatorPoint:

@@ -72,10 +72,9 @@ class OperatorPrices:
         kind, point, low = operator.size
         if not kind:
             return 0.0 if self.queued else costs.view_s
-        if low and f"{kind}_low" in costs.tables:
-            kind += "_low"
-        one_size = len(point) == 1
-        found = costs.at(kind, point[0] * share) if one_size else costs.at(kind, *point) * share
+        cut = 0 if len(point) == 1 or kind == "product" else 1  # elements, bytes, rows, or FLOPs
+        sizes = (size * share if axis == cut else size for axis, size in enumerate(point))
+        found = costs.at(kind, *sizes, low=low)
         found *= costs.scale.get(operator.phase, 1.0) * self._factor
         return found if self.queued else found + self._followed(operator)
 

@@ -31,7 +31,7 @@ from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
 from .collective_calls import PricedCollective, collective_calls
-from .compressed_gradients import CompressedGradients, of_stages
+from .compressed_gradients import of_stages
 from .exchanges import of_attentions, of_experts
 from .forecast import StepForecast
 from .hardware_prices import source_of, swap_rate
@@ -169,13 +169,10 @@ class StepPredictor:
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
         rows = sizes(sizes(self._rows, plan.data)[0], plan.micro_batches)[0]
-        if not sizes(sizes(self._rows, plan.data)[-1], plan.micro_batches)[-1]:
-            raise ValueError(
-                f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks with "
-                f"{plan.micro_batches} micro-batches"
-            )
+        if not sizes(self._rows, plan.data)[-1]:
+            raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         traced, stages, sent = self._staged(plan, rows)
-        priced = self._pricing.of(hosts, cut=max(plan.tensor, plan.pipeline) > 1)
+        priced = self._pricing.of(hosts, plan)
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
@@ -188,9 +185,11 @@ class StepPredictor:
         return StepParts(
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
-            self._compute.runtime, collectives, priced.crowd, self._own_device, self._source, exchanges,
+            self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
+            self._source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
-            self._compressed(plan, traced, stages), self._slow(plan),
+            {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
+            self._slow(plan),
             len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts,
         )  # fmt: skip
 
@@ -259,7 +258,10 @@ class StepPredictor:
         key = self._key(plan)
         if key not in self._updates:
             named = {name: value for name, value in traced.model.named_parameters() if value.requires_grad}
-            self._updates[key] = trace_update(traced, self._optimizer, Parameters(named))
+            alike = tuple((name, value.shape, value.dtype) for name, value in named.items())
+            if alike not in self._updates:  # such as those without sequence=True
+                self._updates[alike] = trace_update(traced, self._optimizer, Parameters(named))
+            self._updates[key] = self._updates[alike]
         return self._updates[key]
 
     def _update_s(self, plan: Plan, traced: TracedStep, prices: OperatorPrices) -> float | None:
@@ -276,14 +278,6 @@ class StepPredictor:
                 for operator in update
             )
         return self._update_seconds[key]
-
-    def _compressed(
-        self, plan: Plan, traced: TracedStep, stages: Sequence[int]
-    ) -> dict[int, CompressedGradients]:
-        """Stage -> what a rank sends of its gradients; empty: whole gradients."""
-        if plan.compression is None:
-            return {}
-        return of_stages(plan.compression, traced, stages, plan.stages)
 
     def _slow(self, plan: Plan) -> list[float]:
         """Of each rank of the pipeline, how many times as long as `compute` says the slowest there takes."""

@@ -42,6 +42,8 @@ class StepParts:
         update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
         update_operators: of it.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
+        collectives: what ranks wait for within a step, as those of the tensor axis.  reductions: those of the
+            data axis, whose units and steps have their turns in `shared`; and messages.
         crowd: ranks of a host per core, at least 1.  hosts: of each rank; (): all are on one.
         hides: collectives of the data axis run beside backward.
         exchanges: of the context axis and the expert axis.
@@ -62,6 +64,7 @@ class StepParts:
     prices: OperatorPrices
     runtime: RuntimeCosts
     collectives: Collectives
+    reductions: Collectives
     crowd: float = 1.0
     hides: bool = False
     source: str = ""

@@ -16,6 +16,7 @@ from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .compressed_gradients import exchange_s
+from .exchanges import FEW_BYTES, ROUTED
 from .forecast import StepForecast
 from .rank_clock import DataWork, RankClock, mean_of
 from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
@@ -40,7 +41,7 @@ reduces, and for each operator whose inputs recomputation drops. Source: a profi
 benchmarks/results/2026-11-26-gpu.md.
 """
 
-KEPT = ("product", "product_low", "batched", "convolution", "attention")
+KEPT = ("product", "batched", "convolution", "attention")
 """Classes whose results recompute="selective" keeps."""
 
 
@@ -61,10 +62,11 @@ class _StepPricer:
 
     def _price_micro_batch(self) -> None:
         selective, share = self._plan.recompute == "selective", 1 / self._plan.context
+        replayed_s = self._parts.shared.replay_s if self._plan.context > 1 else 0.0
         seconds, shared = self._parts.prices.seconds, self._parts.shared
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
-            taken = seconds(operator, share)
+            taken = seconds(operator, share) + replayed_s * (operator.phase == "forward")
             host = self._parts.prices.host(operator)
             stage.followed += operator.followed
             if operator.phase == "backward":
@@ -91,8 +93,13 @@ class _StepPricer:
                 stage.tensor_units += taken if move.unit else 0.0
             else:
                 stage.tensor_backward += taken
+        routed = ROUTED * self._parts.prices.light(FEW_BYTES)
         for exchange in self._parts.exchanges:
-            self._stage_of(exchange.call).exchanges.append(exchange)
+            stage = self._stage_of(exchange.call)
+            stage.exchanges.append(exchange.charged(self._runtime.move_s * self._parts.crowd))
+            if exchange.cause == "experts":
+                stage.forward += routed
+                stage.backward += routed
 
     def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
@@ -117,8 +124,15 @@ class _StepPricer:
 
     def _hooked(self, size: ParameterSizes) -> float:
         """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
-        taken = self._runtime.unit_s + self._runtime.unit_parameter_s * size.number
+        runtime = self._runtime
+        each_s = runtime.unit_parameter_s if self._plan.precision == "f32" else runtime.low_parameter_s
+        taken = runtime.unit_s + max(0.0, each_s + self._parts.shared.unit_parameter_s) * size.number
         return taken / 2 + self._parts.prices.launch(UNIT_LAUNCHES * size.number)
+
+    def _passed(self, stage: int) -> float:
+        """Seconds of the host for the units of a stage in one pass that neither gathers nor reduces them."""
+        units = self._parts.units.get(stage, {}) if self._sharded else {}
+        return self._runtime.passed_s / 2 * len(units)
 
     def _copied(self, nbytes: float) -> float:
         """The copies of it."""
@@ -138,7 +152,7 @@ class _StepPricer:
             nbytes = size.elements * self._width
             host += self._hooked(size)
             compute += self._copied(nbytes)
-            communication += self._parts.collectives.seconds("all_gather", self._members("shard"), nbytes)
+            communication += self._parts.reductions.seconds("all_gather", self._members("shard"), nbytes)
         return DataWork(compute, communication, host)
 
     def _reduced(self, stage: int) -> DataWork:
@@ -153,10 +167,10 @@ class _StepPricer:
             host += self._hooked(size)
             compute += self._copied(nbytes)
             if self._plan.zero or self._plan.local_steps is None:
-                communication += self._parts.collectives.seconds(what, self._members(axis), nbytes)
+                communication += self._parts.reductions.seconds(what, self._members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self._shards and self._plan.local_steps is None:
                 part = nbytes / self._shards
-                communication += self._parts.collectives.seconds("all_reduce", self._members("replica"), part)
+                communication += self._parts.reductions.seconds("all_reduce", self._members("replica"), part)
         return DataWork(compute, communication, host)
 
     def _replicas_reduced(self, stage: int) -> DataWork:
@@ -173,13 +187,13 @@ class _StepPricer:
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             host += self._runtime.bucket_s
-            communication += self._parts.collectives.seconds("all_reduce", self._members("copies"), size)
+            communication += self._parts.reductions.seconds("all_reduce", self._members("copies"), size)
         return DataWork(compute, communication, host)
 
     def _compressed(self, stage: int, axis: str) -> tuple[float, float]:
         """Seconds to average the compressed gradients of a stage: coding, communication."""
         sent = self._parts.compressed[stage]
-        return exchange_s(sent, self._members(axis), self._parts.collectives, self._parts.prices)
+        return exchange_s(sent, self._members(axis), self._parts.reductions, self._parts.prices)
 
     def _met(self, stage: int) -> DataWork:
         """A step's share of a meeting of replicas."""
@@ -189,7 +203,7 @@ class _StepPricer:
         if self._parts.compressed:
             coding, communication = self._compressed(stage, "replica")
             return DataWork((compute + coding) / steps, communication / steps)
-        communication = self._parts.collectives.seconds("all_reduce", self._members("replica"), 4 * elements)
+        communication = self._parts.reductions.seconds("all_reduce", self._members("replica"), 4 * elements)
         return DataWork(compute / steps, communication / steps)
 
     def _swapped(self, stage: int) -> float:
@@ -311,7 +325,7 @@ class _StepPricer:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
-        taken = self._parts.collectives.message(sender * stride, receiver * stride, nbytes, stride)
+        taken = self._parts.reductions.message(sender * stride, receiver * stride, nbytes, stride)
         rank.add("messages", taken + self._runtime.message_s + self._parts.shared.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
@@ -324,6 +338,8 @@ class _StepPricer:
             rank.add(exchange.cause, exchange.forward_s)
         if self._plan.zero == 3 or (first and self._sharded):
             self._data(rank, self._gathered(number))
+        else:
+            rank.add("fixed", 0.0, self._passed(number))
 
     def _backward(self, action: Action, rank: RankClock) -> None:
         stage = self._stages[action.stage]
@@ -339,13 +355,16 @@ class _StepPricer:
                 rank.add(exchange.cause, exchange.forward_s)
         if again:
             rank.add("recompute", sum(stage.units.values()), stage.host_units)
-            rank.add("fixed", 0.0, self._runtime.recompute_s * len(stage.units))
+            again_s = self._runtime.recompute_s * len(stage.units) + self._passed(action.stage)
+            rank.add("fixed", 0.0, again_s)
         if action.kind != "I":
             count = rank.micros[action.stage] = rank.micros.get(action.stage, 0) + 1
             if count > 1:
                 rank.add("backward", self._accumulated(action.stage))
             if self._plan.zero >= 2:
                 self._data(rank, self._reduced(action.stage))
+            elif count < self._plan.micro_batches:
+                rank.add("fixed", 0.0, self._passed(action.stage))
         if action.kind == "B" and self._plan.zero == 3:
             self._data(rank, self._gathered(action.stage, again=True))
 
@@ -380,7 +399,7 @@ class _StepPricer:
                 rank.add("swap", self._swapped(stage))
         buffers = self._parts.buffers
         if buffers.number and self._plan.copies > 1 and self._plan.buffers == "average":
-            taken = self._parts.collectives.seconds(
+            taken = self._parts.reductions.seconds(
                 "all_reduce", self._members("copies"), 4 * buffers.elements
             )
             rank.add("data", taken)

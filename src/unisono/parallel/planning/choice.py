@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from unisono.parallel.costs.collective_calls import PricedCollective
@@ -11,6 +13,7 @@ from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
 from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective
+from unisono.planner.readable import readable_size, readable_time, signed_time
 from unisono.planner.trade_picture import TradePoint
 
 from .candidates import RECOMPUTE, changes
@@ -18,8 +21,30 @@ from .memory_account import CAUSES, MemoryPeak
 
 __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
-MIB = 1 << 20
 MOST_CALLS, MOST_REFUSED = 4, 8
+ROUNDING_S = 1e-9  # plans that differ by less are as fast
+WIDTH, WIDEST_CHANGE = 100, 36  # columns: of the text, and of a change in its table
+TIME_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recomputation",
+    "update": "optimizer",
+    "fixed": "runtime",
+    "tensor": "tensor collectives",
+    "context": "context exchange",
+    "experts": "rows of experts",
+    "data": "data collectives",
+    "messages": "pipeline messages",
+    "swap": "swapping",
+    "waiting": "waiting",
+}
+MEMORY_NAMES = {
+    "gathered": "gathered parameters",
+    "buffers": "buffers of collectives",
+    "inputs": "batch",
+}
+NAMES = {**TIME_NAMES, **MEMORY_NAMES}
+"""Causes as people read them; other causes are as they are called."""
 
 
 class PlanForecast(NamedTuple):
@@ -63,6 +88,7 @@ class ModelChoice(NamedTuple):
         complete: no plan that may be faster was left out.
         collectives: of a step on a rank, what takes longest first.
         links: where the costs of collectives come from: a calibration's file, the defaults, or hardware.
+        batch_norm_rows: rows whose mean and variance a BatchNorm of the model takes; 0: there is none.
     """
 
     model: str
@@ -77,6 +103,7 @@ class ModelChoice(NamedTuple):
     complete: bool
     collectives: list[PricedCollective]
     links: str = ""
+    batch_norm_rows: int = 0
 
     @property
     def plan(self) -> Plan:
@@ -125,10 +152,11 @@ class ModelChoice(NamedTuple):
         return ChoicePage(
             title=head[0],
             chosen=found[0],
-            summary=[line.strip() for line in (head[2], head[5], head[3])],
-            time=dict(self.chosen.time.seconds),
-            memory=dict(self.chosen.peak.parts),
+            summary=[line.strip() for line in (*head[2:5], *head[6:])],
+            time={TIME_NAMES[cause]: value for cause, value in self.chosen.time.seconds.items()},
+            memory={_named(cause): nbytes for cause, nbytes in self.chosen.peak.parts.items()},
             limit_bytes=self.limit_bytes,
+            fits=self.fits,
             collectives=[
                 PageCollective(
                     f"{each.collective} ({each.axis})",
@@ -175,60 +203,63 @@ class ModelChoice(NamedTuple):
             "complete": self.complete,
             "speed": self.speed,
             "links": self.links,
+            "batch_norm_rows": self.batch_norm_rows,
         }
 
     def __str__(self) -> str:
-        return "\n".join(
-            [*self._head(), "", *self._parts(), *self._calls(), *self._others(), *self._refusals()]
-        )
+        lines = [*self._head(), "", *self._parts(), *self._calls(), *self._others(), *self._refusals()]
+        return "\n".join(part for line in lines for part in _folded(line))
 
     def _head(self) -> Iterator[str]:
         ranks, peak = self.plan.ranks, self.chosen.peak
         yield f"{self.model}: {self.parameters:,} parameters, {self.batch} rows a step, {ranks} ranks"
-        left = "" if self.complete else "; a faster one may be among those that were not tried"
-        yield f"  {self.plan}   (of {self.candidates:,}, {self.tried} in a dry run{left})"
-        yield f"  {_seconds(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s"
-        yield f"  prices: operators from {_told(self.speed)}; collectives from {_told(self.links)}"
-        limit = f" of {_mib(self.limit_bytes)}"
-        state = "fits" if self.fits else f"DOES NOT FIT: {_mib(peak.exceeded)} MiB are missing"
-        held = f"{_mib(peak.reserved)}{limit} MiB on rank {self.chosen.rank}"
-        yield f"  {held}, {_mib(peak.nbytes)} in tensors: {state}"
-        yield f"  peak: {peak.place}"
+        yield f"  {self.plan}"
+        among = f"; the fastest of {self.candidates:,} plans, {self.tried} of them in a dry run"
+        among += "" if self.complete else "; a faster one may be among those that were not tried"
+        rate = f"{readable_time(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s"
+        yield f"  {rate}{among if self.candidates > 1 else ''}"
+        yield f"  prices of operators: {_told(self.speed)}"
+        yield f"  prices of collectives: {_told(self.links)}"
+        state = "fits" if self.fits else f"DOES NOT FIT: {readable_size(peak.exceeded)} are missing"
+        held = f"{readable_size(peak.reserved)} of {readable_size(self.limit_bytes)}"
+        yield f"  memory: {held} on rank {self.chosen.rank}, {readable_size(peak.nbytes)} in tensors: {state}"
+        yield f"  peak of memory: {peak.place}"
+        if self.batch_norm_rows:
+            yield f"  BatchNorm takes its mean and variance of {self.batch_norm_rows} rows"
 
     def _parts(self) -> Iterator[str]:
         seconds = self.chosen.time.seconds
         time = {cause: seconds[cause] for cause in TIMES if seconds.get(cause)}
-        parts = [(cause, self.chosen.peak.parts[cause]) for cause in CAUSES]
         left = [
-            f"{name:<16}{_seconds(value):>10}{100 * value / self.seconds:>6.1f} %"
-            for name, value in time.items()
+            f"{TIME_NAMES[cause]:<19}{readable_time(value):>10}{100 * value / self.seconds:>6.1f} %"
+            for cause, value in time.items()
         ]
-        right = [f"{name:<14}{_mib(value):>10} MiB" for name, value in parts]
-        right.append(f"limit: {self.limit}")
-        right += [""] * (len(left) - len(right))
-        left += [""] * (len(right) - len(left))
-        for one, other in zip(left, right, strict=True):
-            yield f"  {one:<34}    {other}".rstrip()
+        right = [f"{_named(cause):<23}{readable_size(self.chosen.peak.parts[cause]):>11}" for cause in CAUSES]
+        right.append(f"limit of the step: {TIME_NAMES[self.limit]}")
+        for one, other in zip_longest(left, right, fillvalue=""):
+            yield f"  {one:<37}    {other}".rstrip()
 
     def _calls(self) -> Iterator[str]:
         if self.collectives:
-            yield f"  {'collectives of a rank':<30}{'ranks':>6}{'calls':>9}{'MiB':>11}{'time':>12}"
+            yield f"  {'collectives of a rank':<30}{'ranks':>6}{'calls':>9}{'bytes':>12}{'time':>12}"
         for each in self.collectives[:MOST_CALLS]:
             name, size = f"{each.collective} ({each.axis})", f"{each.ranks:>6}{each.calls:>9,.4g}"
-            yield f"    {name:<28}{size}{_mib(each.nbytes):>11}{_seconds(each.seconds):>12}"
+            yield f"    {name:<28}{size}{readable_size(each.nbytes):>12}{readable_time(each.seconds):>12}"
 
     def _others(self) -> Iterator[str]:
         if self.next_best:
             yield "  next best"
         for each in self.next_best:
             text = changes(each.plan, self.plan)
-            yield f"    {_seconds(each.time.total):>10}{_mib(each.peak.reserved):>10} MiB  {text}"
+            yield f"    {readable_time(each.time.total):>10}{readable_size(each.peak.reserved):>12}  {text}"
 
     def _refusals(self) -> Iterator[str]:
         if self.refused:
             yield "  one step away"
-        for each in self.refused[:MOST_REFUSED]:
-            yield f"    {each.change:<28}  {_refusal(each)}"
+        shown = self.refused[:MOST_REFUSED]
+        width = min(WIDEST_CHANGE, max((len(each.change) for each in shown), default=0))
+        for each in shown:
+            yield f"    {each.change:<{width}}  {_refusal(each)}"
 
 
 def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanForecast | None) -> RefusedPlan:
@@ -249,12 +280,19 @@ def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     return max({**before, **after}, key=lambda name: after.get(name, 0.0) - before.get(name, 0.0))
 
 
+def _named(cause: str) -> str:
+    return NAMES.get(cause, cause)
+
+
 def _refusal(each: RefusedPlan) -> str:
-    why, words = f" ({each.cause})" if each.cause else "", [each.problem] if each.problem else []
+    why, words = f" ({_named(each.cause)})" if each.cause else "", [each.problem] if each.problem else []
     if each.excess_bytes:
-        words.append(f"{_mib(each.excess_bytes)} MiB too many{why}")
+        words.append(f"{readable_size(each.excess_bytes)} too many{why}")
     if each.excess_s is not None:
-        words.append(_signed(each.excess_s) + (why if not each.excess_bytes else ""))
+        same = abs(each.excess_s) < ROUNDING_S
+        words.append(
+            "as fast" if same else signed_time(each.excess_s) + (why if not each.excess_bytes else "")
+        )
     return "; ".join(words)
 
 
@@ -263,15 +301,11 @@ def _told(source: str) -> str:
     return "this machine's calibration" if source.startswith("/") else source
 
 
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / MIB:,.1f}"
-
-
-def _signed(value: float) -> str:
-    return ("+" if value >= 0 else "-") + _seconds(abs(value))
-
-
-def _seconds(value: float) -> str:
-    if value >= 1:
-        return f"{value:.3f} s"
-    return f"{1e3 * value:.2f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"
+def _folded(line: str) -> list[str]:
+    """A line in parts that fit a screen."""
+    if len(line) <= WIDTH:
+        return [line]
+    indent = " " * (4 + len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

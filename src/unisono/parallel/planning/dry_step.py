@@ -337,11 +337,23 @@ class DryStep:
                 self._give(held)
             for optimizer in optimizers:
                 self._together(optimizer)
-                units.begin(optimizer) if isinstance(units, DrySwap) else optimizer.step()
+                units.begin(optimizer) if isinstance(units, DrySwap) else self._make_state(optimizer)
             watch.numbers = False
         for value in trained.values():
             value.grad = None
         return optimizers
+
+    def _make_state(self, optimizer: Any) -> None:
+        """The first step, whose peak does not count. Without values PyTorch's loops take far longer than its
+        kernels of lists, which make the same state.
+        """
+        groups = optimizer.param_groups
+        if steps_parts(optimizer):
+            optimizer.param_groups = [
+                {**group, "foreach": True} if _loops(group) else group for group in groups
+            ]
+        optimizer.step()
+        optimizer.param_groups = groups
 
     def _meetings(self, held: dict[str, nn.Parameter]) -> DryMeetings | None:
         """Make what replicas that train on their own keep, and its state; None: gradients are averaged."""
@@ -375,3 +387,8 @@ class DryStep:
     def _is_cut(self, value: nn.Parameter) -> bool:
         """Whether a run has a DTensor in its place."""
         return self._plan.zero > 0 or self._plan.precision != "f32" or value in self._here.cut
+
+
+def _loops(group: dict[str, Any]) -> bool:
+    """Whether PyTorch takes a loop over the parameters of a group by default, as on a CPU."""
+    return group.get("foreach", False) is None and not group.get("fused") and not group.get("differentiable")

@@ -13,6 +13,7 @@ from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.loss_leaves import UnchangedLoss
+from unisono.parallel.loss_weights import check_weigh
 from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
 from unisono.planner.cluster import Hosts
@@ -74,13 +75,13 @@ def plan(
         OSError: a file of hosts or hardware cannot be read.
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
-    check_arguments(model, price or Plan(), optimizer, loss, pieces, None)
-    _check_given(
-        given if price is None else {field.name: getattr(price, field.name) for field in fields(price)}
-    )
+    check_arguments(model, Plan() if price is None else price, optimizer, loss, pieces, None, caller="plan")
+    _check_given(given)
     _check_counts(batch, ranks, trial)
+    if price is not None:
+        _check_priced(price, given, ranks)
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
-    _check_sample(sample, loss)
+    _check_sample(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
     kept = None if loss is None else UnchangedLoss(loss)
     task = TrainingTask(model, sample, rows, optimizer, kept, pieces, counts=weigh == "counted")
@@ -116,18 +117,16 @@ def _machine(
 def _chosen(
     task: TrainingTask, machine: JobMachine, price: Plan | None, given: dict[str, Any], trial: bool
 ) -> ModelChoice:
-    others = {"context": "context", "expert": "expert", "swap": "memory"}
-    if task.memory_type == "cpu":
-        others["swap"] = "disk"
-    axes = {axis for name, axis in others.items() if name not in UNSEEN}  # their memory is predicted
+    axes, swap = {"context", "expert"}, "disk" if task.memory_type == "cpu" else "memory"
     search = PlanSearch(task, given, machine, trial=trial)
     if price is not None:
         return search.price(price)
     try:
-        return search.choose()
+        # On GPUs the seconds of these axes were not compared with runs: where another plan fits, only
+        # arguments choose them. So it is with swapping, everywhere.
+        return search.choose(() if machine.compute is not None else axes)
     except NoPlanFitsError:
-        # Seconds of these axes were not shown right: where another plan fits, only arguments choose them.
-        return search.choose(axes)
+        return search.choose({*axes, swap})
 
 
 def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
@@ -148,9 +147,19 @@ def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
     return told[0]  # type: ignore[no-any-return]
 
 
-def _check_sample(sample: object, loss: object) -> None:
+def _check_sample(sample: object, loss: object, weigh: object) -> None:
+    check_weigh(weigh, own_loss=loss is None)
     if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
+
+
+def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None:
+    """Refuse a plan whose memory is not predicted, and what is given beside it."""
+    _check_given({field.name: getattr(price, field.name) for field in fields(price)})
+    if given:
+        raise ValueError(f"plan: price is a plan, which has its {next(iter(given))}: give one or the other")
+    if ranks not in (None, price.ranks):
+        raise ValueError(f"plan: price has {price.ranks} ranks, and ranks is {ranks}")
 
 
 def _check_counts(batch: object, ranks: object, trial: object) -> None:

@@ -15,8 +15,10 @@ from unisono.engine.environment import env
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.costs.hardware_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
+from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
+from unisono.parallel.precision import BATCH_NORM
 from unisono.planner.planner import NoPlanFitsError
 
 from .candidates import changes, divisors, neighbours, plans
@@ -31,6 +33,7 @@ __all__ = ["NoPlanFitsError", "PlanSearch"]
 
 SHOWN = 5  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
+CLOSE = 9  # decimals of a second: plans that agree in them are as fast
 FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at least
 RECOMPUTED = {False: 0, "selective": 1, True: 2}
 
@@ -79,9 +82,10 @@ class PlanSearch:
         Raises:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
-        self._task.graph(ROWS)  # or its error
+        self._recorded()
         self._axes = axes
         self._leave_out_context()
+        self._leave_out_experts()
         queue = [*self._queued()]
         heapq.heapify(queue)
         candidates, tried = len(queue), len(self._known)
@@ -105,8 +109,18 @@ class PlanSearch:
                 fitting.append(found)
         if not fitting:
             raise NoPlanFitsError(self._nothing(candidates))
-        chosen, *others = fitting
+        chosen, *others = _distinct(fitting)
         return self._choice(chosen, others, self._refused(chosen), candidates, complete=complete)
+
+    def _recorded(self) -> None:
+        """Record the model, or say how it trains without that."""
+        try:
+            self._task.graph(ROWS)
+        except CaptureError as error:
+            raise CaptureError(
+                f"{error}. A plan is chosen only for what can be recorded. Other models train with data "
+                "parallelism and ZeRO: write up.Plan(data=...)"
+            ) from None
 
     def price(self, plan: Plan) -> ModelChoice:
         """One plan, whether it fits or not.
@@ -131,7 +145,7 @@ class PlanSearch:
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
             len(self._known), self._predictor.source, complete, self._predictor.collectives(chosen.plan),
-            links_of(self._machine.hardware, recall(env.read()).source),
+            links_of(self._machine.hardware, recall(env.read()).source), _batch_norm_rows(task, chosen.plan),
         )  # fmt: skip
 
     # ---- candidates ----
@@ -145,6 +159,18 @@ class PlanSearch:
             DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._most).peak_of(0)
         except (CaptureError, ValueError):
             self._axes = {axis for axis in self._axes if axis != "context"}
+
+    def _leave_out_experts(self) -> None:
+        """Search no expert axis where no layer of the model has experts that some ranks could share."""
+        if "expert" not in self._axes or "expert" in self._given:
+            return
+        for parts in divisors(self._ranks)[1:]:
+            try:
+                expert_layers(self._task.model, None, Plan(data=self._ranks, expert=parts))
+            except ValueError:
+                continue
+            return
+        self._axes = {axis for axis in self._axes if axis != "expert"}
 
     def _queued(self) -> Iterable[_Queued]:
         """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
@@ -302,10 +328,25 @@ class PlanSearch:
         )
 
 
+def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
+    """Without plans that take the bytes and the seconds of an earlier one: they say nothing."""
+    kept: dict[Any, PlanForecast] = {}
+    for each in found:
+        kept.setdefault((round(each.time.total, CLOSE), each.peak.reserved), each)
+    return [*kept.values()]
+
+
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
     axes = plan.pipeline, plan.schedule, plan.chunks, plan.tensor, plan.sequence, plan.context, plan.expert
     return *axes, plan.swap, str(plan.recompute), plan.precision, plan.compression, plan.local_steps
+
+
+def _batch_norm_rows(task: TrainingTask, plan: Plan) -> int:
+    """Rows of which a BatchNorm takes its mean and variance; 0: there is none."""
+    if not any(isinstance(module, BATCH_NORM) and module.training for module in task.model.modules()):
+        return 0
+    return max(1, task.batch // plan.data // plan.micro_batches)
 
 
 def _plain(plan: Plan) -> Plan:
