@@ -16,6 +16,7 @@ from torch import nn
 from unisono.errors import Mismatch
 
 from .plain_class import plain_class
+from .sharded_parameters import TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ class _Rule(NamedTuple):
 
 
 def _is_low(plan: Plan) -> bool:
-    return plan.precision != "f32"
+    return plan.low
 
 
 RULES = (
@@ -43,15 +44,14 @@ RULES = (
         _is_low,
         ValueError,
         "precision={plan.precision!r}: {place} mixes {plan.precision} with another type, as of a buffer or "
-        "of a tensor that it makes: {line}. Keep this module in f32 "
-        '(keep_f32=("its.path",)), or cast in its forward',
+        "of a tensor that it makes: {line}. {remedy}",
     ),
     _Rule(
         r"BFloat16|Half|[Ll]ow precision",
         _is_low,
         ValueError,
         "precision={plan.precision!r}: {place} runs what PyTorch does not have in {plan.precision}: {line}. "
-        'Keep this module in f32 (keep_f32=("its.path",)), or cast in its forward',
+        "{remedy}",
     ),
     _Rule(
         r"Output \d+ of \w+ is a view and is being modified inplace.*custom Function",
@@ -60,6 +60,13 @@ RULES = (
         "{plan}: {place} writes into the tensor that its unit takes, as an activation with inplace=True "
         "does. A unit is an entry of an nn.Sequential or nn.ModuleList. Write inplace=False, or x = x + y "
         "in place of x += y",
+    ),
+    _Rule(
+        r"modified by an inplace operation",
+        lambda plan: plan.context > 1 or plan.pipeline > 1,
+        RuntimeError,
+        "{plan}: backward needs a value that the program writes in place. A recorded program does not tell "
+        "a write by .data from one by .detach(): write x = x * 0.5 in place of x.data.mul_(0.5). {line}",
     ),
     _Rule(
         r"out of bounds for storage of size 0",
@@ -84,8 +91,9 @@ def explained(error: BaseException, model: nn.Module, plan: Plan) -> Exception |
     """The error to raise in place of `error`; None: the plan is not the reason."""
     for rule in RULES if isinstance(error, RuntimeError) else ():
         if rule.applies(plan) and re.search(rule.pattern, str(error), re.DOTALL):
-            place, line = _place(error, model), _first_line(error)
-            return rule.error(rule.says.format(plan=plan, place=place, line=line))
+            (module, place), line = _place(error, model), _first_line(error)
+            remedy = _remedy(module, plan) if plan.low else ""
+            return rule.error(rule.says.format(plan=plan, place=place, line=line, remedy=remedy))
     if plan.recompute and _recomputed(error):
         return RuntimeError(
             f"recompute={plan.recompute!r}: a unit was not computed again as it ran: its forward takes "
@@ -117,10 +125,28 @@ def _recomputed(error: BaseException) -> bool:
     )
 
 
-def _place(error: BaseException, model: nn.Module) -> str:
-    """The innermost module of the user's that ran, and the line."""
+def _remedy(module: nn.Module, plan: Plan) -> str:
+    """What to write where a module does not compute in low precision."""
+    floats = ((name, value) for name, value in module.named_buffers() if value.is_floating_point())
+    buffers = [name for name, value in floats if value.dtype != TYPES[plan.precision]]
+    casts = {"bf16": "bfloat16", "fp16": "half"}[plan.precision]
+    told = []
+    if buffers:
+        told.append(
+            f"buffers stay as they are ({', '.join(buffers)}): write module.{buffers[0]} = "
+            f"module.{buffers[0]}.{casts}() before parallelize, which model.{casts}() would do"
+        )
+    if plan.pipeline == plan.context == plan.expert == 1:
+        told.append("write precision='autocast'")
+    told.append('keep this module in f32 (keep_f32=("its.path",)), or cast in its forward')
+    text = "; or ".join(told)
+    return text[0].upper() + text[1:]
+
+
+def _place(error: BaseException, model: nn.Module) -> tuple[nn.Module, str]:
+    """The innermost module of the user's that ran, with its path and the line."""
     paths = {module: path for path, module in model.named_modules()}
-    place = plain_class(model).__name__
+    found, place = model, plain_class(model).__name__
     for frame, line in traceback.walk_tb(error.__traceback__):
         module: Any = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and module in paths and not _of_torch(frame):
@@ -129,8 +155,8 @@ def _place(error: BaseException, model: nn.Module) -> str:
                 if paths[module]
                 else plain_class(module).__name__
             )
-            place = f"{named}, at {frame.f_code.co_filename}:{line},"
-    return place
+            found, place = module, f"{named}, at {frame.f_code.co_filename}:{line},"
+    return found, place
 
 
 def _of_torch(frame: FrameType) -> bool:

@@ -38,7 +38,7 @@ def check_model(model: nn.Module, plan: Plan) -> None:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             _check_embedding(where, module, plan)
             module.sparse = False
-    if plan.zero or plan.precision != "f32":
+    if plan.zero or plan.low:
         _make_contiguous(model)
 
 
@@ -51,7 +51,7 @@ def _make_contiguous(model: nn.Module) -> None:
 
 
 def _check_embedding(where: str, module: nn.Embedding | nn.EmbeddingBag, plan: Plan) -> None:
-    if module.max_norm is not None and (plan.copies > 1 or plan.zero or plan.precision != "f32"):
+    if module.max_norm is not None and (plan.copies > 1 or plan.zero or plan.low):
         raise ValueError(
             f"{where} has max_norm={module.max_norm}: it normalises the rows that its inputs name, in the "
             "table itself, and every data rank has other inputs. Normalise what it returns, or the whole "

@@ -44,7 +44,7 @@ class Utilization:
         for name, value in (("flops", flops), ("peak", peak)):
             _check_number(name, value)
         plan = run.plan
-        plain = plan.tensor == plan.pipeline == 1 and plan.zero == 0 and plan.precision == "f32"
+        plain = plan.tensor == plan.pipeline == 1 and plan.zero == 0 and not plan.low
         if flops is None and (not plain or plan.swap is not None):
             raise ValueError(
                 f"Progress: under {plan} the model cannot be recorded any more. Before parallelize, write "
@@ -78,7 +78,7 @@ class Utilization:
 
 def measured_peak(run: Run) -> float:
     """FLOP/s of a product of two matrices in the type of compute, the best of some rounds."""
-    kind = TYPES[run.plan.precision]
+    kind = TYPES.get(run.plan.precision, torch.bfloat16)  # autocast
     left, right = (torch.ones(SIDE, SIDE, dtype=kind, device=run.mesh.axes.device_type) for _ in range(2))
     best = math.inf
     for _ in range(ROUNDS):

@@ -132,7 +132,7 @@ def _check(name: str, kind: str, plan: Plan, weigh: object) -> None:
         why = 'weigh="counted" divides the gradient only after all ranks have told their counts'
     elif plan.precision == "fp16" and kind == AFTER:
         why = 'precision="fp16" multiplies its gradient by a scale'
-    elif kind == AFTER and (plan.zero or plan.tensor > 1 or plan.precision != "f32"):
+    elif kind == AFTER and (plan.zero or plan.tensor > 1 or plan.low):
         why = "the plan leaves this rank a part of it, which such a hook would take for the whole"
     if why:
         function = "register_hook" if kind == OF_GRADIENTS else "register_post_accumulate_grad_hook"

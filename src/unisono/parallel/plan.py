@@ -10,7 +10,7 @@ from .compression.settings import CompressionSettings
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 SPLIT_BACKWARD = ("zb-h1", "zbv")
-PRECISIONS = ("f32", "bf16", "fp16")
+PRECISIONS = ("f32", "bf16", "fp16", "autocast")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
 
 
@@ -70,7 +70,9 @@ class Plan:
         schedule: one of gpipe, 1f1b, interleaved, zb-h1, zbv.
         stages_per_rank: stages on each pipeline rank; None: 2 for interleaved and zbv, else 1.
         cuts: the first piece of each stage but the first; None: balanced by cost.
-        precision: the type of compute; parameters are kept in f32. fp16 scales the loss.
+        precision: the type of compute; parameters are kept in f32. fp16 scales the loss. autocast: forward
+            and loss run under torch.autocast in bf16, which chooses the type of each operator; parameters,
+            gradients and what data ranks send are f32.
         keep_f32: patterns of paths of modules that compute in f32 under bf16 and fp16, such as
             "blocks.*.gate"; "norms" stands for all normalisations. BatchNorm always does.
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
@@ -114,7 +116,7 @@ class Plan:
     schedule: str = "1f1b"
     stages_per_rank: int | None = None
     cuts: tuple[int, ...] | None = None
-    precision: Literal["f32", "bf16", "fp16"] = "f32"
+    precision: Literal["f32", "bf16", "fp16", "autocast"] = "f32"
     keep_f32: tuple[str, ...] = ()
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
@@ -149,6 +151,7 @@ class Plan:
             raise ValueError(
                 "Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more"
             )
+        self._check_autocast()
         self._check_sharding()
         self._check_schedule()
         self._check_swap()
@@ -179,6 +182,19 @@ class Plan:
         cuts: object = self.cuts
         if cuts is not None and not (isinstance(cuts, tuple) and all(type(cut) is int for cut in cuts)):
             raise TypeError(f"Plan: cuts is {cuts!r}, expected a tuple of int or None")
+
+    def _check_autocast(self) -> None:
+        for name, only, why in (
+            ("pipeline", 1, "the recorded operators of a stage run in the types of the recording"),
+            ("context", 1, "the recorded operators run in the types of the recording"),
+            ("expert", 1, "rows travel to experts in one type"),
+            ("keep_f32", (), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
+            ("reduce", "f32", "its gradients are f32"),
+        ):
+            if self.precision == "autocast" and getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: precision='autocast' needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -246,7 +262,7 @@ class Plan:
             )
         if self.swap is not None:
             raise ValueError(f"Plan: compression and swap={self.swap!r} are not combined; leave one out")
-        if self.precision != "f32":
+        if self.low:
             raise ValueError(
                 f"Plan: compression takes f32 gradients, and precision={self.precision!r} reduces its own; "
                 "use precision='f32'"
@@ -318,7 +334,7 @@ class Plan:
                 )
         if self.buffers == "own":
             raise ValueError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
-        if self.zero == 0 and self.precision != "f32":
+        if self.zero == 0 and self.low:
             raise ValueError(
                 f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "
                 "low precision are bound to their ranks; use zero=1"
@@ -377,6 +393,11 @@ class Plan:
     def ranks(self) -> int:
         """Ranks the plan runs on."""
         return self.data * self.context * self.tensor * self.pipeline
+
+    @property
+    def low(self) -> bool:
+        """Whether units compute with parameters and inputs that are cast to a lower type."""
+        return self.precision in ("bf16", "fp16")
 
     @property
     def shards(self) -> int:

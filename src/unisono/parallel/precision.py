@@ -30,7 +30,7 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
     Raises:
         ValueError: a pattern matches nothing; or ranks may leave such a module unused.
     """
-    if plan.precision == "f32":
+    if not plan.low:
         return []
     found: dict[nn.Module, str] = {}
     for pattern in plan.keep_f32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class ModelRecorder:
     Attributes:
         shapes: the model's copy, whose settings may be changed.
         changing: attributes (path, name) that the model changes while it runs.
+        trained: names of the parameters that are trained. See `train`.
     Raises:
         CaptureError: the model cannot be copied.
     """
@@ -50,7 +51,20 @@ class ModelRecorder:
         self.shapes, self.name, self._dtype = Shapes(model), type(model).__name__, dtype
         self._refuses, self._where, self._remedy, self._attention = refuses, where, remedy, attention
         self.changing: set[Any] = set()
+        self.train({})
         self._prepare = prepare
+
+    def train(self, flags: Mapping[str, bool]) -> None:
+        """Record as if these parameters were trained or frozen. PyTorch chooses some operators by that: a
+        frozen mask takes an attention without its gradient.
+
+        Args:
+            flags: name -> whether it is trained. Others stay as they are.
+        """
+        named = dict(self.shapes.model.named_parameters())
+        for name in flags.keys() & named.keys():
+            named[name].requires_grad_(flags[name])
+        self.trained = frozenset(name for name, value in named.items() if value.requires_grad)
 
     def record(self, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None = None) -> Graph:
         """Record the model on inputs, or `forward(model, inputs)`.

@@ -618,6 +618,9 @@ class Run:
         self._trained |= new
         self._cut = has_cut_parameters(self._trained.values())
         self._built.follow_frozen()
+        for programs in (self._built.programs, self._built.runtime.context):
+            if programs is not None:
+                programs.follow_frozen(self._flags.everywhere)
 
     def _optimizers_for(self, new: Mapping[str, nn.Parameter]) -> tuple[list[torch.optim.Optimizer], str]:
         """What the caller's function makes of parameters that no optimizer has, and what is wrong."""

@@ -70,7 +70,7 @@ def shard_units(
     """
     plan = mesh.plan
     own = own_units(root, units)
-    replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
+    replicas = plan.zero == 0 and not plan.low  # which is all that can be swapped
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     if not replicas:
@@ -127,7 +127,7 @@ def _one_unit(root: nn.Module, plan: Plan) -> bool:
 
     In low precision a small model has units as a large one has them: they cast their inputs.
     """
-    small = plan.precision == "f32" and _nbytes(root) <= SMALL_MODEL_BYTES
+    small = not plan.low and _nbytes(root) <= SMALL_MODEL_BYTES
     return plan.uneven_use or plan.zero == 0 or small
 
 
@@ -199,7 +199,7 @@ def _shares(unit: nn.Module, root: nn.Module) -> bool:
 
 
 def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPolicy:
-    if plan.precision == "f32":
+    if not plan.low:
         return MixedPrecisionPolicy()
     low = TYPES[plan.precision]  # None would be f32 since PyTorch 2.15, and the parameters' type before
     reduce = torch.float32 if plan.reduce == "f32" else low

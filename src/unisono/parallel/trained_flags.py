@@ -15,6 +15,7 @@ from torch import nn
 
 from unisono.torch_internals import fsdp
 
+from .fused_names import fused_layers
 from .sharded_parameters import ShardedParameters
 from .swap import ParameterSwap
 
@@ -44,11 +45,22 @@ def why_fixed(built: ModelSetup) -> str:
 
 
 class TrainedFlags:
-    """Which parameters of this rank are trained."""
+    """Which parameters of this rank are trained.
+
+    Attributes:
+        everywhere: name -> whether it is trained, of the parameters of all ranks, as `agreed` has found it.
+            A layer for which others stand is trained if one of them is.
+    """
 
     def __init__(self, built: ModelSetup) -> None:
         self._named, self._units = built.named, built.units
         self._flags = {name: value.requires_grad for name, value in self._named.items()}
+        self._fused = {
+            f"{layer.path}.{leaf}": layer.parts(leaf)
+            for layer in fused_layers(built.model)
+            for leaf in layer.leaves
+        }
+        self.everywhere: dict[str, bool] = {}
         everywhere = built.model.named_parameters(remove_duplicate=False)
         self._stand_ins = [  # at the path of a tied parameter in another stage
             (self._named[built.names[path]], other)
@@ -94,6 +106,9 @@ class TrainedFlags:
                         f"{name!r} is {words[before]} on rank {other} and {words[flag]} on rank {rank}: "
                         "freeze and unfreeze on all ranks before the same step"
                     )
+        found = {name: flag for name, (_, flag) in first.items()}
+        fused = {whole: any(found.get(part, False) for part in parts) for whole, parts in self._fused.items()}
+        self.everywhere = found | fused
         return any(changed for _, changed, _ in told)
 
     def take(self, changed: Mapping[str, bool]) -> None:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import attentions, discrete, factories, images, indexing, operators, spectra, structures, writes
+from . import (
+    attentions,
+    discrete,
+    factories,
+    images,
+    indexing,
+    matrices,
+    operators,
+    spectra,
+    structures,
+    writes,
+)
 from .writer import Writer
 
 Operator = Callable[[Writer], "str | list[str]"]
@@ -76,6 +87,7 @@ MIDDLE: Table = {
     "gathered": (indexing.gathered, 3.5),
     "made": (factories.made, 3),
     "spectrum": (spectra.spectrum, 1.5),
+    "algebra": (matrices.algebra, 2),
     "counted": (discrete.counted, 3),
     "overwritten": (writes.overwritten, 3.5),
     "resized": (images.resized, 3),

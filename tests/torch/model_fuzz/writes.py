@@ -26,7 +26,7 @@ def overwritten(w: Writer) -> list[str]:
             [f"{y} = {x}.clone()", f"{y}.index_put_((torch.arange({w.shape(x)[0]}),), {p}, accumulate=True)"],
             [f"{y} = {x} + 0", f"{y}[{x} > 0.5] = 0.1"],
             [f"{y} = {x} + 0", f"{y}[..., ::2], {y}[..., 1::2] = {x}[..., 1::2] * 2, {x}[..., ::2]"],
-            [f"{y} = {x}.clone()", f"{z} = {y}.view(-1)", f"{z}[0] = 0.0", f"{w.name()} = {y} * 2"],
+            [f"{y} = {x}.clone()", f"{z} = {y}.view({w.size(x, 0)}, -1)", f"{z}[:, 0] = 0.0", f"{w.name()} = {y} * 2"],
             [f"{y} = {x}.clone()", f"{z} = {y}.detach()", f"{z}.add_(0.1)", f"{w.name()} = {y} + {z}"],
             [f"{y} = {x}.expand(2, *{x}.shape).contiguous()", f"{y}[0] += 1", f"{z} = {y}[0] * {y}[1]"],
             [f"{y} = {x}.clone()", f"{y}.transpose({at}, -1)[..., 0] = {p}.sum()"],

@@ -133,6 +133,55 @@ def check_what_moves_is_where_it_was(folder: Path) -> None:
             print(caught.value, flush=True)
 
 
+class Scored(nn.Linear):
+    """Returns a number and a tensor, which change places when the program runs."""
+
+    kind = ""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        kind = "" if isinstance(y, FakeTensor) or y.is_meta else self.kind
+        score = self.weight.square().mean()
+        others = {"places": (y, score), "longer": (score, y, y), "kinds": (score, y.argsort(-1))}
+        return others.get(kind, (score, y))
+
+
+class Scores(Mlp):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.block = Scored(16, 16)
+        self.block.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        score, y, *_ = self.block(x)
+        return super().forward(x + y + score.tanh())
+
+
+def check_what_a_stage_calls_returns_the_same(folder: Path) -> None:
+    same(PIPELINE, functools.partial(Scores, ""), rows(), LOSS, sample=rows()[0][0])
+    for kind, says in (
+        ("places", r"of shape \[4, 16\] and type float32 at place 0; .* has one of shape \[\] and"),
+        ("kinds", r"of shape \[4, 16\] and type int64 at place 1; .* has one of shape \[4, 16\] and type fl"),
+        ("longer", r"at place 2; .* has none there"),
+    ):
+        with pytest.raises(RuntimeError, match=f'"block" returns a tensor {says}') as caught:
+            under(PIPELINE, functools.partial(Scores, kind), rows(), LOSS, sample=rows()[0][0])
+        print(caught.value, flush=True)
+
+
+class Halved(Mlp):
+    def between(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        y.data.mul_(0.5)  # in one process backward takes the written values
+        return y
+
+
+def check_writes_by_data_are_named(folder: Path) -> None:
+    batch = torch.randn(8, 6, 16), torch.randint(4, (8, 6))
+    with pytest.raises(RuntimeError, match=r"context=2.*writes in place.*x\.data\.mul_"):
+        under(CONTEXT, Halved, [batch], of_positions, sample=batch[0])
+
+
 def check_a_module_called_by_itself(folder: Path) -> None:
     run = up.parallelize(seeded(Mlp), TENSOR, optimizer=adamw, loss=LOSS, sample=rows()[0][0])
     with pytest.raises(RuntimeError, match='"a" was called by itself, outside the model'):

@@ -2,13 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import unisono.parallel as up
-from parallel.plain_training import same
-from parallel.program_stages import PIPELINE, SCHEDULES, WIDTH, Skips, batches, loss
+from parallel.plain_training import adamw, same, seeded
+from parallel.program_stages import PIPELINE, SCHEDULES, WIDTH, WORDS, Skips, batches, loss
 from parallel.run_features import in_group
 
 
@@ -49,6 +50,46 @@ def check_weights_have_parameters_that_nothing_needs(folder: Path) -> None:
         run = same(plan, PartlyUsed, given, loss, sample=given[0][0])
         weights = run.state_dict()
         assert torch.distributed.get_rank() > 0 or set(weights) == set(PartlyUsed().state_dict())
+
+
+class Lost(nn.Module):
+    """What the first stage makes goes into a layer whose output is lost, into numbers that have no gradient,
+    and into a second tensor of the result.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.block = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.lost, self.head, self.aside = (nn.Linear(WIDTH, WORDS) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        x = self.table(ids)
+        first, second, third = self.first(x), self.second(x), self.third(x)
+        x = torch.tanh(self.block(x))
+        self.lost(first)
+        picked = x.gather(-1, second.argsort(-1))
+        return {"aside": self.aside(third), "logits": self.head(x + picked)}
+
+
+def by_aside(output: Any, targets: Tensor) -> Tensor:
+    return loss(output, targets) + 0.1 * output["aside"].square().mean()
+
+
+def check_parameters_without_gradients_do_not_move(folder: Path) -> None:
+    """AdamW moves what has a gradient of zero, and not what has none."""
+    given = [(inputs["ids"], targets) for inputs, targets in batches(3)]
+    for wanted in (loss, by_aside):
+        alone = seeded(Lost)
+        optimizer = adamw(alone.parameters())
+        for ids, targets in given:
+            optimizer.zero_grad()
+            wanted(alone(ids), targets).backward()
+            optimizer.step()
+        for plan in (up.Plan(data=2), PIPELINE, SCHEDULES[3], SCHEDULES[4], SCHEDULES[5]):
+            found = same(plan, Lost, given, wanted, sample=given[0][0]).state_dict()
+            for name, value in alone.named_parameters() if found else ():
+                assert torch.allclose(found[name], value, atol=1e-5), (plan, name)
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

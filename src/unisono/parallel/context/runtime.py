@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,10 @@ class ContextModel:
 
     # ---- programs ----
 
+    def follow_frozen(self, flags: Mapping[str, bool]) -> None:
+        """Record with these flags (name -> whether it is trained) from now on."""
+        self._recorder.train(flags)
+
     def confirm(self, micros: Iterable[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
         """Prove the programs of these micro-batches, where they are new.
 
@@ -160,7 +164,8 @@ class ContextModel:
     def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
         assert self._settings is not None
         asked = None if loss is None else (kinds_of(targets), loss)
-        return kinds_of(inputs), asked, self._settings.now(), torch.is_grad_enabled()
+        settings = self._settings.now(), self._recorder.trained
+        return kinds_of(inputs), asked, settings, torch.is_grad_enabled()
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
         """Record and prove; all ranks that share a sequence or the stages of a model end alike."""

@@ -164,6 +164,8 @@ class StepPredictor:
         return collective_calls(self._parts(plan))
 
     def _parts(self, plan: Plan) -> StepParts:
+        if plan.precision == "autocast":
+            raise ValueError("StepPredictor: precision='autocast' is not priced, bf16 is")
         hosts = self._hosts or (0,) * plan.ranks
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")

@@ -94,6 +94,8 @@ class StageProgram:
         starts: where the stages but the first begin.
         places: the operators with which they begin.
         stages: one after the other.
+        surely_used: values that have a gradient if the loss takes any tensor of the result. Others may have
+            none: a module takes them for nothing, or for one of several tensors.
         unused: names of parameters that no stage needs.
         open: modules (paths) that span stages.
         written: memory that some operator writes in place.
@@ -137,6 +139,7 @@ class StageProgram:
                 if graph.values[storage].kind == "constant" and item.frame is None:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
+        self.surely_used = self._surely_used()
         self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
 
@@ -255,6 +258,26 @@ class StageProgram:
             line = graph.nodes[values[min(needed)].node].line
             raise StageError(f"{graph.model}: a value is needed before it is made, at {line}")
         return stages
+
+    def _surely_used(self) -> frozenset[int]:
+        values = self.graph.values
+        results = [number for number in self.graph.outputs if values[number].differentiable]
+        used = [self._used_for(number) for number in dict.fromkeys(results)]
+        return frozenset[int]().union(*used[:1]).intersection(*used[1:])
+
+    def _used_for(self, result: int) -> set[int]:
+        """Values from which a tensor of the result follows, by operators that pass gradients on."""
+        values = self.graph.values
+        used, storages = {result}, {values[result].storage}
+        for node in reversed(self.graph.nodes):
+            given = {ref.value for ref in refs((node.args, node.named))}
+            writes = any(values[before].storage in storages for before, _ in writes_of(node))
+            detaches = node.name == "aten.detach" and not self.graph.taken_by_functions & given
+            makes = used.intersection(node.outputs) if node.grad and not detaches else ()
+            if writes or any(values[number].differentiable for number in makes):
+                used |= given
+                storages |= {values[number].storage for number in given}
+        return used
 
     def _travels(self, number: int) -> bool:
         return self.graph.values[number].node >= 0

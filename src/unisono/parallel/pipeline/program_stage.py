@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.argument_templates import template
-from unisono.parallel.graph.call_structure import CallStructure
+from unisono.parallel.graph.call_structure import CallStructure, shown
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.slots import slots_in
@@ -21,7 +21,7 @@ from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Frame, Graph, Node
+    from unisono.parallel.graph.program import Frame, Graph, Node, Value
 
 __all__ = ["ProgramStage", "StagePrograms"]
 
@@ -72,8 +72,14 @@ class StagePrograms:
     def note(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Follow `model`, which is cut now. `group`: the ranks of this pipeline."""
         self._group, self._settings = group, ModuleSettings(model, leave_out=self._recorder.changing)
-        self._known[kinds_of(self._sample, self._dtype), self._settings.now(), True] = self.first
+        self._current = self._settings.now()
+        with torch.enable_grad():
+            self._known[self._key(self._sample)] = self.first
         del self._sample
+
+    def follow_frozen(self, flags: Mapping[str, bool]) -> None:
+        """Record with these flags (name -> whether it is trained) from now on."""
+        self._recorder.train(flags)
 
     def confirm(self, batches: Iterable[Any]) -> None:
         """Record the programs of these inputs, where they are new. All ranks of a pipeline call this.
@@ -84,7 +90,7 @@ class StagePrograms:
         assert self._settings is not None
         self._current = self._settings.now()
         for inputs in batches:
-            key = kinds_of(inputs, self._dtype), self._current, torch.is_grad_enabled()
+            key = self._key(inputs)
             if key in self._known:
                 continue
             self._settings.give(self._recorder.shapes)
@@ -96,7 +102,11 @@ class StagePrograms:
 
     def of(self, inputs: Any) -> StageProgram:
         """The program of these inputs, which `confirm` has seen."""
-        return self._known[kinds_of(inputs, self._dtype), self._current, torch.is_grad_enabled()]
+        return self._known[self._key(inputs)]
+
+    def _key(self, inputs: Any) -> Any:
+        kinds = kinds_of(inputs, self._dtype)
+        return kinds, self._current, self._recorder.trained, torch.is_grad_enabled()
 
     def _check(self, program: StageProgram) -> None:
         for number, stage in enumerate(program.stages):
@@ -167,6 +177,12 @@ class ProgramStage(nn.Module):
     def program_of(self, inputs: Any) -> str:
         """A text that is equal on all ranks, and differs for inputs that run other programs."""
         return self._programs.of(inputs).digest
+
+    def sends_unused(self, stage: int, inputs: Any) -> bool:
+        """Whether a stage sends what may have no gradient."""
+        program = self._programs.of(inputs)
+        values, sure = program.graph.values, program.surely_used
+        return any(values[n].differentiable and n not in sure for n in program.stages[stage].goes)
 
     def _slot(self, name: str) -> tuple[nn.Module | None, str]:
         """The module that has a parameter; None: others stand for the one that had it."""
@@ -287,7 +303,7 @@ class _StageRun:
         def run(values: dict[int, Any], resolve: Callable[[Ref], Any]) -> None:
             args, named = arguments(resolve)
             output = self._stage.module(frame.path)(*args, **named)
-            values.update(_returned(frame, output))
+            values.update(_returned(frame, output, self._graph))
             values.update((after, resolve(before)) for after, before in renames)
 
         return run
@@ -303,19 +319,37 @@ class _StageRun:
         return found[::-1]
 
 
-def _returned(frame: Frame, output: Any) -> dict[int, Tensor]:
+def _returned(frame: Frame, output: Any, graph: Graph) -> dict[int, Tensor]:
     """What a module has returned, by the numbers in the graph.
 
     Raises:
         RuntimeError: it returned other things when it was recorded.
     """
-    found, wanted = dict(slots_in(output)), frame.slots[1]
-    if found.keys() == set(wanted):
-        return {number: found[slot] for slot, number in zip(wanted, frame.outputs, strict=True)}
-    sides = [CallStructure(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
-    here, there = sides[0].difference(sides[1])
+    found = dict(slots_in(output))
+    wanted = dict(zip(frame.slots[1], frame.outputs, strict=True))
+    if found.keys() == wanted.keys():
+        other = next((slot for slot in wanted if not _fits(found[slot], graph.values[wanted[slot]])), None)
+        if other is None:
+            return {number: found[slot] for slot, number in wanted.items()}
+        here = f"a tensor of {_kind(found[other])} at {shown(other)}"
+        there = f"one of {_kind(graph.values[wanted[other]])}"
+    else:
+        sides = [CallStructure(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
+        here, there = sides[0].difference(sides[1])
     raise RuntimeError(
         f'"{frame.path}" returns {here}; the program that was recorded has {there}. The stages of a pipeline '
         "follow that program: something beside inputs, shapes and settings decides what the module runs. Let "
         "it return the same in every step"
     )
+
+
+def _fits(tensor: Tensor, value: Value) -> bool:
+    """Whether a tensor can be a recorded one, or a rank's part of it. A part has no size that is larger, so
+    no tensors of several shapes have changed places if all fit."""
+    sizes = [*zip(tensor.shape, value.shape, strict=False)]
+    same = tensor.dim() == len(value.shape) and tensor.is_floating_point() == value.dtype.is_floating_point
+    return same and all(here <= there for here, there in sizes)
+
+
+def _kind(tensor: Tensor | Value) -> str:
+    return f"shape {[*tensor.shape]} and type {str(tensor.dtype).removeprefix('torch.')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class PipelineRuntime:
                 start = time.perf_counter()
                 if action.kind in "BI":
                     self._units.before_backward(last=action is final and not split)
-                with record_function(f"up::pipeline|{action}"):
+                with record_function(f"up::pipeline|{action}"), self._types(action):
                     {"F": self._forward, "B": self._backward, "I": self._inputs, "W": self._weights}[
                         action.kind
                     ](step, action)
@@ -150,6 +151,13 @@ class PipelineRuntime:
         self._messages.finish()
         self.interrupted = False
         return step.loss, step.count, step.spans
+
+    def _types(self, action: Action) -> contextlib.AbstractContextManager[object]:
+        """What chooses the types of the operators of an action."""
+        if action.kind != "F" or self._mesh.plan.precision != "autocast":
+            return contextlib.nullcontext()  # within the caller's, if there is one
+        # no casts are kept: fully_shard frees the parameters of which they are
+        return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
 
     def follow_frozen(self) -> None:
         """Other activations than before may require gradients. All ranks of a pipeline call this."""
@@ -173,6 +181,8 @@ class PipelineRuntime:
         else:
             outputs = [t for t in step.forward_records[action.stage, action.micro].outputs if t.requires_grad]
             specs = [TensorSpec(tuple(t.shape), t.dtype, False) for t in outputs]
+            if outputs and self._sends_unused(step, action.stage, action.micro):
+                specs.append(TensorSpec((len(outputs),), torch.float32, False))
             step.received[message] = self._messages.recv_known(message, specs, source)
 
     def _give(self, step: _StepState, action: Action) -> None:
@@ -193,6 +203,9 @@ class PipelineRuntime:
             return
         wanted = [t for t in record.inputs if t.requires_grad]
         grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
+        if wanted and self._sends_unused(step, stage, action.micro):
+            flags = [t.grad is not None for t in wanted]
+            grads.append(torch.tensor(flags, dtype=torch.float32, device=self._device))
         if rank == self._mesh.stage:
             step.received[message] = tuple(grads)
         else:
@@ -254,7 +267,20 @@ class PipelineRuntime:
         outputs = [t for t in record.outputs if t.requires_grad]
         if action.stage + 1 == step.schedule.stages:
             return record, outputs, None
-        return record, outputs, list(step.received.pop(StageMessage("B", action.stage + 1, action.micro)))
+        grads = list(step.received.pop(StageMessage("B", action.stage + 1, action.micro)))
+        if outputs and self._sends_unused(step, action.stage, action.micro):
+            used = [flag > 0 for flag in grads.pop().tolist()]
+            outputs = [t for t, flag in zip(outputs, used, strict=True) if flag]
+            grads = [t for t, flag in zip(grads, used, strict=True) if flag]
+            record.outputs = tuple(outputs)
+        return record, outputs, grads
+
+    def _sends_unused(self, step: _StepState, stage: int, micro: int) -> bool:
+        """Whether gradients of what a stage sends come with flags: zeros stand for those that are None."""
+        stages: Any = self._root
+        if self._single or self.context is not None:
+            return False
+        return next(iter(stages.stages.values())).sends_unused(stage, step.step_input.micros[micro][0])  # type: ignore[no-any-return]
 
     def _backward(self, step: _StepState, action: Action) -> None:
         record, outputs, grads = self._arrived(step, action)
@@ -270,7 +296,8 @@ class PipelineRuntime:
         if not any(t.requires_grad for t in record.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in record.inputs if t.requires_grad]
-        if self.runs_twice or not self._in_two_passes(step, action, outputs, wanted):
+        unused = self._sends_unused(step, action.stage - 1, action.micro)  # PyTorch 2.12 wants all to be used
+        if self.runs_twice or unused or not self._in_two_passes(step, action, outputs, wanted):
             found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 tensor.grad = grad

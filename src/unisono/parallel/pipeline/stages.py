@@ -51,6 +51,10 @@ class PieceStage(nn.ModuleList):
         """Pieces run one program."""
         return ""
 
+    def sends_unused(self, _stage: int, _inputs: Any) -> bool:
+        """Pieces take what comes."""
+        return False
+
     def __init__(self, pieces: Sequence[nn.Module], *, first: bool) -> None:
         super().__init__(pieces)
         self._first = first

@@ -181,6 +181,8 @@ def _check_given(given: dict[str, Any]) -> None:
         for one in each:
             if name in UNSEEN and one != UNSEEN[name]:
                 raise ValueError(f"plan: {name}={one!r}: its memory is not predicted. Write a Plan by hand")
+            if name == "precision" and one == "autocast":
+                raise ValueError("plan: precision='autocast' is not predicted. Write a Plan by hand")
             _check_value(name, one)
 
 
