@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .hardware_prices import Collectives
     from .traced_step import TracedAttention, TracedStep
 
-__all__ = ["ExchangeCalls", "PricedExchange", "of_attentions", "of_experts"]
+__all__ = ["ExchangeCalls", "PricedExchange", "SpreadExperts", "of_attentions", "of_experts"]
 
 TOP = 2
 """Experts of a row: they are not known before a router runs."""
@@ -19,6 +19,14 @@ FEW_BYTES = 1024
 
 ROUTED = 35
 """Small operators that sort the rows of a layer of experts and put them back, in forward."""
+
+
+class SpreadExperts(NamedTuple):
+    """The experts of a model: modules called with their rows, their parameters, and a rank's share of all."""
+
+    called: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+    spread: float = 1.0
 
 
 class ExchangeCalls(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
+from unisono.parallel.graph.single_texts import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_leaves import UnchangedLoss
@@ -33,7 +34,7 @@ from unisono.planner.compute_calibration import ComputeCalibration, recall_compu
 
 from .collective_calls import PricedCollective, collective_calls
 from .compressed_gradients import of_stages
-from .exchanges import of_attentions, of_experts
+from .exchanges import SpreadExperts, of_attentions, of_experts
 from .forecast import StepForecast
 from .hardware_prices import source_of, swap_rate
 from .host_prices import HostPricing
@@ -101,6 +102,7 @@ class StepPredictor:
         self._rows = rows_of(self._batch) if rows is None else rows
         self._loss = loss if isinstance(loss, UnchangedLoss) else UnchangedLoss(loss or own_loss)
         self._own_loss, self._optimizer = loss is None, optimizer
+        self._packed = may_be_packed(self._batch[0])
         self._base = Shapes(model, None if pieces is None else list(pieces))
         self._family = family_of(self._base.model, self._base.also, cuts)
         for module in self._base.model.modules():  # as the runtime does
@@ -196,13 +198,13 @@ class StepPredictor:
 
     def _operators(self, rows: int) -> list[TracedOperator]:
         """Those of a step of one rank."""
-        traced = self._traced(Plan(), rows, frozenset())
+        traced = self._traced(Plan(), rows, frozenset(), single=not self._packed)
         return [*traced.operators, *(self._updated(Plan(), traced) or ())]
 
-    def _experts(self, plan: Plan, traced: TracedStep) -> _Experts:
+    def _experts(self, plan: Plan, traced: TracedStep) -> SpreadExperts:
         """Where the experts are that the expert axis spreads."""
         if plan.expert == 1:
-            return _Experts()
+            return SpreadExperts()
         model = traced.model
         layers = expert_layers(model, None, plan)
         called = {layer.path if layer.kind == "stacked" else caller_of(model, layer.path) for layer in layers}
@@ -211,31 +213,33 @@ class StepPredictor:
         inside = sum(count for name, count in trained.items() if name in own)
         every = sum(trained.values())
         spread = (every - inside + inside / plan.expert) / every if every else 1.0
-        return _Experts(frozenset(called), own, spread)
+        return SpreadExperts(frozenset(called), own, spread)
 
     # ---- what plans share ----
 
     def _staged(self, plan: Plan, rows: int) -> tuple[TracedStep, list[int], list[float]]:
         """A micro-batch, the stage of each of its module calls, and the bytes from each stage to the next."""
         starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
-        traced = self._traced(plan, rows, starts.opened)
+        recorded = plan.context > 1 or bool(starts.sent)  # with the masks that shapes have
+        traced = self._traced(plan, rows, starts.opened, single=not recorded and not self._packed)
         return traced, *starts.of(traced, rows)
 
-    def _traced(self, plan: Plan, rows: int, opened: frozenset[str]) -> TracedStep:
-        cut = self._cut(plan, opened) if plan.tensor > 1 else None
+    def _traced(self, plan: Plan, rows: int, opened: frozenset[str], *, single: bool) -> TracedStep:
+        """A recorded step. `single`: of a model that takes each row for one text."""
+        cut = self._cut(plan, opened, single=single) if plan.tensor > 1 else None
 
         def record(rows: int) -> TracedStep:
             dtype = None if plan.precision == "f32" else TYPES[plan.precision]
             layout = StepLayout(units=self._paths(self._family.units), cut=cut, dtype=dtype)
             try:
-                with gpu_attention(on_gpu=self._own_device, runs_model=plan.pipeline == 1):
+                with gpu_attention(on_gpu=self._own_device), single_texts(single):
                     shapes = Shapes(self._base)
                     return trace_step(shapes, self._micro(rows), self._loss, layout, output=self._output)
             finally:
                 self._loss.restore()
 
-        runs_model = self._own_device and plan.pipeline == 1
-        return self._traces.of((*self._key(plan), opened if cut else None, runs_model), rows, record)
+        key = *self._key(plan), opened if cut else None, self._own_device, single and searches_packed_texts()
+        return self._traces.of(key, rows, record)
 
     def _key(self, plan: Plan) -> tuple[Any, ...]:
         return plan.tensor, plan.sequence, plan.precision
@@ -289,18 +293,20 @@ class StepPredictor:
         wanted = set(modules)
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
-    def _cut(self, plan: Plan, opened: frozenset[str]) -> Cut:
-        key = plan.tensor, plan.sequence, opened
-        return self._cuts.of(key, lambda: self._proved(plan, opened))
+    def _cut(self, plan: Plan, opened: frozenset[str], *, single: bool) -> Cut:
+        key = plan.tensor, plan.sequence, opened, single and searches_packed_texts()
+        return self._cuts.of(key, lambda: self._proved(plan, opened, single=single))
 
-    def _proved(self, plan: Plan, opened: frozenset[str]) -> Cut:
+    def _proved(self, plan: Plan, opened: frozenset[str], *, single: bool) -> Cut:
         if self._task is not None:
-            return self._task.cut(plan.tensor, self._few, sequence=plan.sequence, opened=opened)
+            return self._task.cut(
+                plan.tensor, self._few, sequence=plan.sequence, opened=opened, single=single
+            )
         kinds = self._explicit or {}
         if any(kind != "whole" for kind in kinds.values()):
             return cut_of(self._base.model, self._family.cuts, plan.tensor)
         whole = [path for path, kind in self._family.cuts.items() if kind == "whole"] if kinds else []
-        with torch.enable_grad():
+        with torch.enable_grad(), single_texts(single):
             return prove(
                 Shapes(self._base), self._micro(self._few)[0], plan.tensor, whole=frozenset(whole),
                 opened=opened, sequence=plan.sequence,
@@ -353,7 +359,7 @@ class StepPredictor:
     # ---- sizes ----
 
     def _units(
-        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: SpreadExperts
     ) -> dict[int, dict[str, ParameterSizes]]:
         axes = plan.shards, plan.pipeline, plan.stages, plan.expert
         key = *self._key(plan), plan.zero, plan.cuts, plan.keep_f32, *axes
@@ -362,7 +368,7 @@ class StepPredictor:
         return self._sizes[key]
 
     def _sized(
-        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: _Experts
+        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: SpreadExperts
     ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> trained parameters on one rank of the tensor axis."""
         model = traced.model
@@ -386,11 +392,3 @@ class StepPredictor:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
-
-
-class _Experts(NamedTuple):
-    """The experts of a model: modules called with their rows, their parameters, and a rank's share of all."""
-
-    called: frozenset[str] = frozenset()
-    parameters: frozenset[str] = frozenset()
-    spread: float = 1.0

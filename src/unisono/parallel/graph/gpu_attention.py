@@ -14,20 +14,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention_call import bound, calls_told
-from .unpacked_rows import unpacked_rows
 
 __all__ = ["gpu_attention"]
 
 
 @contextlib.contextmanager
-def gpu_attention(*, on_gpu: bool, runs_model: bool) -> Iterator[None]:
+def gpu_attention(*, on_gpu: bool) -> Iterator[None]:
     """Calls of `scaled_dot_product_attention` run the operators of a GPU's.
 
     Args:
         on_gpu: shapes are those of a GPU; otherwise nothing changes.
-        runs_model: a run calls the model itself, and no recorded program.
     """
-    with calls_told(_call if on_gpu else None), unpacked_rows(on_gpu and runs_model):
+    with calls_told(_call if on_gpu else None):
         yield
 
 

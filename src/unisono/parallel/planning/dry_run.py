@@ -6,7 +6,6 @@ The tensor axis and the stages are those of a run; dry_step.py runs the step.
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from unisono.parallel.families import identity
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.shapes import Shapes
+from unisono.parallel.graph.single_texts import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
@@ -30,7 +30,6 @@ from .dry_experts import spread_by_chance
 from .dry_step import DryStep, RankModel, Specs, StepSize
 from .dry_tensor import run_parts
 from .memory_account import MemoryPeak
-from .single_texts import may_be_packed, single_texts
 
 if TYPE_CHECKING:
     from unisono.parallel.families import ModelFamily
@@ -116,7 +115,7 @@ class DryRun:
             root = PipelineStages({stage: stages[stage] for stage in here}, exact)
         size = StepSize(self._rows, self._parts, self._sizes, self._limit)
         here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, experts, context)
-        with single_texts() if single else nullcontext():
+        with single_texts(single):
             return DryStep(task, self._everyone, plan, size, here_is).peak()
 
     def _here(self, rank: int) -> list[int]:

@@ -216,7 +216,7 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            attention = gpu_attention(on_gpu=self._real, runs_model=self._plan.pipeline == 1)
+            attention = gpu_attention(on_gpu=self._real)
             with self._shapes.mode, self._watch, attention:
                 yield
         except Exception as error:

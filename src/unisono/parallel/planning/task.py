@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +19,7 @@ from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes
+from unisono.parallel.graph.single_texts import searches_packed_texts, single_texts
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizer_groups import Optimizer, Parameters
@@ -27,7 +27,6 @@ from unisono.parallel.precision import BATCH_NORM
 
 from .dry_tensor import cut_of_program
 from .memory_account import MemoryPeak
-from .single_texts import searches_packed_texts, single_texts
 
 __all__ = ["DeviceShapes", "TrainingTask"]
 
@@ -161,7 +160,7 @@ class TrainingTask:
             shapes = self.shapes()
             family = self.family(shapes.model, shapes.also)
             inputs, pieces = self.blank_batch(rows, shapes)[0], family.pieces if in_pieces else None
-            with single_texts() if single else nullcontext():
+            with single_texts(single):
                 return cut_of_program(shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened)
 
         single = single and searches_packed_texts()

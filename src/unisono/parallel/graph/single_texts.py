@@ -28,14 +28,14 @@ def searches_packed_texts() -> bool:
 
 
 @contextmanager
-def single_texts() -> Iterator[None]:
-    """Have the search find nothing: each row is one text."""
+def single_texts(single: bool) -> Iterator[None]:
+    """Have the search find nothing where each row is a single text."""
     masks: Any = sys.modules.get(MODULE)
-    if not searches_packed_texts():
+    if not single or not searches_packed_texts():
         yield
         return
     search = getattr(masks, SEARCH)
-    setattr(masks, SEARCH, lambda _positions: None)
+    setattr(masks, SEARCH, lambda *_, **__: None)
     try:
         yield
     finally:
