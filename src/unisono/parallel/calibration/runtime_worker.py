@@ -33,7 +33,7 @@ TURNS, STEPS = 30, 4
 LEAST_SECONDS, LEAST_BYTE_SECONDS = 1e-7, 1e-12
 
 
-class Chain(NamedTuple):
+class LayerChain(NamedTuple):
     """A chain of layers and how it trains: under a plan, or in a plain loop.
 
     Args:
@@ -58,38 +58,41 @@ UNITS, UNITS_MICRO = (up.Plan(data=2, zero=1, precision="bf16", micro_batches=ea
 """In low precision each piece is a unit, however small it is."""
 
 FEW, MANY = (up.Plan(pipeline=2, micro_batches=each) for each in (4, 8))
-HALVES = tuple(Chain(SHORT // 2, parts=each, update=False) for each in (4, 8))
+HALVES = tuple(LayerChain(SHORT // 2, parts=each, update=False) for each in (4, 8))
 """What a rank of the pipelines computes."""
 
 CHAINS = (
-    *(Chain(layers, plan) for plan in (None, REPLICAS, SHARDED, AGAIN, CUT) for layers in (SHORT, LONG)),
-    *(Chain(layers, plan) for plan in (UNITS, UNITS_MICRO) for layers in (SHORT, LONG)),
-    *(Chain(LONG, plan, unit=LONG // SHORT) for plan in (UNITS, UNITS_MICRO)),
-    *(Chain(layers, parts=parts, dtype=LOW) for layers in (SHORT, LONG) for parts in (1, 4)),
-    *(Chain(SHORT, plan) for plan in (MICRO, FEW, MANY)),
-    Chain(SHORT, parts=4), *HALVES,
-    *(Chain(SHORT, width=WIDE, update=each) for each in (True, False)), Chain(SHORT, SHARDED, width=WIDE),
+    *(LayerChain(layers, plan) for plan in (None, REPLICAS, SHARDED, AGAIN, CUT) for layers in (SHORT, LONG)),
+    *(LayerChain(layers, plan) for plan in (UNITS, UNITS_MICRO) for layers in (SHORT, LONG)),
+    *(LayerChain(LONG, plan, unit=LONG // SHORT) for plan in (UNITS, UNITS_MICRO)),
+    *(LayerChain(layers, parts=parts, dtype=LOW) for layers in (SHORT, LONG) for parts in (1, 4)),
+    *(LayerChain(SHORT, plan) for plan in (MICRO, FEW, MANY)),
+    LayerChain(SHORT, parts=4), *HALVES,
+    *(LayerChain(SHORT, width=WIDE, update=each) for each in (True, False)),
+    LayerChain(SHORT, SHARDED, width=WIDE),
 )  # fmt: skip
 
 
-class Taken(dict[Chain, float]):
+class Taken(dict[LayerChain, float]):
     """The seconds of a step of each chain."""
 
     def layer(self, plan: up.Plan, against: up.Plan | None) -> float:
         """One more layer under a plan, beside those under another or in a plain loop."""
-        long, short = (self[Chain(layers, plan)] - self[Chain(layers, against)] for layers in (LONG, SHORT))
+        long, short = (
+            self[LayerChain(layers, plan)] - self[LayerChain(layers, against)] for layers in (LONG, SHORT)
+        )
         return (long - short) / (LONG - SHORT)
 
     def micro(self, plan: up.Plan, alone: up.Plan) -> float:
         """One more micro-batch under a plan of four, beside a plain loop."""
-        more = self[Chain(SHORT, plan)] - self[Chain(SHORT, alone)]
-        return (more - self[Chain(SHORT, parts=4)] + self[Chain(SHORT)]) / 3
+        more = self[LayerChain(SHORT, plan)] - self[LayerChain(SHORT, alone)]
+        return (more - self[LayerChain(SHORT, parts=4)] + self[LayerChain(SHORT)]) / 3
 
     def unit_and_parameter(self, plan: up.Plan, parts: int = 1) -> tuple[float, float]:
         """One more unit, and one more parameter in a unit, under a plan in 16 bits."""
-        many, few = self[Chain(LONG, plan)], self[Chain(LONG, plan, unit=LONG // SHORT)]
-        long, short = (self[Chain(layers, parts=parts, dtype=LOW)] for layers in (LONG, SHORT))
-        parameter = few - self[Chain(SHORT, plan)] - long + short
+        many, few = self[LayerChain(LONG, plan)], self[LayerChain(LONG, plan, unit=LONG // SHORT)]
+        long, short = (self[LayerChain(layers, parts=parts, dtype=LOW)] for layers in (LONG, SHORT))
+        parameter = few - self[LayerChain(SHORT, plan)] - long + short
         return (many - few) / (LONG - SHORT), parameter / (2 * (LONG - SHORT))
 
 
@@ -97,8 +100,8 @@ def measure() -> RuntimeCosts:
     """The costs of the runtime; the mean of both ranks."""
     taken = _in_turns(CHAINS)
 
-    plain = taken[Chain(SHORT)]
-    short = taken[Chain(SHORT, REPLICAS)] - plain
+    plain = taken[LayerChain(SHORT)]
+    short = taken[LayerChain(SHORT, REPLICAS)] - plain
     parameter = max(LEAST_SECONDS, taken.layer(REPLICAS, None) / 2)
     bucket = _collective()
     replicas = max(LEAST_SECONDS, short - 2 * SHORT * parameter - bucket)
@@ -131,24 +134,24 @@ def measure() -> RuntimeCosts:
 def _unit_byte(taken: Taken) -> float:
     """What a byte of a unit takes to be gathered and reduced once, beside the collectives."""
     nbytes = 4.0 * WIDE * (WIDE + 1)
-    more = taken[Chain(SHORT, SHARDED, width=WIDE)] - taken[Chain(SHORT, SHARDED)]
-    wide, loop = (taken[Chain(SHORT, width=WIDE, update=each)] for each in (True, False))
+    more = taken[LayerChain(SHORT, SHARDED, width=WIDE)] - taken[LayerChain(SHORT, SHARDED)]
+    wide, loop = (taken[LayerChain(SHORT, width=WIDE, update=each)] for each in (True, False))
     collectives = CollectiveCosts(recall(env.read()).calibration, (0, 0))
     moved = sum(collectives.seconds(name, (0, 1), nbytes) for name in ("all_gather", "reduce_scatter"))
-    operators = wide - taken[Chain(SHORT)] - (wide - loop) / 2  # a rank updates its half
+    operators = wide - taken[LayerChain(SHORT)] - (wide - loop) / 2  # a rank updates its half
     return (more - operators - SHORT * moved) / (SHORT * nbytes)
 
 
 def _message(taken: Taken) -> float:
     """A message between stages, at one end: both ends send four more and receive four more."""
     few, many = HALVES
-    return (taken[Chain(SHORT, MANY)] - taken[Chain(SHORT, FEW)] - taken[many] + taken[few]) / 8
+    return (taken[LayerChain(SHORT, MANY)] - taken[LayerChain(SHORT, FEW)] - taken[many] + taken[few]) / 8
 
 
-def _in_turns(chains: Sequence[Chain]) -> Taken:
+def _in_turns(chains: Sequence[LayerChain]) -> Taken:
     """The lower quartile of the seconds of a step of each. Both ranks call this together."""
     steps = {each: _step_of(each) for each in chains}
-    found: dict[Chain, list[float]] = {each: [] for each in chains}
+    found: dict[LayerChain, list[float]] = {each: [] for each in chains}
     for _ in range(TURNS):
         for chain, step in steps.items():
             found[chain] += [_timed(step) for _ in range(STEPS)][1:]
@@ -162,7 +165,7 @@ def _timed(step: Callable[[], object]) -> float:
     return clock() - began
 
 
-def _step_of(chain: Chain) -> Callable[[], object]:
+def _step_of(chain: LayerChain) -> Callable[[], object]:
     """A call that trains one step."""
     layers = _layers(chain.layers, chain.width)
     model = nn.Sequential(*(layers[at : at + chain.unit] for at in range(0, chain.layers, chain.unit)))
@@ -173,7 +176,7 @@ def _step_of(chain: Chain) -> Callable[[], object]:
     return lambda: run.step(batch)
 
 
-def _loop(model: nn.Module, chain: Chain) -> Callable[[], object]:
+def _loop(model: nn.Module, chain: LayerChain) -> Callable[[], object]:
     x, y = _batch(1, chain.width)
     model, x = model.to(chain.dtype), x.to(chain.dtype)
     optimizer = _sgd(model.parameters())

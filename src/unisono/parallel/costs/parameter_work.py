@@ -144,6 +144,7 @@ class ParameterWork:
         return self._parts.prices.light(3 * elements * width)
 
     def updated(self, stage: int) -> float:
+        """Seconds of the optimizer on a rank's share, with what clips and scales gradients."""
         sizes = self._parts.units.get(stage, {}).values()
         held = sum(size.elements for size in sizes)
         every = sum(size.elements for units in self._parts.units.values() for size in units.values())

@@ -22,7 +22,7 @@ from .memory_account import CAUSES, MemoryPeak
 __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
 MOST_CALLS, MOST_REFUSED = 4, 8
-ROUNDING_S = 1e-9  # plans that differ by less are as fast
+ROUNDING = 1e-9  # seconds; plans that differ by less are as fast
 WIDTH, WIDEST_CHANGE = 100, 40  # columns: of the text, and of a change in its table
 TIME_NAMES = {
     "forward": "forward",
@@ -289,7 +289,7 @@ def _refusal(each: RefusedPlan) -> str:
     if each.excess_bytes:
         words.append(f"{readable_size(each.excess_bytes)} too many{why}")
     if each.excess_s is not None:
-        same = abs(each.excess_s) < ROUNDING_S
+        same = abs(each.excess_s) < ROUNDING
         words.append(
             "as fast" if same else signed_time(each.excess_s) + (why if not each.excess_bytes else "")
         )
