@@ -30,7 +30,7 @@ __all__ = [
     "recall_compute",
 ]
 
-VERSION = 7
+VERSION = 8
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
@@ -81,7 +81,7 @@ class SharedSteps(msgspec.Struct, frozen=True):
         turn_s: of each collective within a step, as those of the tensor axis.
         message_s: of each end of a message between stages.
         replay_s: of each operator of forward that runs from a recorded program, as under `context`.
-        unit_parameter_s: of each parameter of a unit that is gathered and reduced; may be less than 0.
+        low_parameter_s: of each parameter of a unit in 16 bits that is gathered and reduced; may be less than 0.
     """
 
     ranks: int
@@ -96,7 +96,7 @@ class SharedSteps(msgspec.Struct, frozen=True):
     turn_s: float = 0.0
     message_s: float = 0.0
     replay_s: float = 0.0
-    unit_parameter_s: float = 0.0
+    low_parameter_s: float = 0.0
 
     def towards(self, other: SharedSteps, ranks: int) -> SharedSteps:
         """For so many ranks, on the line through both: with each rank more, all wait for one more."""
@@ -125,7 +125,7 @@ class SharedSteps(msgspec.Struct, frozen=True):
         )
 
 
-SIGNED = ("sharded_s", "alone_s", "unit_parameter_s")
+SIGNED = ("sharded_s", "alone_s", "low_parameter_s")
 
 
 class ComputeCalibration(msgspec.Struct, frozen=True):

@@ -91,7 +91,7 @@ def measure() -> SharedSteps | None:
         fit.set(alone_s=fit.missing(few) if half == 1 else fit.found.step_s)
         fit.charge("turn_s", (cut, LONG))
         fit.charge("replay_s", (context, LONG))
-    fit.charge("unit_parameter_s", (units, LONG), beside=(units, SHORT), least=-1.0)
+    fit.charge("low_parameter_s", (units, LONG), beside=(units, SHORT), least=-1.0)
     together = fit.scale(data, names)
     fit.set(
         scale=together,

@@ -45,8 +45,10 @@ class ParameterWork:
     def _hooked(self, size: ParameterSizes) -> float:
         """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
         runtime = self._runtime
-        each_s = runtime.unit_parameter_s if self._plan.precision == "f32" else runtime.low_parameter_s
-        taken = runtime.unit_s + max(0.0, each_s + self._parts.shared.unit_parameter_s) * size.number
+        each_s = runtime.unit_parameter_s
+        if self._plan.precision != "f32":
+            each_s = max(0.0, runtime.low_parameter_s + self._parts.shared.low_parameter_s)
+        taken = runtime.unit_s + each_s * size.number
         return taken / 2 + self._parts.prices.launch(starts.MOVED + starts.PARAMETER_MOVED * size.number)
 
     def passed(self, stage: int) -> float:
