@@ -81,7 +81,8 @@ class SharedSteps(msgspec.Struct, frozen=True):
         turn_s: of each collective within a step, as those of the tensor axis.
         message_s: of each end of a message between stages.
         replay_s: of each operator of forward that runs from a recorded program, as under `context`.
-        low_parameter_s: of each parameter of a unit in 16 bits that is gathered and reduced; may be less than 0.
+        low_parameter_s: of each parameter of a unit in 16 bits that is gathered and reduced; may be less
+        than 0.
     """
 
     ranks: int

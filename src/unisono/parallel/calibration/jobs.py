@@ -169,7 +169,8 @@ def _steps_lines(one: SharedSteps) -> list[str]:
     more = {
         "a step": one.step_s, "without data ranks": one.alone_s, "sharded": one.sharded_s,
         "an operator computed again": one.again_s, "in two passes": one.split_s, "replayed": one.replay_s,
-        "a collective": one.turn_s, "a message": one.message_s, "a parameter of a unit in 16 bits": one.low_parameter_s,
+        "a collective": one.turn_s, "a message": one.message_s,
+        "a parameter of a unit in 16 bits": one.low_parameter_s,
     }  # fmt: skip
     kinds = f"under tensor {one.cut_scale:.2f}, in a pipeline {one.stage_scale:.2f}"
     return [
