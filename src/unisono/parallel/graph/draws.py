@@ -49,7 +49,9 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
                 if path not in cut.draws:
                     cut.draws.append(path)
             elif bool(here) != own or any(
-                mixed(choice.rules.dims[number], choice.chosen) for number in node.outputs if number is not None
+                mixed(choice.rules.dims[number], choice.chosen)
+                for number in node.outputs
+                if number is not None
             ):
                 index = choice.first(here or choice.chosen)
                 why = f"random numbers are drawn for whole values beside cut ones, at {node.line}"
