@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from .cut import Cut, ModuleMove
-from .indices import Index, roots
+from .indices import Index, mixed, roots
 from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import Rules
@@ -63,6 +63,11 @@ class Backward:
     parameter, or where the value goes into a module or comes out of it, as early in the program as all later
     uses give parts. So the query, the key and the value of one input take one sum. A value with uses of both
     kinds, and no module between them, cannot be summed.
+
+    A value with cut segments beside whole ones (torch.cat makes it) is cut; what is said of it here is said
+    of its whole segments:
+
+        cat([a whole, b cut]) -> m -> split -> a', b'    a' is used whole: so are m and a
 
     Args:
         positions: the values that are cut along the sequence, where there are any.
@@ -218,6 +223,9 @@ class Backward:
         path = self._graph.frames[boundary.frame].path
         kind = self._cut.modules.get(path, "whole" if path in self._called else "")
         here, there = self._scattered(before), self._scattered(number)
+        if self._mixed(seen.value) and self._known(number):
+            self._take(before, {self._settled(number)}, number)
+            return
         trained = seen.value in self._needs and not self._choice.cuts(seen.value)
         part = trained and self._settled(number)
         if boundary.out and kind:  # what is inside belongs to the layer
@@ -268,8 +276,9 @@ class Backward:
             index, line = self._why[number]
             raise Refusal(index, f"each rank uses the output of a layer for its part, at {line}")
         scattered = any(map(self._scattered, [*outputs, *(number for _, number in inputs)]))
+        joins = node.name == "aten.cat" and bool(produced)  # what is whole becomes a segment of its own
         for value, number in inputs:
-            if value not in self._needs or choice.cuts(value):
+            if value not in self._needs or (choice.cuts(value) and not self._mixed(value)):
                 continue
             uses = self._uses.setdefault(number, set())
             if kind.startswith("column") and value in given:
@@ -280,14 +289,22 @@ class Backward:
                 kind or isinstance(node.op, ModuleOp) or self._scattered(number)
             ):  # the bias of a layer is added once; own positions are all
                 uses.add(False)
-            elif produced or summed or scattered:
+            elif (produced or summed or scattered) and not (joins or self._mixed(value)):
                 uses.add(True)
                 self._why.setdefault(number, (choice.first(produced or summed or choice.chosen), node.line))
+                self._take(number, {self._settled(n) for n in outputs if self._mixed(n)}, *outputs)
             else:
-                for part in parts:
-                    uses.add(part)
-                    if part:
-                        self._why.setdefault(number, next(self._why[n] for n in outputs if n in self._why))
+                self._take(number, parts, *outputs)
+
+    def _take(self, number: int, parts: set[bool], *outputs: int) -> None:
+        """Note that uses give a value these gradients, which are those of what is made of it."""
+        self._uses.setdefault(number, set()).update(parts)
+        if True in parts:
+            self._why.setdefault(number, next(self._why[n] for n in outputs if n in self._why))
+
+    def _mixed(self, value: int) -> bool:
+        """Whether it has cut segments and whole ones."""
+        return mixed(self._choice.rules.dims[value], self._choice.chosen)
 
     def _replaces(self, number: int) -> bool:
         """Whether one sum, here or before, may take the place of those that are waiting."""

@@ -6,6 +6,7 @@ from unisono.torch_internals.fake import arguments_of
 
 from .backward import Chosen, Positions, Refusal
 from .cut import Cut
+from .indices import mixed
 from .program import Node, refs
 from .rules import DRAWS
 from .scopes import Scopes
@@ -47,7 +48,11 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
                     positions.stay(found[0], found[0], why)
                 if path not in cut.draws:
                     cut.draws.append(path)
-            elif bool(here) != own:
+            elif bool(here) != own or any(
+                mixed(choice.rules.dims[number], choice.chosen)
+                for number in node.outputs
+                if number is not None
+            ):
                 index = choice.first(here or choice.chosen)
                 why = f"random numbers are drawn for whole values beside cut ones, at {node.line}"
                 raise Refusal(index, why)

@@ -25,6 +25,7 @@ __all__ = [
     "block_all",
     "inner",
     "join",
+    "mixed",
     "one",
     "repeated",
     "roots",
@@ -106,6 +107,11 @@ def repeated(dims: Iterable[Dim]) -> set[Index]:
             found |= {index for index in here if index in seen or here.count(index) > 1}
         seen |= roots([dim])
     return found
+
+
+def mixed(dims: Iterable[Dim], chosen: set[Index]) -> bool:
+    """Whether a dim has segments that are cut beside whole ones, as torch.cat of both makes it."""
+    return any(len({bool(roots([(segment,)]) & chosen) for segment in dim}) == 2 for dim in dims)
 
 
 def block(dim: Dim, why: str) -> None:
