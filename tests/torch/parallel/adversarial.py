@@ -51,6 +51,31 @@ class ThroughView(Pair):
         return h * s[0] + s[1:]
 
 
+class Beside(nn.Module):
+    """One layer makes what is cut and what is used whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.out = nn.Linear(16, 8), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole, part = self.both(x).chunk(2, -1)
+        return torch.tanh(self.out(part)) * whole
+
+
+class SharedBetween(nn.Module):
+    """One module takes what is whole, and what is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act = nn.Linear(16, 4), nn.Tanh()
+        self.up, self.down = nn.Linear(4, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.layer_norm(self.first(x), (4,))
+        return h + self.down(self.act(self.up(self.act(h))))
+
+
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -317,6 +342,15 @@ def check_programs_that_change_during_a_run(folder: Path) -> None:
     parts = up.Plan(tensor=2, micro_batches=2)
     run = up.parallelize(seeded(ByRows), parts, optimizer=adamw, loss=functional.cross_entropy, sample=x[:4])
     run.step((x, y))  # eight rows, four in each part
+
+
+def check_gradients_of_what_is_whole_beside_what_is_cut(folder: Path) -> None:
+    batches = models.vector_batches(2, 8)
+    proved(Beside, batches, functional.cross_entropy)
+
+
+def check_a_module_that_takes_whole_and_cut_values(folder: Path) -> None:
+    same(TENSOR, SharedBetween, models.vector_batches(2, 8), functional.cross_entropy)
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

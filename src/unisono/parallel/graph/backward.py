@@ -200,7 +200,8 @@ class Backward:
         """Places where calls of one module would move what they get in different ways."""
         kinds: dict[Place, set[str | None]] = {}
         for number, seen in self._scopes.seen.items():
-            kind = self._kinds.get(number, "" if self._known(number) else None)
+            cut = seen.value in self._needs and bool(self._choice.cuts(seen.value))
+            kind = self._kinds.get(number, "" if cut or self._known(number) else None)
             for place in self._scopes.group(seen.boundary):
                 kinds.setdefault(place, set()).add(kind)
         return {  # what has no gradient may enter
