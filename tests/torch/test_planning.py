@@ -205,6 +205,14 @@ def test_all_axes_are_searched_and_swapping_is_for_what_fits_no_other_plan() -> 
     assert planned(swap="disk").plan.swap == "disk"
 
 
+def test_all_ranks_have_as_many_micro_batches_as_the_rank_with_fewest_rows() -> None:
+    task = TrainingTask(mlp(), features(13), 13, adamw, CROSS)
+    predictor = up.StepPredictor(mlp(), features(13), loss=CROSS, optimizer=adamw)
+    few, one = (up.Plan(data=8, micro_batches=parts) for parts in (4, 1))  # two rows, or one
+    assert DryRun(task, few).peak_of(0).nbytes == DryRun(task, one).peak_of(0).nbytes
+    assert predictor.forecast(few).total == predictor.forecast(one).total
+
+
 def test_a_choice_fits_and_says_why() -> None:
     given: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "batch": 256, "micro_batches": 1}
     whole = planned(**given, memory="64M")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,9 +172,11 @@ class StepPredictor:
         hosts = self._hosts or (0,) * plan.ranks
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
-        rows = sizes(sizes(self._rows, plan.data)[0], plan.micro_batches)[0]
-        if not sizes(self._rows, plan.data)[-1]:
+        most, *_, least = sizes(self._rows, plan.data) * 2
+        if not least:
             raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
+        plan = replace(plan, micro_batches=min(plan.micro_batches, least))  # all ranks have as many
+        rows = sizes(most, plan.micro_batches)[0]
         traced, stages, sent = self._staged(plan, rows)
         priced = self._pricing.of(hosts, plan)
         collectives = priced.collectives

@@ -56,7 +56,7 @@ class DryRun:
         self._task, self._everyone, self._limit = task, plan, limit
         self._plan = plan if plan.local_steps is None else plan.of_replica()
         self._rows = -(-task.batch // plan.data)
-        self._parts = min(plan.micro_batches, self._rows)
+        self._parts = min(plan.micro_batches, task.batch // plan.data)  # as the rank with fewest rows can
         self._micro_rows = -(-self._rows // self._parts)
         enough = 2 * plan.stages + 2  # of a pipeline's micro-batches; more are in memory as these are
         self._run_parts = min(self._parts, -(-enough // plan.pipeline) * plan.pipeline)
