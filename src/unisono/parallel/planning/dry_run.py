@@ -150,11 +150,13 @@ class DryRun:
         """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""
         found: dict[tuple[int, int], Specs] = {}
         for rows in dict.fromkeys(self._sizes) if stages else ():
-            inputs = self._task.blank_batch(rows, shapes)[0]
+            inputs = _low_inputs(
+                self._task.blank_batch(rows, shapes)[0], self._plan
+            )  # any stage may take them
             value: tuple[Tensor, ...] = ()
             with shapes.mode:
                 for number, stage in enumerate(stages[:-1]):
-                    output = stage(value, _low_inputs(inputs, self._plan) if number == 0 else inputs)
+                    output = stage(value, inputs)
                     output = tuple(output) if isinstance(output, (tuple, list)) else (output,)
                     specs = (TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in output)
                     found[number, rows] = tuple(specs)
@@ -176,6 +178,7 @@ class _DryPrograms:
         plan, known, starts = run._plan, dict[int, StageProgram](), None
         for rows in dict.fromkeys(run._sizes):
             copy = Shapes(shapes.model)
+            run._lower(copy.model, copy)  # a model may ask for the type of its parameters
             inputs = run._task.blank_batch(rows, copy)[0]
             graph = Recorder(copy).run(copy.model, _low_inputs(inputs, plan))
             starts = starts or choose_starts(graph, plan.stages)
