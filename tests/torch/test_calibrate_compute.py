@@ -1,4 +1,4 @@
-"""`unisono calibrate --compute` as a user calls it: a minute on a quiet machine."""
+"""`unisono calibrate --compute` as a user calls it: five minutes on a quiet machine."""
 
 from __future__ import annotations
 

@@ -66,6 +66,10 @@ class RuntimeCosts(msgspec.Struct, frozen=True):
     move_s: float = 5e-5
 
 
+SIGNED = ("sharded_s", "alone_s", "low_parameter_s")
+"""Of `SharedSteps`: what may be less than 0, where the sum of costs is too much."""
+
+
 class SharedSteps(msgspec.Struct, frozen=True):
     """What training together takes beside the sum of its costs, as steps of reference models show it.
 
@@ -124,9 +128,6 @@ class SharedSteps(msgspec.Struct, frozen=True):
             and all(0 <= each < 1 for each in (self.turn_s, self.message_s))
             and all(-1 < getattr(self, name) < 1 for name in SIGNED)
         )
-
-
-SIGNED = ("sharded_s", "alone_s", "low_parameter_s")
 
 
 class ComputeCalibration(msgspec.Struct, frozen=True):

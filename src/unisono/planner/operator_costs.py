@@ -28,7 +28,7 @@ import msgspec
 
 from unisono.engine.costs.machine import MachineCalibration
 
-__all__ = ["LOW_TYPES", "POINTS", "POINTS_OF_LOW", "CostTable", "OperatorCosts", "roofline", "roofline_of"]
+__all__ = ["POINTS", "POINTS_OF_LOW", "CostTable", "OperatorCosts", "roofline", "roofline_of"]
 
 ELEMENTS = (1e3, 1.6e4, 2.5e5, 2e6, 1.2e7)
 BYTES = (1e4, 2e5, 3e6, 2.5e7, 1.2e8)
@@ -184,6 +184,9 @@ class OperatorCosts(msgspec.Struct, frozen=True):
 CORE_FLOPS = 4e10
 """FLOP/s of a core in f32, where nothing was measured: 16 a cycle at 2.5 GHz."""
 
+SMALLER = 0.5
+"""FLOP/s of batched products, convolutions and attention, beside those of one product."""
+
 KERNEL_SECONDS = 3e-6
 """An operator that does nothing."""
 
@@ -214,32 +217,29 @@ def roofline_of(
     kernel_s: float,
     *,
     low: float = 0.5,
-    grouped: float = 0.5,
-    attention: float = 0.5,
     ranks: int = 1,
     threads: int = 1,
-    points: Mapping[str, tuple[tuple[float, ...], ...]] = POINTS,
 ) -> OperatorCosts:
     """The roofline of a rank with so many FLOP/s and bytes per second.
 
     Args:
         rate: bytes that are copied in a second.  kernel_s: an operator that does nothing.
         low: FLOP/s in 16 bits, beside those in f32.
-        grouped, attention: FLOP/s of batched products and convolutions, and of attention, beside `flops`.
     """
 
     def product(rows: float, inner: float, columns: float) -> float:
         nbytes = 4 * (rows * inner + inner * columns + rows * columns)
         return max(2 * rows * inner * columns / flops, nbytes / rate)
 
+    smaller = SMALLER * flops
     formulas: dict[str, Callable[..., float]] = {
         "product": product,
         "product_low": lambda *sizes: product(*sizes) / low,
-        "batched": lambda _, work: work / grouped / flops,
-        "convolution": lambda _, work: work / grouped / flops,
-        "convolution_backward": lambda _, work: 2 * work / grouped / flops,
-        "attention": lambda _, work: work / attention / flops,
-        "attention_backward": lambda _, work: 2.5 * work / attention / flops,
+        "batched": lambda _, work: work / smaller,
+        "convolution": lambda _, work: work / smaller,
+        "convolution_backward": lambda _, work: 2 * work / smaller,
+        "attention": lambda _, work: work / smaller,
+        "attention_backward": lambda _, work: 2.5 * work / smaller,
         "light": lambda nbytes: nbytes / 2 / rate,
         "sums": lambda nbytes: nbytes / 2 / rate,
         "strided": lambda nbytes: nbytes / rate,
@@ -248,7 +248,7 @@ def roofline_of(
         ranks, threads,
         tables(
             lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point),
-            {**points, "product_low": points["product"]},
+            {**POINTS, "product_low": POINTS["product"]},
         ),
     )  # fmt: skip
 

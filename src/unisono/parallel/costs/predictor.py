@@ -12,7 +12,7 @@ from torch import nn
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.parallel.arguments import two
-from unisono.parallel.batches import rows_of, sizes
+from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder, Shapes
@@ -172,11 +172,11 @@ class StepPredictor:
         hosts = self._hosts or (0,) * plan.ranks
         if len(hosts) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
-        most, *_, least = sizes(self._rows, plan.data) * 2
+        most, least = -(-self._rows // plan.data), self._rows // plan.data  # of a data rank
         if not least:
             raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         plan = replace(plan, micro_batches=min(plan.micro_batches, least))  # all ranks have as many
-        rows = sizes(most, plan.micro_batches)[0]
+        rows = -(-most // plan.micro_batches)
         traced, stages, sent = self._staged(plan, rows)
         priced = self._pricing.of(hosts, plan)
         collectives = priced.collectives

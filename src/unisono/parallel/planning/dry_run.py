@@ -150,9 +150,8 @@ class DryRun:
         """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""
         found: dict[tuple[int, int], Specs] = {}
         for rows in dict.fromkeys(self._sizes) if stages else ():
-            inputs = _low_inputs(
-                self._task.blank_batch(rows, shapes)[0], self._plan
-            )  # any stage may take them
+            whole = self._task.blank_batch(rows, shapes)[0]
+            inputs = _low_inputs(whole, self._plan)  # any stage may take them
             value: tuple[Tensor, ...] = ()
             with shapes.mode:
                 for number, stage in enumerate(stages[:-1]):
