@@ -30,7 +30,7 @@ __all__ = [
     "recall_compute",
 ]
 
-VERSION = 8
+VERSION = 9
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
@@ -80,8 +80,8 @@ class SharedSteps(msgspec.Struct, frozen=True):
         stage_scale: the same under a pipeline.
         step_s: seconds more of a step.  sharded_s: the same where data ranks share parameters, and
         alone_s: where no data ranks meet. These may be less than 0.
-        again_s: of each operator that backward computes again.  split_s: of each, in each of the two passes
-        of a split backward. Both count what autograd follows.
+        again_s: of each operator that backward computes again and autograd follows.
+        split_s: of each module with weights, in each of the two passes of a split backward.
         turn_s: of each collective within a step, as those of the tensor axis.
         message_s: of each end of a message between stages.
         replay_s: of each operator of forward that runs from a recorded program, as under `context`.
@@ -121,12 +121,11 @@ class SharedSteps(msgspec.Struct, frozen=True):
     @property
     def sane(self) -> bool:
         """Whether its numbers are those of some machine."""
+        seconds = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")}
         return (
             self.ranks >= 1
             and all(0.1 < each < 10 for each in (self.scale, self.cut_scale, self.stage_scale))
-            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s, self.replay_s))
-            and all(0 <= each < 1 for each in (self.turn_s, self.message_s))
-            and all(-1 < getattr(self, name) < 1 for name in SIGNED)
+            and all((-1 if name in SIGNED else 0) <= each < 1 for name, each in seconds.items())
         )
 
 

@@ -168,7 +168,8 @@ def compute_lines(found: LoadedCompute) -> list[str]:
 def _steps_lines(one: SharedSteps) -> list[str]:
     more = {
         "a step": one.step_s, "without data ranks": one.alone_s, "sharded": one.sharded_s,
-        "an operator computed again": one.again_s, "in two passes": one.split_s, "replayed": one.replay_s,
+        "an operator computed again": one.again_s, "replayed": one.replay_s,
+        "a module with weights in two passes": one.split_s,
         "a collective": one.turn_s, "a message": one.message_s,
         "a parameter of a unit in 16 bits": one.low_parameter_s,
     }  # fmt: skip
