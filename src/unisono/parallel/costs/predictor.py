@@ -180,7 +180,7 @@ class StepPredictor:
         starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
         traced = self._micro_batch(plan, rows, starts)
         stages, sent = starts.of(traced, rows)
-        priced = self._pricing.of(hosts, plan)
+        priced = self._pricing.of(hosts, plan, cut=bool(traced.moves))
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
