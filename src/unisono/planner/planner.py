@@ -87,6 +87,8 @@ def plan(
         ValueError, TypeError: wrong arguments.
         OSError: a file cannot be read.
     """
+    if runtime is not None and not callable(runtime):
+        raise TypeError(f"runtime is a {type(runtime).__name__}, expected unisono.parallel.Plan or None")
     if plan is not None and fix is not None:
         raise ValueError("plan prices one plan and fix searches: give one or the other")
     job = _job(
@@ -200,7 +202,7 @@ def all_plans(
 
 
 def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(codecs, str):
+    if not isinstance(codecs, (list, tuple)):
         raise TypeError(f"codecs is {codecs!r}, expected several texts")
     found = tuple(text(codec, "codec") for codec in codecs)
     if "none" in found or len(set(found)) < len(found):

@@ -30,6 +30,8 @@ __all__ = ["plan", "resolved"]
 
 UNSEEN = {"elastic": False, "sync_batch_norm": False}
 MOST_ROWS = 1 << 32
+MOST_MICRO_BATCHES = 1 << 14
+"""That can be given: each is an action in the schedule that is priced."""
 
 
 def plan(
@@ -63,7 +65,8 @@ def plan(
         hosts: on which they are, evenly; or a list of hosts that differ: ranks, or a `JobHost`, each, in the
             order of ranks. Or hardware, as `unisono plan --hosts` takes it, which this machine need not have:
             "4xa100-80g", or a file. None: as in this job.
-        memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
+        memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here, which the
+            ranks of a host share if they compute on its CPU.
         price: give the bytes and seconds of this plan; nothing is searched.
         trial: False: no copy of the model runs. Then what its own Python takes is not in the seconds.
         given: fields of `Plan`, such as precision="bf16" or zero=3. A list is searched, as in
@@ -158,6 +161,8 @@ def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None
     _check_given({field.name: getattr(price, field.name) for field in fields(price)})
     if given:
         raise ValueError(f"plan: price is a plan, which has its {next(iter(given))}: give one or the other")
+    if price.ranks > MOST_RANKS:
+        raise ValueError(f"plan: price has {price.ranks} ranks, expected at most {MOST_RANKS}")
     if ranks not in (None, price.ranks):
         raise ValueError(f"plan: price has {price.ranks} ranks, and ranks is {ranks}")
 
@@ -181,6 +186,8 @@ def _check_given(given: dict[str, Any]) -> None:
         for one in each:
             if name in UNSEEN and one != UNSEEN[name]:
                 raise ValueError(f"plan: {name}={one!r}: its memory is not predicted. Write a Plan by hand")
+            if name == "micro_batches" and type(one) is int and one > MOST_MICRO_BATCHES:
+                raise ValueError(f"plan: micro_batches is {one}; at most {MOST_MICRO_BATCHES} are priced")
             if name == "precision" and one == "autocast":
                 raise ValueError("plan: precision='autocast' is not predicted. Write a Plan by hand")
             _check_value(name, one)
