@@ -99,10 +99,7 @@ class StepPredictor:
         trial: bool = False,
         hardware: Sequence[Hardware] = (),
     ) -> None:
-        check_predictor(
-            model, loss=loss, optimizer=optimizer, rows=rows, pieces=pieces, cuts=cuts, hosts=hosts,
-            speeds=speeds,
-        )  # fmt: skip
+        check_predictor(model, loss, optimizer, rows, hosts, speeds)
         self._batch = two(batch, own_loss=loss is None)
         self._rows = rows_of(self._batch) if rows is None else rows
         self._loss = loss if isinstance(loss, UnchangedLoss) else UnchangedLoss(loss or own_loss)
@@ -340,7 +337,9 @@ class StepPredictor:
         found, starts = [], plan.cuts or balance(counted, plan.stages)
         check_starts(starts, len(family.pieces))
         for start in starts:
-            first = next(module for module in family.pieces[start].modules() if module in paths)
+            first = next((module for module in family.pieces[start].modules() if module in paths), None)
+            if first is None:
+                raise ValueError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))
         return tuple(found)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -13,29 +12,26 @@ from unisono.parallel.plan import Plan
 __all__ = ["check_plan", "check_predictor"]
 
 
-def check_predictor(model: object, **given: Any) -> None:
-    """Raise TypeError or ValueError for a model, a loss, an optimizer, rows, hosts or speeds that are none.
-
-    Args:
-        given: as `StepPredictor` takes them.
-    """
+def check_predictor(
+    model: object,
+    loss: object,
+    optimizer: object,
+    rows: object,
+    hosts: Sequence[int],
+    speeds: Sequence[float],
+) -> None:
+    """Raise TypeError or ValueError for arguments of `StepPredictor` that are none."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
-    for name in ("loss", "optimizer"):
-        if given[name] is not None and not callable(given[name]):
-            raise TypeError(f"StepPredictor: {name} is a {type(given[name]).__name__}, expected a function")
-    for name, kind, what in (("pieces", Sequence, "a list of modules"), ("cuts", Mapping, "a dict")):
-        if given[name] is not None and not isinstance(given[name], kind):
-            raise TypeError(f"StepPredictor: {name} is a {type(given[name]).__name__}, expected {what}")
-    rows = given["rows"]
+    for name, value in (("loss", loss), ("optimizer", optimizer)):
+        if value is not None and not callable(value):
+            raise TypeError(f"StepPredictor: {name} is a {type(value).__name__}, expected a function")
     if rows is not None and (type(rows) is not int or rows < 1):
         raise ValueError(f"StepPredictor: rows is {rows!r}; it must be a whole number of at least 1")
-    if not all(type(host) is int and host >= 0 for host in given["hosts"]):
-        raise ValueError(
-            f"StepPredictor: hosts is {given['hosts']!r}, expected the number of each rank's host"
-        )
-    if not all(_is_rate(speed) for speed in given["speeds"]):
-        raise ValueError(f"StepPredictor: speeds is {given['speeds']!r}, expected finite rates above 0")
+    if not all(type(host) is int and host >= 0 for host in hosts):
+        raise ValueError(f"StepPredictor: hosts is {hosts!r}, expected the number of each rank's host")
+    if not all(_is_rate(speed) for speed in speeds):
+        raise ValueError(f"StepPredictor: speeds is {speeds!r}, expected finite rates above 0")
 
 
 def check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> None:

@@ -78,11 +78,9 @@ def plan(
         OSError: a file of hosts or hardware cannot be read.
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
-    check_arguments(model, Plan() if price is None else price, optimizer, loss, pieces, None, caller="plan")
-    _check_given(given)
+    check_arguments(model, Plan(), optimizer, loss, pieces, None, caller="plan")
     _check_counts(batch, ranks, trial)
-    if price is not None:
-        _check_priced(price, given, ranks)
+    _check_given(given) if price is None else _check_priced(price, given, ranks)
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     _check_sample(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
@@ -158,6 +156,8 @@ def _check_sample(sample: object, loss: object, weigh: object) -> None:
 
 def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None:
     """Refuse a plan whose memory is not predicted, and what is given beside it."""
+    if not isinstance(price, Plan):
+        raise TypeError(f"plan: price is a {type(price).__name__}, expected a Plan or None")
     _check_given({field.name: getattr(price, field.name) for field in fields(price)})
     if given:
         raise ValueError(f"plan: price is a plan, which has its {next(iter(given))}: give one or the other")
