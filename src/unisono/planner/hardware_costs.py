@@ -3,7 +3,8 @@
 A file says what whole steps get of its rates. PyTorch runs operators one by one, and each class gets another
 share: those of an H100 are here, beside the shares of its file. A device runs what its host starts, and the
 host takes the file's seconds of a kernel for each operator; a kernel that waits in the queue costs less.
-Source: profiles of eight models, benchmarks/results/2026-11-26-hardware-files.md.
+Source: profiles of eight models and of single operators, benchmarks/results/2026-11-26-hardware-files.md and
+2026-11-26-hardware-files-again.md.
 """
 
 from __future__ import annotations

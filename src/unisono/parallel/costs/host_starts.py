@@ -1,7 +1,8 @@
 """What the host of a GPU does in a step, counted in starts: the time in which it starts a small operator.
 
 Source: eight models too small for the device to count, under six plans of one rank each, on the host of an
-H100: benchmarks/results/2026-11-26-hardware-files.md. Where the model's Python does more, they are too few.
+H100, in a process that had run no profiler: benchmarks/results/2026-11-26-hardware-files-again.md. Where the
+model's Python does more, they are too few.
 """
 
 from __future__ import annotations
