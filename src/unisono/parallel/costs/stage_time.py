@@ -14,10 +14,11 @@ __all__ = ["StageTime"]
 class StageTime:
     """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis.
 
-    `host_...`: of the host, where a device computes. `followed`: operators that autograd follows.
+    `host_...`: of the host, where a device computes. `weighted`: modules with weights.
     """
 
-    followed: int = 0
+    weighted: int = 0
+    norms: float = 0.0  # of backward: what each of two passes computes whole
     forward: float = 0.0
     backward: float = 0.0
     host_forward: float = 0.0
