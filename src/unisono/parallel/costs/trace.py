@@ -23,7 +23,8 @@ from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.local_model import ModuleMoves, narrow_
 from unisono.parallel.graph.slots import argument_names
 from unisono.parallel.graph.written import Written
-from unisono.torch_internals.fake import OperatorMode, is_about_data
+from unisono.parallel.optimizer_step import chooses_lists
+from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
 from unisono.torch_internals.training import next_sequence, sequence_of
 
 from .operator_kinds import point_of
@@ -105,7 +106,7 @@ def trace_update(
     Args:
         on_gpu: it steps by lists where it may choose, as PyTorch does on GPUs, and has its state already.
     Raises:
-        CaptureError: it reads values, or raises.
+        CaptureError: it raises.
     """
     seen = TracedStep(traced.model)
     mode = _StepMode(seen)
@@ -113,9 +114,10 @@ def trace_update(
     try:
         made = optimizer(parameters)
         every = made if isinstance(made, (list, tuple)) else [made]
-        for one in every if on_gpu else ():
-            _step_by_lists(one)
         with mode:
+            for one in every if on_gpu else ():
+                _step_by_lists(one)
+            seen.operators.clear()
             for one in every:
                 one.step()
     except Exception as error:
@@ -130,7 +132,7 @@ def trace_update(
 def _step_by_lists(optimizer: Any) -> None:
     """Choose PyTorch's kernels of lists, and make the state of a first step."""
     for group in optimizer.param_groups:
-        if group.get("foreach", False) is None and not group.get("fused"):
+        if chooses_lists(optimizer, group):
             group["foreach"] = True
     optimizer.step()
 
@@ -148,6 +150,8 @@ class _StepMode(OperatorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if self.phase == "update" and (number := number_read(func, args)) is not None:
+            return number
         output = func(*args, **named)
         if self._accumulates or func.namespace == "prim":
             return output

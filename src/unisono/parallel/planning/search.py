@@ -258,7 +258,7 @@ class PlanSearch:
         """
         cut = plan.tensor * plan.pipeline * plan.expert
         held, trained, moments = (0.0 if plan.swap else each / cut for each in self._task.state_bytes)
-        low = 1 if plan.precision == "f32" else 0.5
+        low = 0.5 if plan.low else 1
         shards = plan.shards * plan.context if plan.zero else 1
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
@@ -339,7 +339,8 @@ def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
     axes = plan.pipeline, plan.schedule, plan.chunks, plan.tensor, plan.sequence, plan.context, plan.expert
-    return *axes, plan.swap, str(plan.recompute), plan.precision, plan.compression, plan.local_steps
+    cut = plan.zero > 0  # some optimizers step whole parameters only
+    return *axes, cut, plan.swap, str(plan.recompute), plan.precision, plan.compression, plan.local_steps
 
 
 def _batch_norm_rows(task: TrainingTask, plan: Plan) -> int:
