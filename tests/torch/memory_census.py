@@ -4,10 +4,11 @@
     unisono run -n 4 --virtual-gpus 4 --no-poison tests/torch/memory_census.py sweep [TEXT ...]
 
 `zoo`: the models of tests/torch/zoo, which need `pip install transformers`, under those of its plans that
-have so many ranks, and `autocast` on 2. `sweep`: the plans of `make test-parallel` that have so many (in all 240, of
-1, 2, 4 and 8 ranks), or those with one of these texts in their line. One line for each: the peak
-of the fullest rank, the error of the prediction, where the peak is. The last lines are a summary; a miss is
+have so many ranks, and `autocast` on 2. `sweep`: the plans of `make test-parallel` that have so many (in all
+240, of 1, 2, 4 and 8 ranks), or those with one of these texts in their line. One line for each: the peak of
+the fullest rank, the error of the prediction, where the peak is. The last lines are a summary; a miss is
 more than 5 % above, or 2 % below, and 4 KiB or more: a run has some numbers of its own, of 512 bytes each.
+The process group keeps its last 16 results of up to 16 numbers: on a virtual GPU up to 8 KiB.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 from .probe import PrivateName, find, need
 
 __all__ = [
-    "NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of", "number_read",
+    "NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of",
+    "number_read",
 ]  # fmt: skip
 
 READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
@@ -59,7 +60,7 @@ def arguments_of(op: Any) -> Any:
 
 
 def number_read(op: Any, args: Any) -> float | None:
-    """What an operator of a program without values reads of a tensor: 1, or READ; None: it reads no number."""
+    """What an operator reads of a tensor without values: 1, or READ; None: it reads no number."""
     if op.name() != "aten::_local_scalar_dense":
         return None
     return {torch.bool: True}.get(args[0].dtype, READ if args[0].is_floating_point() else 1)

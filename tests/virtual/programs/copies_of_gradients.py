@@ -1,7 +1,7 @@
 """What FSDP2's copy of gradients into one buffer takes on a virtual GPU, and what a dry run says of it."""
 
 import torch
-import torch.distributed.fsdp  # noqa: F401  it defines the operators
+import torch.distributed.fsdp
 from torch import Tensor
 
 from unisono.parallel.planning.allocator import CachingAllocator

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["DryStep", "RankModel", "StepSize"]
 
 DryAxis = DryReplicas | DryShards | DrySwap
-
-
 Specs = tuple[TensorSpec, ...]
 
 
@@ -102,13 +100,18 @@ class _DryRuntime(PipelineRuntime):
         self._watch.phase, self._watch.cause = "forward", "activations"
         super()._forward(step, action)
 
-    def _backward(self, step: Any, action: Action) -> None:
+    def _arrived(self, step: Any, action: Action) -> Any:
         self._watch.phase, self._watch.cause = "backward", "temporary"
+        self._watch.numbers = True  # flags of gradients that may be None: all are there
+        found = super()._arrived(step, action)
+        self._watch.numbers = False
+        return found
+
+    def _backward(self, step: Any, action: Action) -> None:
         super()._backward(step, action)
         self._units.after_backward()  # type: ignore[union-attr]
 
     def _inputs(self, step: Any, action: Action) -> None:
-        self._watch.phase, self._watch.cause = "backward", "temporary"
         super()._inputs(step, action)
         self._units.after_backward()  # type: ignore[union-attr]
 
