@@ -93,8 +93,8 @@ def chooses_lists(optimizer: optim.Optimizer, group: dict[str, Any]) -> bool:
 
     Adafactor takes a loop: lists need as much memory again as the parameters.
     """
-    unasked = group.get("foreach", False) is None and not group.get("fused")
-    return unasked and not isinstance(optimizer, optim.Adafactor)
+    asked = group.get("foreach", False) is not None or group.get("fused") or group.get("differentiable")
+    return not asked and not isinstance(optimizer, optim.Adafactor)
 
 
 def steps_parts(optimizer: optim.Optimizer) -> bool:

@@ -360,10 +360,7 @@ class DryStep:
         groups = optimizer.param_groups
         if steps_parts(optimizer):
             optimizer.param_groups = [
-                {**group, "foreach": True}
-                if chooses_lists(optimizer, group) and not group.get("differentiable")
-                else group
-                for group in groups
+                {**group, "foreach": True} if chooses_lists(optimizer, group) else group for group in groups
             ]
         optimizer.step()
         optimizer.param_groups = groups
