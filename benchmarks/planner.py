@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from planner_machine import FOREIGN, LAYOUTS, MODELS, RECORD, machine, wrong_plan
+from planner_machine import FOREIGN, LAYOUTS, MODELS, RECORD, WHAT, machine, wrong_plan
 from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
@@ -374,14 +374,16 @@ def main() -> int:
     add(
         "--plans", default="", help='measure these, not the usual ones: "context=2;expert=2,zero=1;swap=disk"'
     )
+    add("--what", type=_words, default=WHAT, help=f"of {','.join(WHAT)} (default: both)")
     add("--record", type=Path, default=RECORD, help="file that keeps what has run")
     args = parser.parse_args()
-    if unknown := set(args.layouts) - set(LAYOUTS):
-        parser.error(f"no layout {min(unknown)}: there are {', '.join(LAYOUTS)}")
+    for name, given, known in (("layout", args.layouts, LAYOUTS), ("--what", args.what, WHAT)):
+        if unknown := set(given) - set(known):
+            parser.error(f"no {name} {min(unknown)}: there are {', '.join(known)}")
     if "machine" in args.parts:
         parts["machine"] = functools.partial(
             machine, args.models, args.layouts, rounds=args.rounds, minutes=args.minutes, record=args.record,
-            plans=args.plans,
+            plans=args.plans, what=args.what,
         )  # fmt: skip
         if problem := wrong_plan(args.plans, args.layouts):
             parser.error(problem)

@@ -60,6 +60,8 @@ PLANS: dict[int, list[dict[str, Any]]] = {
 LAYOUTS = {"2": 2, "4": 4, "2x2": 4}
 """Layout -> its ranks."""
 
+WHAT = ("seconds", "memory")
+
 MODELS = ("gpt", "llama", "cnn", "mlp", "encoder", "tables")
 FOREIGN = (
     "gpt2", "qwen2", "mixtral", "bert", "t5", "vit", "resnet", "resnet-bn", "unet", "mixer", "lstm", "dlrm",
@@ -97,11 +99,16 @@ class MachineJob(NamedTuple):
 # ---- jobs ----
 
 
-def jobs(models: Sequence[str], layouts: Sequence[str], plans: str = "") -> list[MachineJob]:
+def jobs(models: Sequence[str], layouts: Sequence[str], plans: str, what: Sequence[str]) -> list[MachineJob]:
     """Each model's seconds on every layout, then its memory."""
-    times = [MachineJob(model, layout, "seconds", plans) for layout in layouts for model in models]
-    here = [layout for layout in layouts if "x" not in layout]
-    return times + [MachineJob(model, layout, "memory", plans) for layout in here for model in models]
+    return [
+        MachineJob(model, layout, each, plans)
+        for each in WHAT
+        if each in what
+        for layout in layouts
+        if each == "seconds" or "x" not in layout
+        for model in models
+    ]
 
 
 def wrong_plan(plans: str, layouts: Sequence[str]) -> str:
@@ -239,10 +246,11 @@ def machine(
     minutes: float,
     record: Path,
     plans: str = "",
+    what: Sequence[str] = WHAT,
 ) -> bool:
     """Run what the record lacks, as long as there is time; print every row of it, and the verdicts."""
     until = time.monotonic() + 60 * minutes
-    wanted = jobs(models, layouts, plans)
+    wanted = jobs(models, layouts, plans, what)
     kept = recorded(record)
     calibrate(layouts)
     for job in wanted:

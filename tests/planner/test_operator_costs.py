@@ -13,12 +13,15 @@ from unisono.engine.costs.machine import MachineCalibration, identity
 from unisono.engine.environment import env
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
+    Measurement,
+    RuntimeCosts,
     SharedSteps,
     compute_file,
     keep_compute,
+    middle,
     recall_compute,
 )
-from unisono.planner.operator_costs import POINTS, CostTable, roofline
+from unisono.planner.operator_costs import POINTS, CostTable, OperatorCosts, roofline
 
 TABLE = CostTable(((1.0, 10.0, 100.0), (2.0, 8.0)), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (1,))
 FOUR = MachineCalibration(cores=4)
@@ -84,7 +87,24 @@ def test_ranks_together_pay_what_the_nearest_measured_ones_do() -> None:
 
 def test_passes_over_the_jobs_count_by_their_medians() -> None:
     passes = [SharedSteps(2, 1.0 + each / 10, step_s=each * 1e-3) for each in (1, 5, 2)]
-    assert SharedSteps.middle(passes) == SharedSteps(2, 1.2, step_s=2e-3)
+    assert middle(passes) == SharedSteps(2, 1.2, step_s=2e-3)
+
+
+def test_figures_are_the_medians_of_all_times() -> None:
+    def at(factor: float) -> Measurement:
+        table = CostTable(((1.0, 2.0),), (factor, 2 * factor))
+        costs = OperatorCosts(1, 2, {"light": table}, forward_s=factor, scale={"forward": factor})
+        return Measurement((costs,), RuntimeCosts(step_s=factor), (SharedSteps(2, 1.0 + factor),))
+
+    found = ComputeCalibration("here", "2.15", "now", 2, ())
+    for factor in (0.1, 0.5, 0.2):
+        found = found.with_time(at(factor))
+    middle_one = at(0.2)
+    assert found.settings == middle_one.settings
+    assert (found.runtime, found.shared) == (middle_one.runtime, middle_one.shared)
+    for _ in range(20):
+        found = found.with_time(at(0.7))
+    assert found.settings == at(0.7).settings and len(found.times) == 9
 
 
 def test_types_of_16_bits_may_have_tables_of_their_own() -> None:

@@ -15,8 +15,9 @@ from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.shared_cores import ActionWork, shared_time
+from unisono.parallel.costs.stage_starts import StageStarts
 from unisono.parallel.costs.step_parts import ParameterSizes, StepParts
-from unisono.parallel.costs.step_time import step_forecast
+from unisono.parallel.costs.step_time import COMPARED, REPEATED, REPLAYED, step_forecast
 from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action
 from unisono.parallel.pipeline.timeline import predict
@@ -28,7 +29,10 @@ MACHINE = MachineCalibration(cores=8)
 NOTHING = RuntimeCosts(*[0.0] * len(RuntimeCosts.__struct_fields__))
 SECOND = CostTable(((1.0,),), (1.0,), (0,))
 COSTS = msgspec.structs.replace(
-    roofline(MACHINE), tables={**roofline(MACHINE).tables, "heavy": SECOND}, forward_s=0.0, backward_s=0.0
+    roofline(MACHINE),
+    tables={**roofline(MACHINE).tables, "heavy": SECOND, "norm_backward": SECOND},
+    forward_s=0.0,
+    backward_s=0.0,
 )
 HEAVY = OperatorPoint("heavy", (1.0,))
 PLANS = [
@@ -59,6 +63,8 @@ def parts(plan: up.Plan, crowd: float = 1.0) -> StepParts:
 @each("plan", PLANS)
 def test_a_step_is_the_schedules(plan: up.Plan) -> None:
     def seconds(action: Action) -> float:
+        if action.kind in "IW" and not action.stage:  # no gradients of the model's inputs
+            return 2.0 * (action.kind == "W")
         return {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}[action.kind]
 
     timeline = predict(proved_schedule(plan, plan.micro_batches), seconds)
@@ -83,6 +89,31 @@ def test_ranks_of_one_stage_that_share_a_core_compute_half_as_fast() -> None:
     assert apart == pytest.approx(2 * alone, rel=1e-3)  # each host has a core, and all ranks of a stage
     mixed = step_forecast(dataclasses.replace(parts(plan, 2.0), hosts=(0, 1, 0, 1))).total
     assert mixed == pytest.approx(2 * 3.0 * plan.micro_batches, rel=1e-3)  # a stage computes while one waits
+
+
+def test_a_recorded_program_pays_for_each_item_and_each_module() -> None:
+    plan = up.Plan(pipeline=2)
+    of_pieces, small = parts(plan), OperatorPrices(COSTS).light(1024)
+    starts = StageStarts(items=(3, 5), repeated=(0, 2))
+    program = dataclasses.replace(of_pieces, starts=starts)
+    more = REPLAYED * 8 + REPEATED * 2 + COMPARED  # nn.Identity is one module
+    found = step_forecast(program).total - step_forecast(of_pieces).total
+    assert found == pytest.approx(more * small, rel=1e-6)
+
+
+def test_a_split_backward_pays_for_modules_with_weights_and_computes_norms_twice() -> None:
+    plan = up.Plan(pipeline=2, schedule="zb-h1")
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2))
+    whole = dataclasses.replace(parts(plan), shared=SharedSteps(2, split_s=0.5))
+    homes = {name: (int(name != "0.weight" and name != "0.bias"), "") for name, _ in model.named_parameters()}
+    norm = TracedOperator(OperatorPoint("norm_backward", (1.0,)), "backward", 1, "", followed=True)
+    traced = dataclasses.replace(
+        whole.traced, model=model, homes=homes, operators=[*whole.traced.operators, norm]
+    )
+    assert step_forecast(whole).total == pytest.approx(1 + 1 + 1 + 2, rel=1e-3)
+    found = step_forecast(dataclasses.replace(whole, traced=traced)).total
+    each_pass = 1 + 2 * 0.5 + 1  # of the second stage, which has two of the modules
+    assert found == pytest.approx(1 + 1 + each_pass + each_pass, rel=1e-3)
 
 
 def test_no_shared_time_for_nothing() -> None:

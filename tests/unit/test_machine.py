@@ -30,7 +30,7 @@ def settings(place: Path) -> env.Settings:
 
 
 def command(*words: str) -> int:
-    options = {"refresh": "--refresh" in words, "json": "--json" in words}
+    options = {name: f"--{name}" in words for name in ("refresh", "again", "json")}
     return calibrate.main(Namespace(**options, hosts=False, compute=False, output=None))
 
 
@@ -136,6 +136,7 @@ def test_the_command_measures_once_shows_and_refreshes(cache: Path, capsys: pyte
     assert "is damaged" in told.err
     assert machine.load(file)[0] == again == msgspec.convert(json.loads(told.out), MachineCalibration)
     machine.save(HERE, file)
+    assert command("--again") == 2 and "--again needs --compute" in capsys.readouterr().err
     assert command("--refresh", "--json") == 0
     assert machine.load(file)[0] == again
     assert json.loads(capsys.readouterr().out)["measured"] == again.measured

@@ -13,6 +13,7 @@ import stat
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,17 +24,21 @@ from unisono.planner.operator_costs import OperatorCosts, roofline
 __all__ = [
     "ComputeCalibration",
     "LoadedCompute",
+    "Measurement",
     "RuntimeCosts",
     "SharedSteps",
     "compute_file",
     "keep_compute",
+    "middle",
     "recall_compute",
 ]
 
-VERSION = 8
+VERSION = 9
 """Of the file's format."""
 
 MOST_BYTES = 1 << 22
+MOST_TIMES = 9
+"""Measurements that are kept."""
 
 
 class RuntimeCosts(msgspec.Struct, frozen=True):
@@ -80,8 +85,8 @@ class SharedSteps(msgspec.Struct, frozen=True):
         stage_scale: the same under a pipeline.
         step_s: seconds more of a step.  sharded_s: the same where data ranks share parameters, and
         alone_s: where no data ranks meet. These may be less than 0.
-        again_s: of each operator that backward computes again.  split_s: of each, in each of the two passes
-        of a split backward. Both count what autograd follows.
+        again_s: of each operator that backward computes again and autograd follows.
+        split_s: of each module with weights, in each of the two passes of a split backward.
         turn_s: of each collective within a step, as those of the tensor axis.
         message_s: of each end of a message between stages.
         replay_s: of each operator of forward that runs from a recorded program, as under `context`.
@@ -112,22 +117,41 @@ class SharedSteps(msgspec.Struct, frozen=True):
             found[name] = max(least, here + share * (getattr(other, name) - here))
         return msgspec.structs.replace(self, ranks=ranks, **found)
 
-    @classmethod
-    def middle(cls, measured: Sequence[SharedSteps]) -> SharedSteps:
-        """The median of each number."""
-        columns = zip(*map(msgspec.structs.astuple, measured), strict=True)
-        return cls(*map(statistics.median, columns))
-
     @property
     def sane(self) -> bool:
         """Whether its numbers are those of some machine."""
+        seconds = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")}
         return (
             self.ranks >= 1
             and all(0.1 < each < 10 for each in (self.scale, self.cut_scale, self.stage_scale))
-            and all(0 <= each < 1 for each in (self.step_s, self.again_s, self.split_s, self.replay_s))
-            and all(0 <= each < 1 for each in (self.turn_s, self.message_s))
-            and all(-1 < getattr(self, name) < 1 for name in SIGNED)
+            and all((-1 if name in SIGNED else 0) <= each < 1 for name, each in seconds.items())
         )
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """The machine at one time. See `ComputeCalibration`."""
+
+    settings: tuple[OperatorCosts, ...]
+    runtime: RuntimeCosts
+    shared: tuple[SharedSteps, ...]
+
+
+_Figures = TypeVar("_Figures", SharedSteps, Measurement)
+
+
+def middle(measured: Sequence[_Figures]) -> _Figures:
+    """The median of each number."""
+    return msgspec.convert(_middle([msgspec.to_builtins(each) for each in measured]), type(measured[0]))
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _middle([each[key] for each in values]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return [_middle(column) for column in zip(*values, strict=True)]
+    same = all(each == first for each in values)
+    return first if same else statistics.median(values)
 
 
 class ComputeCalibration(msgspec.Struct, frozen=True):
@@ -139,6 +163,7 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
         cores: that processes may use.
         settings: one for each number of ranks that shared the cores, fewest first.
         shared: the same for steps; (): not measured.
+        times: all measurements, oldest first, of which `settings`, `runtime` and `shared` are the medians.
     """
 
     machine: str
@@ -148,12 +173,21 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
     settings: tuple[OperatorCosts, ...]
     runtime: RuntimeCosts = RuntimeCosts()
     shared: tuple[SharedSteps, ...] = ()
+    times: tuple[Measurement, ...] = ()
     version: int = VERSION
 
     @property
     def measured_here(self) -> bool:
         """Whether these are measured numbers."""
         return bool(self.machine)
+
+    def with_time(self, found: Measurement) -> ComputeCalibration:
+        """The same with one measurement more."""
+        times = (*self.times, found)[-MOST_TIMES:]
+        now = middle(times)
+        return msgspec.structs.replace(
+            self, settings=now.settings, runtime=now.runtime, shared=now.shared, times=times
+        )
 
     def of(self, ranks: int) -> tuple[OperatorCosts, float, float]:
         """What operators take while `ranks` of a host compute: (costs of the nearest setting, factor, crowd).

@@ -3,7 +3,7 @@
 | class | its point | |
 |---|---|---|
 | product | rows, inner size, columns | a bias is free |
-| batched | the geometric mean of the three, FLOPs | products of many small matrices |
+| batched | the harmonic mean of the three, FLOPs | products of many small matrices; the mean says bytes |
 | convolution, convolution_backward | channels of a group, FLOPs of forward | |
 | attention, attention_backward | keys, FLOPs of forward | fused and causal; another one counts twice |
 | light, heavy | bytes moved, elements | additions and copies; functions such as exp and GELU |
@@ -34,7 +34,7 @@ ELEMENTS = (1e3, 1.6e4, 2.5e5, 2e6, 1.2e7)
 BYTES = (1e4, 2e5, 3e6, 2.5e7, 1.2e8)
 
 POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
-    "product": ((8, 64, 512, 2048), (64, 512, 2048), (64, 512, 2048)),
+    "product": ((8, 64, 512, 2048),) * 3,
     "batched": ((16, 64, 256), (1e5, 1e7, 1e9)),
     "convolution": ((4, 32, 128), (1e6, 3e7, 1e9)),
     "convolution_backward": ((4, 32, 128), (1e6, 3e7, 1e9)),

@@ -17,6 +17,7 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operator_cases import call_of
 from unisono.parallel.costs.forecast_check import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
+from unisono.parallel.costs.stage_starts import StageStarts
 from unisono.parallel.costs.traced_step import TracedStep
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import POINTS, roofline
@@ -45,8 +46,9 @@ def predictor(name: str, rows: int = 8) -> up.StepPredictor:
 
 def traced(of: up.StepPredictor, plan: up.Plan) -> tuple[TracedStep, list[int]]:
     """A micro-batch of eight rows, and the stage of each module call."""
-    step, stages, _ = of._staged(plan, 8)
-    return step, [*stages, 0]  # what is before all calls, -1, is in the first stage
+    starts = of._stages(plan) if plan.pipeline > 1 else StageStarts()
+    step = of._micro_batch(plan, 8, starts)
+    return step, [*starts.of(step, 8)[0], 0]  # what is before all calls, -1, is in the first stage
 
 
 class Counted(OperatorMode):

@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compute", action="store_true", help="measure the operators of training, for `unisono.parallel`"
     )
     parser.add_argument(
+        "--again",
+        action="store_true",
+        help="with --compute: measure once more, and take the medians of all times",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", help="with --hosts: write the network there, FILE.toml"
     )
 
@@ -56,13 +61,16 @@ def main(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"unisono calibrate: {error}", file=sys.stderr)
         return 2
+    if args.again and (args.refresh or not args.compute):
+        print("unisono calibrate: --again needs --compute, and no --refresh", file=sys.stderr)
+        return 2
     if args.hosts and args.compute:
         print("unisono calibrate: --hosts or --compute, not both", file=sys.stderr)
         return 2
     if args.hosts:
         return _hosts(args.output)
     if args.compute:
-        return _compute(settings, refresh=args.refresh, as_json=args.json)
+        return _compute(settings, refresh=args.refresh, again=args.again, as_json=args.json)
     found = recall(settings)
     if found.note:
         print(f"unisono calibrate: {found.note}", file=sys.stderr)
@@ -77,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compute(settings: Settings, *, refresh: bool, as_json: bool) -> int:
+def _compute(settings: Settings, *, refresh: bool, again: bool, as_json: bool) -> int:
     """Show the operators' figures; measure them if there are none."""
     from msgspec import json
 
@@ -87,7 +95,9 @@ def _compute(settings: Settings, *, refresh: bool, as_json: bool) -> int:
         print(f"unisono calibrate: --compute: {error}", file=sys.stderr)
         return 1
     try:
-        found = calibrated(settings, refresh=refresh, say=lambda text: print(text, file=sys.stderr))
+        found = calibrated(
+            settings, refresh=refresh, again=again, say=lambda text: print(text, file=sys.stderr)
+        )
     except ComputeCalibrationError as error:
         print(f"unisono calibrate: {error}", file=sys.stderr)
         return 1

@@ -19,10 +19,12 @@ from unisono.engine.costs.machine import identity
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
     LoadedCompute,
+    Measurement,
     RuntimeCosts,
     SharedSteps,
     compute_file,
     keep_compute,
+    middle,
     recall_compute,
 )
 from unisono.planner.operator_costs import OperatorCosts
@@ -63,18 +65,25 @@ class ComputeCalibrationError(RuntimeError):
     """A job of the calibration failed; the text has its last lines."""
 
 
-def calibrated(settings: Settings, *, refresh: bool, say: Callable[[str], object]) -> LoadedCompute:
+def calibrated(
+    settings: Settings, *, refresh: bool, again: bool = False, say: Callable[[str], object]
+) -> LoadedCompute:
     """The figures of this machine and this PyTorch; measured where there are none.
 
     Args:
-        refresh: measure though there are figures.  say: is told when a job is done.
+        refresh: measure though there are figures, and forget these.  again: measure once more, and take the
+            medians of all times.  say: is told when a job is done.
     Raises:
         ComputeCalibrationError: a job failed.
     """
     found = recall_compute(settings, str(torch.__version__))
-    if found.calibration.measured_here and not refresh:
+    if found.calibration.measured_here and not (refresh or again):
         return found
-    return _keep(_measured(say), settings)
+    measured = _measured(say)
+    if again and found.calibration.times:
+        now = measured.measured
+        measured = msgspec.structs.replace(found.calibration.with_time(measured.times[0]), measured=now)
+    return _keep(measured, settings)
 
 
 def _keep(calibration: ComputeCalibration, settings: Settings) -> LoadedCompute:
@@ -94,8 +103,8 @@ def _measured(say: Callable[[str], object]) -> ComputeCalibration:
     load = os.getloadavg()[0]
     if load > BUSY:
         say(f"other programs are running (load {load:.1f}): figures of ranks with several threads get worse")
-    middle = [round(cores**0.5)] if cores >= 16 else []
-    counts = sorted({1, *middle, cores})
+    between = [round(cores**0.5)] if cores >= 16 else []
+    counts = sorted({1, *between, cores})
     every = [_job(ranks, "operator_worker", OperatorCosts, say) for ranks in counts]
     runtime = _job(2, "runtime_worker", RuntimeCosts, say)
     measured = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -104,8 +113,8 @@ def _measured(say: Callable[[str], object]) -> ComputeCalibration:
     passes = [  # minutes apart: a machine becomes faster and slower
         [_job(ranks, "shared_worker", SharedSteps, say, found) for ranks in together] for _ in range(PASSES)
     ]
-    shared = tuple(map(SharedSteps.middle, zip(*passes, strict=True)))
-    return msgspec.structs.replace(found, shared=shared)
+    shared = tuple(map(middle, zip(*passes, strict=True)))
+    return found.with_time(Measurement(found.settings, runtime, shared))
 
 
 def _job(
@@ -144,7 +153,7 @@ def compute_lines(found: LoadedCompute) -> list[str]:
     one = found.calibration
     heads = [f"{each.ranks} x {each.threads}" for each in one.settings]
     lines = [
-        f"{one.cores} cores, PyTorch {one.torch}; operators measured {one.measured or 'never: a roofline'}",
+        f"{one.cores} cores, PyTorch {one.torch}; operators measured {_times(one)}",
         f"{'ranks x threads':34}" + "".join(f"{head:>12}" for head in heads),
     ]
     for text, kind, low, point, work, unit in SHOWN:
@@ -165,10 +174,17 @@ def compute_lines(found: LoadedCompute) -> list[str]:
     return [*lines, f"kept in {found.source}" if "/" in found.source else found.source]
 
 
+def _times(one: ComputeCalibration) -> str:
+    if not one.measured:
+        return "never: a roofline"
+    return one.measured if len(one.times) < 2 else f"{len(one.times)} times, the last {one.measured}"
+
+
 def _steps_lines(one: SharedSteps) -> list[str]:
     more = {
         "a step": one.step_s, "without data ranks": one.alone_s, "sharded": one.sharded_s,
-        "an operator computed again": one.again_s, "in two passes": one.split_s, "replayed": one.replay_s,
+        "an operator computed again": one.again_s, "replayed": one.replay_s,
+        "a module with weights in two passes": one.split_s,
         "a collective": one.turn_s, "a message": one.message_s,
         "a parameter of a unit in 16 bits": one.low_parameter_s,
     }  # fmt: skip

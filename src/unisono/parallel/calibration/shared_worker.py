@@ -40,6 +40,9 @@ FEW, MANY = 2, 8
 PROBE = 1e-3
 """Seconds that count the calls of a forecast."""
 
+CUT = ("gpt", "mlp")
+"""The larger models that the tensor axis cuts."""
+
 DECODE = msgspec.json.Decoder(ComputeCalibration).decode
 LEAST_SCALE, MOST_SCALE = 0.5, 5.0
 
@@ -78,7 +81,7 @@ def measure() -> SharedSteps | None:
         split = up.Plan(data=half, pipeline=2, micro_batches=FEW, schedule="zb-h1")
         wanted += [_Trained(few, SHORT), _Trained(many, SHORT), _Trained(few, LONG), _Trained(split, LONG)]
         wanted += [_Trained(context, LONG), _Trained(cut, LONG)]
-        wanted += [*(_Trained(plan, name) for plan in (cut, few) for name in names)]
+        wanted += [*(_Trained(few, name) for name in names), *(_Trained(cut, name) for name in CUT)]
     taken = _steps(wanted)
     if dist.get_rank():
         return None
@@ -95,7 +98,7 @@ def measure() -> SharedSteps | None:
     together = fit.scale(data, names)
     fit.set(
         scale=together,
-        cut_scale=fit.scale(cut, names) if even else together,
+        cut_scale=fit.scale(cut, CUT) if even else together,
         stage_scale=fit.scale(few, names) if even else together,
     )
     return fit.found

@@ -55,9 +55,13 @@ class HostPricing:
         self._known: dict[tuple[tuple[int, ...], str], HostPrices] = {}
         self._overheads: dict[int, dict[str, float]] = {}
 
-    def of(self, hosts: tuple[int, ...], plan: Plan) -> HostPrices:
-        """Prices on such hosts, under a plan that may have ranks wait for each other within a step."""
-        kind = "cut_scale" if plan.tensor > 1 else "stage_scale" if plan.pipeline > 1 else "scale"
+    def of(self, hosts: tuple[int, ...], plan: Plan, *, cut: bool) -> HostPrices:
+        """Prices on such hosts, under a plan that may have ranks wait for each other within a step.
+
+        Args:
+            cut: the tensor axis cuts some module, so that its ranks wait.
+        """
+        kind = "cut_scale" if cut else "stage_scale" if plan.pipeline > 1 else "scale"
         if (hosts, kind) not in self._known:
             here = 1 if self._own_device else max(map(hosts.count, hosts))
             costs, factor, crowd = self._compute.of(here)

@@ -177,8 +177,10 @@ class StepPredictor:
             raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         plan = replace(plan, micro_batches=min(plan.micro_batches, least))  # all ranks have as many
         rows = -(-most // plan.micro_batches)
-        traced, stages, sent = self._staged(plan, rows)
-        priced = self._pricing.of(hosts, plan)
+        starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
+        traced = self._micro_batch(plan, rows, starts)
+        stages, sent = starts.of(traced, rows)
+        priced = self._pricing.of(hosts, plan, cut=bool(traced.moves))
         collectives = priced.collectives
         experts = self._experts(plan, traced)
         exchanges = []
@@ -196,7 +198,7 @@ class StepPredictor:
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
             self._slow(plan),
-            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts,
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts, starts,
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:
@@ -220,12 +222,9 @@ class StepPredictor:
 
     # ---- what plans share ----
 
-    def _staged(self, plan: Plan, rows: int) -> tuple[TracedStep, list[int], list[float]]:
-        """A micro-batch, the stage of each of its module calls, and the bytes from each stage to the next."""
-        starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
-        recorded = plan.context > 1 or bool(starts.sent)  # with the masks that shapes have
-        traced = self._traced(plan, rows, starts.opened, single=not recorded and not self._packed)
-        return traced, *starts.of(traced, rows)
+    def _micro_batch(self, plan: Plan, rows: int, starts: StageStarts) -> TracedStep:
+        recorded = plan.context > 1 or bool(starts.items)  # with the masks that shapes have
+        return self._traced(plan, rows, starts.opened, single=not recorded and not self._packed)
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str], *, single: bool) -> TracedStep:
         """A recorded step. `single`: of a model that takes each row for one text."""
@@ -351,13 +350,8 @@ class StepPredictor:
                 shapes.model.to(TYPES[plan.precision])
         with torch.enable_grad():
             graph = Recorder(shapes).run(shapes.model, inputs)
-        starts = choose_starts(graph, plan.stages)
-        program = StageProgram(graph, shapes.model, starts)
-        sent = [
-            sum(graph.values[number].nbytes for number in stage.goes) / self._few
-            for stage in program.stages[:-1]
-        ]
-        return StageStarts(tuple((start.path, start.call) for start in starts), tuple(sent), program.open)
+        program = StageProgram(graph, shapes.model, choose_starts(graph, plan.stages))
+        return StageStarts.of_program(program, self._few)
 
     # ---- sizes ----
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 from typing import NamedTuple
 
+from unisono.parallel.graph.stage_program import StageProgram
+
 from .traced_step import ModuleCall, TracedStep
 
 __all__ = ["StageStarts"]
@@ -17,11 +19,30 @@ class StageStarts(NamedTuple):
         starts: (path, which call of it) of each stage but the first.
         sent: bytes of a row that go from each stage to the next; (): the first module's inputs.
         opened: modules that span several stages.
+        items: that each stage runs of a recorded program; (): stages are pieces.
+        repeated: of the operators of each stage, those that an earlier one runs too, such as masks.
     """
 
     starts: tuple[tuple[str, int], ...] = ()
     sent: tuple[float, ...] = ()
     opened: frozenset[str] = frozenset()
+    items: tuple[int, ...] = ()
+    repeated: tuple[int, ...] = ()
+
+    @classmethod
+    def of_program(cls, program: StageProgram, rows: int) -> StageStarts:
+        """Those of a program that was recorded with so many rows."""
+        values, stages = program.graph.values, program.stages
+        sent = [sum(values[number].nbytes for number in stage.goes) / rows for stage in stages[:-1]]
+        run: set[int] = set()
+        repeated = []
+        for stage in stages:
+            repeated.append(sum(item.last - item.first for item in stage.items if item.first in run))
+            run.update(item.first for item in stage.items)
+        return cls(
+            tuple((start.path, start.call) for start in program.starts), tuple(sent), program.open,
+            tuple(len(stage.items) for stage in stages), tuple(repeated),
+        )  # fmt: skip
 
     def of(self, traced: TracedStep, rows: int) -> tuple[list[int], list[float]]:
         """The stage of each module call, and the bytes from each stage to the next.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.compute_calibration import SharedSteps
 
+from .stage_starts import StageStarts
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -23,6 +25,7 @@ __all__ = ["ADAM_OPERATORS", "ParameterSizes", "StepParts"]
 
 ADAM_OPERATORS = 12
 ALONE = SharedSteps(1)  # nobody trains beside it
+WHOLE_MODEL = StageStarts()
 
 
 class ParameterSizes(NamedTuple):
@@ -51,6 +54,7 @@ class StepParts:
         swap_rate: bytes per second that are swapped.
         shared: what ranks that train together take beside the sum of their costs.
         compressed: stage -> what it sends of its gradients; empty: whole gradients.
+        starts: where stages begin, and what they run of a recorded program.
         slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
     """
 
@@ -76,3 +80,4 @@ class StepParts:
     slow: Sequence[float] = ()
     update_operators: int = ADAM_OPERATORS
     hosts: Sequence[int] = ()
+    starts: StageStarts = WHOLE_MODEL
