@@ -4,10 +4,11 @@
     unisono run -n 4 --virtual-gpus 4 --no-poison tests/torch/memory_census.py sweep [TEXT ...]
 
 `zoo`: the models of tests/torch/zoo, which need `pip install transformers`, under those of its plans that
-have so many ranks. `sweep`: the plans of `make test-parallel` that have so many (in all 240, of
-1, 2, 4 and 8 ranks), or those with one of these texts in their line. One line for each: the peak
-of the fullest rank, the error of the prediction, where the peak is. The last lines are a summary; a miss is
+have so many ranks, and `autocast` on 2. `sweep`: the plans of `make test-parallel` that have so many (in all
+240, of 1, 2, 4 and 8 ranks), or those with one of these texts in their line. One line for each: the peak of
+the fullest rank, the error of the prediction, where the peak is. The last lines are a summary; a miss is
 more than 5 % above, or 2 % below, and 4 KiB or more: a run has some numbers of its own, of 512 bytes each.
+The process group keeps its last 16 results of up to 16 numbers: on a virtual GPU up to 8 KiB.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from planned_models import adamw, with_stages
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.task import TrainingTask
+from unisono.parallel.written_parameters import STEPS
 
 KIB = 1 << 10
 ABOVE, BELOW, LEAST = 0.05, -0.02, 4 * KIB
@@ -51,7 +53,8 @@ def of_zoo(names: list[str], ranks: int) -> Iterator[Row]:
     from zoo.animals import ANIMALS
     from zoo.census_plans import PLANS, fitted, not_applicable
 
-    plans = {title: plan for title, plan in PLANS.items() if plan.ranks == ranks}
+    plans = {**PLANS, "autocast": up.Plan(data=2, precision="autocast")}
+    plans = {title: plan for title, plan in plans.items() if plan.ranks == ranks}
     if "swap" in plans:
         plans["swap"] = up.Plan(data=ranks, swap="memory")  # GPUs swap to the host
     for name, _, wanted in (each.partition(",") for each in names or ANIMALS):
@@ -102,7 +105,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
     del inputs
     (given,) = run.shard([given])
     given = mapped(given, torch.clone)  # rows of a batch keep the memory of all of it
-    for _ in range(2):
+    for _ in range(STEPS):  # which are watched: each sums every parameter
         run.step(given)
     gc.collect()  # building a run leaves cycles, which hold tensors until Python collects them
     torch.cuda.reset_peak_memory_stats()

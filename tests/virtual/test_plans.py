@@ -32,6 +32,7 @@ def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
         "data=2,zero=2,precision='bf16'",
         "data=2,zero=1,precision='bf16',reduce='low',micro_batches=2",
         "data=2,local_steps=1",
+        "data=2,precision='autocast'",
         "pipeline=2,micro_batches=4,cuts=(2,)",
         "pipeline=2,micro_batches=4,cuts=(2,),schedule='zb-h1'",
         "pipeline=2,micro_batches=2,cuts=(1,2,3),schedule='interleaved',precision='bf16'",
@@ -40,6 +41,13 @@ def test_a_dry_run_has_the_peak_of_the_allocator(machine: Any) -> None:
     ended = machine.run(MEMORY / "planned_memory.py", limit_s=110, arguments=texts)
     assert not any(ended.codes), ended.text
     assert ended.text.count("Plan(") == 2 * 2 * len(texts), ended.text
+
+
+@pytest.mark.parametrize("machine", [1], indirect=True)
+def test_a_dry_run_knows_the_copies_that_fully_shard_makes_of_gradients(machine: Any) -> None:
+    ended = machine.run(MEMORY / "copies_of_gradients.py", limit_s=60)
+    assert not any(ended.codes), ended.text
+    assert "as said" in ended.text
 
 
 @pytest.mark.parametrize("machine", [2], indirect=True)

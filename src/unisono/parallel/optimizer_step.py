@@ -30,6 +30,10 @@ ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adadelta, optim.Adagrad, optim.Adamax, optim.ASGD, optim.NAdam,
     optim.RAdam, optim.RMSprop, optim.Rprop,
 )  # fmt: skip
+REMEDY = (
+    "Use an optimizer that changes each value by itself, such as AdamW or up.CompressedAdam, or a plan that "
+    "leaves parameters whole (zero=0, tensor=1)"
+)
 
 
 def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
@@ -67,9 +71,30 @@ def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
     return (
         f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an "
         f"operation of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. "
-        "Use an optimizer that changes each value by itself, such as AdamW or up.CompressedAdam, or a plan "
-        "that leaves parameters whole (zero=0, tensor=1)"
+        f"{REMEDY}"
     )
+
+
+def refuse_cut_parameters(optimizer: optim.Optimizer) -> None:
+    """Refuse an optimizer that no PyTorch steps on DTensors, before there are any.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(optimizer, optim.Adafactor):
+        raise ValueError(
+            "Adafactor cannot step parameters that are cut: PyTorch has no rule for an operation of it on "
+            f"DTensors. {REMEDY}"
+        )
+
+
+def chooses_lists(optimizer: optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Whether PyTorch takes its kernels of lists for a group on GPUs where nothing else is asked for.
+
+    Adafactor takes a loop: lists need as much memory again as the parameters.
+    """
+    asked = group.get("foreach", False) is not None or group.get("fused") or group.get("differentiable")
+    return not asked and not isinstance(optimizer, optim.Adafactor)
 
 
 def steps_parts(optimizer: optim.Optimizer) -> bool:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 
 from .probe import PrivateName, find, need
 
-__all__ = ["NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of"]
+__all__ = [
+    "NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of",
+    "number_read",
+]  # fmt: skip
+
+READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
 
 NAMES = {
     "mode": PrivateName(
@@ -51,6 +57,13 @@ def fake_mode() -> Any:
 def arguments_of(op: Any) -> Any:
     """The arguments of an operator, with what it writes into."""
     return op._schema.arguments
+
+
+def number_read(op: Any, args: Any) -> float | None:
+    """What an operator reads of a tensor without values: 1, or READ; None: it reads no number."""
+    if op.name() != "aten::_local_scalar_dense":
+        return None
+    return {torch.bool: True}.get(args[0].dtype, READ if args[0].is_floating_point() else 1)
 
 
 def memory_of(tensor: Tensor) -> tuple[Any, int]:

@@ -25,7 +25,8 @@ from unisono.parallel.graph.local_model import ModuleMoves, narrow_
 from unisono.parallel.graph.slots import argument_names
 from unisono.parallel.graph.written import Written
 from unisono.parallel.optimizer_groups import optimizers_of
-from unisono.torch_internals.fake import OperatorMode, is_about_data
+from unisono.parallel.optimizer_step import chooses_lists
+from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
 from unisono.torch_internals.training import next_sequence, sequence_of
 
 from .operator_kinds import point_of
@@ -107,7 +108,7 @@ def trace_update(
     Args:
         on_gpu: it steps by lists where it may choose, as PyTorch does on GPUs, and has its state already.
     Raises:
-        CaptureError: it reads values, or raises.    ValueError, TypeError: no run takes it.
+        CaptureError: it raises.    ValueError, TypeError: no run takes it.
     """
     seen = TracedStep(traced.model)
     mode = _StepMode(seen)
@@ -115,12 +116,12 @@ def trace_update(
     with _on_shapes():
         made = optimizer(parameters)
     every = optimizers_of(made, parameters, swap=False)
-    with _on_shapes():
+    with _on_shapes(), mode:
         for one in every if on_gpu else ():
             _step_by_lists(one)
-        with mode:
-            for one in every:
-                one.step()
+        seen.operators.clear()
+        for one in every:
+            one.step()
     return seen.operators
 
 
@@ -140,7 +141,7 @@ def _on_shapes() -> Iterator[None]:
 def _step_by_lists(optimizer: Any) -> None:
     """Choose PyTorch's kernels of lists, and make the state of a first step."""
     for group in optimizer.param_groups:
-        if group.get("foreach", False) is None and not group.get("fused"):
+        if chooses_lists(optimizer, group):
             group["foreach"] = True
     optimizer.step()
 
@@ -158,6 +159,8 @@ class _StepMode(OperatorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if self.phase == "update" and (number := number_read(func, args)) is not None:
+            return number
         output = func(*args, **named)
         if self._accumulates or func.namespace == "prim":
             return output

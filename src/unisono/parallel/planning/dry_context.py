@@ -36,7 +36,7 @@ class DryContext(ContextModel):
                 raise ValueError(
                     f"context={plan.context} with {axis}={getattr(plan, axis)}: its memory is not predicted"
                 )
-        dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+        dtype = TYPES[plan.precision] if plan.low else None
         axes = SimpleNamespace(device_type=device_type)
         mesh: Any = SimpleNamespace(plan=plan, axes=axes, context=None)
         super().__init__(model, dtype, output, mesh, None, None)

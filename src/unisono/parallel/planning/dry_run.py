@@ -114,7 +114,7 @@ class DryRun:
         here = list(range(plan.stages)) if plan.pipeline == 1 else self._here(rank)
         root = model
         if plan.pipeline > 1:
-            exact = None if plan.precision == "f32" else plan.stages - 1
+            exact = plan.stages - 1 if plan.low else None
             root = PipelineStages({stage: stages[stage] for stage in here}, exact)
         size = StepSize(self._rows, self._parts, self._sizes, self._limit)
         here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, experts, context)
@@ -128,7 +128,7 @@ class DryRun:
 
     def _lower(self, model: nn.Module, shapes: Shapes) -> None:
         """Have the parameters in the type of compute."""
-        if self._plan.precision == "f32":
+        if not self._plan.low:
             return
         exact = {value for module in kept_in_f32(model, self._plan) for value in module.parameters()}
         with shapes.mode:
@@ -166,7 +166,7 @@ class DryRun:
 
 
 def _low_inputs(inputs: Any, plan: Plan) -> Any:
-    if plan.precision == "f32":
+    if not plan.low:
         return inputs
     low = TYPES[plan.precision]
     return mapped(inputs, lambda t: t.to(low) if t.is_floating_point() else t)

@@ -21,7 +21,7 @@ from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.optimizer_groups import Parameters, optimizers_of
-from unisono.parallel.optimizer_step import steps_parts
+from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters, steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["DryStep", "RankModel", "StepSize"]
 
 DryAxis = DryReplicas | DryShards | DrySwap
-
-
 Specs = tuple[TensorSpec, ...]
 
 
@@ -102,13 +100,18 @@ class _DryRuntime(PipelineRuntime):
         self._watch.phase, self._watch.cause = "forward", "activations"
         super()._forward(step, action)
 
-    def _backward(self, step: Any, action: Action) -> None:
+    def _arrived(self, step: Any, action: Action) -> Any:
         self._watch.phase, self._watch.cause = "backward", "temporary"
+        self._watch.numbers = True  # flags of gradients that may be None: all are there
+        found = super()._arrived(step, action)
+        self._watch.numbers = False
+        return found
+
+    def _backward(self, step: Any, action: Action) -> None:
         super()._backward(step, action)
         self._units.after_backward()  # type: ignore[union-attr]
 
     def _inputs(self, step: Any, action: Action) -> None:
-        self._watch.phase, self._watch.cause = "backward", "temporary"
         super()._inputs(step, action)
         self._units.after_backward()  # type: ignore[union-attr]
 
@@ -268,7 +271,7 @@ class DryStep:
         given = [unit for unit in self._here.family.units if unit in inside]
         own = own_units(root, given)
         exact = [module for module in kept_in_f32(self._shapes.model, plan) if module in inside]
-        replicas = plan.zero == 0 and plan.precision == "f32"
+        replicas = plan.zero == 0 and not plan.low
         experts = [layer for layer in self._here.experts if layer in inside]
         spread = {value for layer in experts for value in layer.parameters()}
         watch.follow(root, self._here.names)
@@ -297,7 +300,7 @@ class DryStep:
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
         outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
-        return DryShards(root, outer, alone, plan, watch, experts=experts), held
+        return DryShards(root, outer, alone, plan, watch, experts=experts, fused=self._real), held
 
     def _compression(self, plan: Plan, root: Any) -> DryCompression | None:
         """The compression of a plan's gradients, or of its differences; None: they are sent whole."""
@@ -337,6 +340,8 @@ class DryStep:
             given = Parameters(trained)
             made = self._task.optimizer(given)  # some make their state at once
             optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
+            for optimizer in optimizers if any(self._is_cut(value) for value in trained.values()) else ():
+                refuse_cut_parameters(optimizer)
             watch.numbers = True
             if not isinstance(units, DrySwap):
                 self._give(held)
@@ -355,7 +360,7 @@ class DryStep:
         groups = optimizer.param_groups
         if steps_parts(optimizer):
             optimizer.param_groups = [
-                {**group, "foreach": True} if _loops(group) else group for group in groups
+                {**group, "foreach": True} if chooses_lists(optimizer, group) else group for group in groups
             ]
         optimizer.step()
         optimizer.param_groups = groups
@@ -383,17 +388,11 @@ class DryStep:
         for group in optimizer.param_groups:
             for cut in (False, True):  # DTensors are in no list with others, and none by default
                 alike = [each for each in group["params"] if (not plain and self._is_cut(each)) is cut]
-                chosen = group.get("foreach", False) is None and not group.get("fused")
-                lists = {"foreach": not cut} if chosen else {}
+                lists = {"foreach": not cut} if chooses_lists(optimizer, group) else {}
                 if alike:
                     groups.append({**group, "params": alike, **lists})
         optimizer.param_groups = groups
 
     def _is_cut(self, value: nn.Parameter) -> bool:
         """Whether a run has a DTensor in its place."""
-        return self._plan.zero > 0 or self._plan.precision != "f32" or value in self._here.cut
-
-
-def _loops(group: dict[str, Any]) -> bool:
-    """Whether PyTorch takes a loop over the parameters of a group by default, as on a CPU."""
-    return group.get("foreach", False) is None and not group.get("fused") and not group.get("differentiable")
+        return self._plan.zero > 0 or self._plan.low or value in self._here.cut

@@ -18,6 +18,7 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.torch_internals import find, fsdp
 
+from .kernel_memory import copy_in
 from .memory_account import Charge
 from .storage_watch import StorageWatch
 
@@ -74,6 +75,7 @@ class DryShards:
     Args:
         units: modules with messages of their own.    exact: those that compute in f32.
         experts: layers whose parameters fewer ranks hold.
+        fused: gradients are copied by kernels of a GPU, which is not a virtual one.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class DryShards:
         watch: StorageWatch,
         *,
         experts: Sequence[nn.Module],
+        fused: bool,
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
+        self._fused = fused
         self._parts = parts_of(plan)
         self._replicas = plan.copies > self._parts  # which add up what they have reduced
         self._adds_in_leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
@@ -97,7 +101,7 @@ class DryShards:
         self._copied: Charge | None = None  # the last gathered buffer, which is kept in forward
         self._seen: set[nn.Parameter] = set()
         self._groups: list[_DryUnit] = []
-        low = None if plan.precision == "f32" else TYPES[plan.precision]
+        low = TYPES[plan.precision] if plan.low else None
         made = {}
         for module in exact:
             made[module] = self._wrap(module, None, out=None if module is root else low)
@@ -129,7 +133,7 @@ class DryShards:
         group = _DryUnit(values, parts or self._parts, low if module is not self.root or low else None)
         self._groups.append(group)
         into = low if self._plan.context == 1 and parts is None else None
-        if low is None and self._plan.precision != "f32" and self._plan.context == 1:
+        if low is None and self._plan.low and self._plan.context == 1:
             into = torch.float32
         module.register_forward_pre_hook(self._pre(group, into), prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post(group, out))
@@ -169,8 +173,9 @@ class DryShards:
                     self._reshard(group)
                 if root:
                     self._free_copied()
-                group.forwards.append(len(self._forward))
-                self._forward.append(group)
+                if group.values:  # fully_shard leaves others out, and gathers the one before
+                    group.forwards.append(len(self._forward))
+                    self._forward.append(group)
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
                         tensor.register_hook(lambda _: self._begin(group))
@@ -289,6 +294,10 @@ class DryShards:
         parts = group.parts
         numel = sum(math.prod(shard_of(grad.shape, parts)) for grad in grads)
         self._sent = account.charge(numel * parts * size, "buffers")
+        dtype = group.dtype if size != 4 else torch.float32
+        copies = copy_in(grads, parts, dtype, fused=self._fused)
+        for copy in [account.charge(nbytes, "buffers") for nbytes in copies]:
+            account.release(copy)
         grads.clear()
         made = account.charge(numel * size, "gradients", REDUCING)
         if self._replicas and not self._last:  # replicas add up what all micro-batches have reduced

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["KernelMemory", "kernel_memory"]
+__all__ = ["KernelMemory", "copy_in", "kernel_memory"]
 
 KernelMemory = Callable[..., int]
 """(result, *arguments) -> bytes."""
@@ -61,6 +62,36 @@ def convolution_backward(
 def _is_product(weight: Tensor, stride: Any) -> bool:
     """Whether a convolution multiplies each position alone: no copies are made."""
     return weight.shape[2:].numel() == 1 and all(step == 1 for step in stride)
+
+
+def copy_in(grads: Sequence[Tensor], parts: int, dtype: torch.dtype, *, fused: bool) -> list[int]:
+    """Copies that `fully_shard` makes of gradients on their way into one buffer, in bytes of each.
+
+    Gradients of several types are cast to that of the buffer first. Those that are not contiguous, or whose
+    rows are not a multiple of `parts`, are copied.
+
+    Args:
+        dtype: of the buffer.
+        fused: kernels of a GPU read contiguous gradients as they are, in the buffer's type, or bf16 for f32.
+    Source: torch/csrc/distributed/fsdp/ChunkCat.cpp; aten/src/ATen/native/cuda/TensorShape.cu.
+    Example: f32 [4, 8] and bf16 [6, 8] into f32 of 4 parts -> 192 and 256, fused none.
+    """
+    types = {grad.dtype for grad in grads}
+    contiguous = all(grad.is_contiguous() for grad in grads)
+    read = {dtype, torch.bfloat16} if dtype == torch.float32 else {dtype}
+    if fused and contiguous and types <= read:
+        return []
+    cast = len(types) > 1
+    pads = not (fused and contiguous and cast)  # what is cast is in the buffer's type
+    found = []
+    for grad in grads:
+        size = dtype.itemsize if cast else grad.itemsize
+        if cast and grad.dtype != dtype:
+            found.append(grad.numel() * size)
+        rows = -(-grad.shape[0] // parts) * parts
+        if pads and (rows > grad.shape[0] or not grad.is_contiguous()):
+            found.append(rows * grad.shape[1:].numel() * size)
+    return found
 
 
 ANYWHERE: dict[str, KernelMemory] = {

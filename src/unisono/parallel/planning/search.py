@@ -262,7 +262,7 @@ class PlanSearch:
         """
         cut = plan.tensor * plan.pipeline * plan.expert
         held, trained, moments = (0.0 if plan.swap else each / cut for each in self._task.state_bytes)
-        low = 1 if plan.precision == "f32" else 0.5
+        low = 0.5 if plan.low else 1
         shards = plan.shards * plan.context if plan.zero else 1
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
@@ -353,7 +353,7 @@ def _axes(plan: Plan) -> tuple[Any, ...]:
 
 
 def _dried(plan: Plan) -> tuple[Any, ...]:
-    """What decides whether a dry run can be made: also what some modules and types are refused for."""
+    """What decides whether a dry run can be made: also what modules, types and optimizers are refused for."""
     shared = plan.copies > 1, plan.zero > 0, plan.micro_batches > 1
     return "dry run", plan.cuts, *shared, *_axes(plan)
 

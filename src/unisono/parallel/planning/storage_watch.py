@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.torch_internals import autograd
-from unisono.torch_internals.fake import OperatorMode, memory_of
+from unisono.torch_internals.fake import OperatorMode, memory_of, number_read
 
 from .kernel_memory import KernelMemory
 from .memory_account import Charge, MemoryTracker, ProgramLocation
@@ -25,8 +25,6 @@ __all__ = ["StorageWatch"]
 
 HERE = os.path.dirname(__file__) + os.sep
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
-LOCAL = "aten::_local_scalar_dense"
 
 
 class StorageWatch(OperatorMode):
@@ -39,7 +37,7 @@ class StorageWatch(OperatorMode):
         account: takes the charges. Its `where` is this object's `place`.
         cause: of what is made now.
         phase: of the step.
-        numbers: a number that is read from a tensor is 1, or READ; otherwise such a program raises.
+        numbers: a number that is read from a tensor is 1, or 0.5; otherwise such a program raises.
     """
 
     def __init__(self, device_type: str, inside: dict[str, KernelMemory]) -> None:
@@ -58,8 +56,8 @@ class StorageWatch(OperatorMode):
         self.account = account
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.numbers and func.name() == LOCAL:
-            return {torch.bool: True}.get(args[0].dtype, READ if args[0].is_floating_point() else 1)
+        if self.numbers and (number := number_read(func, args)) is not None:
+            return number
         output = func(*args, **(kwargs or {}))
         inside = self._inside.get(func.name())
         if inside is not None and args[0].device.type == self._device_type:

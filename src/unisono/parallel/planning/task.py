@@ -24,6 +24,7 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizer_groups import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
+from unisono.parallel.sync_batch_norm import statistics_stand_apart
 
 from .dry_tensor import cut_of_program
 from .memory_account import MemoryPeak
@@ -179,15 +180,19 @@ class TrainingTask:
         return self._graphs[rows]
 
     def changed_buffer(self, rows: int) -> str:
-        """A buffer that a forward changes, which recomputation would change twice; "": there is none."""
-        found = [path for path, module in self.model.named_modules() if _counts_rows(module)]
-        if found:
-            return f"{found[0]}.running_mean"
+        """A buffer that a forward changes, which recomputation would change twice; "": there is none.
+
+        A BatchNorm moves its statistics in the first forward only: see recomputation.py.
+        """
+        norms = {path: module for path, module in self.model.named_modules() if _counts_rows(module)}
+        apart = {path for path, module in norms.items() if statistics_stand_apart(module)}
+        if len(apart) < len(norms):
+            return f"{next(path for path in norms if path not in apart)}.running_mean"
         graph = self.graph(rows)
         buffers = {
             graph.values[n].storage: name
             for name, n in graph.names.items()
-            if graph.values[n].kind == "buffer"
+            if graph.values[n].kind == "buffer" and name.rpartition(".")[0] not in apart
         }
         written = [graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)]
         return next((buffers[storage] for storage in written if storage in buffers), "")
