@@ -158,7 +158,7 @@ def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None
     """Refuse a plan whose memory is not predicted, and what is given beside it."""
     if not isinstance(price, Plan):
         raise TypeError(f"plan: price is a {type(price).__name__}, expected a Plan or None")
-    _check_given({field.name: getattr(price, field.name) for field in fields(price)})
+    _check_given({**given, **{field.name: getattr(price, field.name) for field in fields(price)}})
     if given:
         raise ValueError(f"plan: price is a plan, which has its {next(iter(given))}: give one or the other")
     if price.ranks > MOST_RANKS:
