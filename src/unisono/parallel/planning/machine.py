@@ -179,7 +179,10 @@ def _costs(device_type: str) -> OperatorCosts:
     flops, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
     if device_type == "cuda" and flops > FAST and _free(device_type) > NEEDED_BYTES:
         return device_costs(flops)
-    return roofline_of(flops, _copy_rate(device_type), _operator_s(device_type), low=low / flops)
+    costs = roofline_of(flops, _copy_rate(device_type), _operator_s(device_type), low=low / flops)
+    if device_type == "cuda":
+        torch.cuda.empty_cache()
+    return costs
 
 
 def _multiply(device_type: str) -> None:
