@@ -12,6 +12,7 @@ from unisono.parallel.costs.host_starts import IN_STEP, OPERATORS, STEP
 from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
 from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.rank_clock import RankClock
+from unisono.parallel.costs.stage_time import StageTime
 from unisono.parallel.costs.trace import trace_update
 from unisono.parallel.costs.traced_step import NO_UNIT, TracedOperator, TracedStep
 from unisono.parallel.graph.shapes import Shapes
@@ -41,6 +42,12 @@ def test_a_device_waits_for_its_host_and_a_host_does_not_wait_for_its_device():
     assert (rank.clock, rank.host) == (6.0, 3.0)
     rank.add("update", 1.0, host=9.0)  # ends with the host
     assert rank.parts == {"forward": 5.0, "backward": 1.0, "update": 6.0}
+    bound = StageTime()
+    for seconds, host in ((0.0, 2.0), (5.0, 1.0), (1.0, 4.0)):  # the device begins late, then is behind
+        bound.follow("forward", seconds, host)
+    behind = RankClock(queued=True)
+    behind.add("forward", 6.0, host=7.0, done=bound.done["forward"])
+    assert behind.parts == {"forward": 9.0}  # neither 6 nor 7: 3 of the host, then 6 of the device
     alone = RankClock()
     alone.add("forward", 5.0, host=1.0)
     assert alone.parts == {"forward": 6.0}
@@ -120,6 +127,31 @@ def test_points_of_operators_say_whether_they_are_of_sixteen_bits():
         found = point_of(torch.ops.aten.convolution_backward.default, args, {}, (image, weight))
         assert found.kind == "convolution_backward"
         assert found.low == low
+
+
+def test_an_operand_in_another_order_than_a_large_result_costs_a_line_for_each_element():
+    def moved(side: int, *, turned: bool) -> float:
+        with torch.device("meta"):
+            scores, bias = torch.empty(2, 4, side, side), torch.empty(1, 4, side, side)
+            bias = torch.empty(side, side, 4).permute(2, 0, 1)[None] if turned else bias
+            kind, (nbytes,), _ = point_of(torch.ops.aten.add.Tensor, (scores, bias), {}, scores + bias)
+        assert kind == "light"
+        return nbytes
+
+    small, large = 2 * 4 * 64 * 64 * 4, 2 * 4 * 1024 * 1024 * 4
+    for turned in (False, True):  # what is next in memory is in a cache still
+        assert moved(64, turned=turned) == 2.5 * small
+    assert moved(1024, turned=False) == 2.5 * large
+    assert moved(1024, turned=True) == (2 + 64 / 4) * large
+
+
+def test_the_side_of_batched_products_says_their_bytes():
+    with torch.device("meta"):
+        left, right = torch.empty(6, 32, 8), torch.empty(6, 8, 64)
+        kind, (side, work), _ = point_of(torch.ops.aten.bmm.default, (left, right), {}, left @ right)
+    elements = left.numel() + right.numel() + 6 * 32 * 64
+    assert (kind, work) == ("batched", 2 * 6 * 32 * 8 * 64)
+    assert 1.5 * work / side == pytest.approx(elements)
 
 
 def test_a_device_is_measured_at_points_of_all_classes():

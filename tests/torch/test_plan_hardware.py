@@ -59,6 +59,13 @@ def test_memory_is_that_of_a_gpus_allocator() -> None:
         (True, "attention_low", (1024.0, 1e11), 1e11 / (312e12 * 0.6 * 0.85), 0, 2),
         (True, "attention_backward_low", (1024.0, 1e11), 2.5e11 / (312e12 * 0.6 * 0.65), 0, 4),
         (False, "convolution", (64.0, 1e10), 1e10 / (156e12 * 0.175), 0, 5),
+        (False, "convolution", (1.0, 1e10), 1e10 / (156e12 * 0.005), 0, 5),  # no units for products
+        (True, "convolution_low", (1.0, 1e10), 1e10 / (312e12 * 0.0025), 0, 5),
+        (False, "attention", (512.0, 1e11), 1e11 / (156e12 * 0.6 * 0.24), 0, 2),
+        (False, "attention", (129.0, 1e11), 1e11 / (156e12 * 0.6 * 0.24 * (129 / 256) ** 2), 0, 2),
+        (False, "batched", (64.0, 1e10), 0, 1.5 * 4 * 1e10 / 64, 1),
+        (True, "batched_low", (64.0, 1e10), 0, 1.5 * 2 * 1e10 / 64, 1),
+        (False, "batched", (1024.0, 1e13), 1e13 / (156e12 * 0.756 * LOWER), 0, 1),
         (False, "light", (1e8,), 0, 1e8, 1),
         (False, "heavy", (1e8,), 0, 1.25 * 8e8, 1),
         (True, "heavy_low", (1e8,), 0, 1.25 * 4e8, 1),

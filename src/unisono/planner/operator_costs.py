@@ -3,7 +3,7 @@
 | class | its point | |
 |---|---|---|
 | product | rows, inner size, columns | a bias is free |
-| batched | the geometric mean of the three, FLOPs | products of many small matrices |
+| batched | the harmonic mean of the three, FLOPs | products of many small matrices; the mean says bytes |
 | convolution, convolution_backward | channels of a group, FLOPs of forward | |
 | attention, attention_backward | keys, FLOPs of forward | fused and causal; another one counts twice |
 | light, heavy | bytes moved, elements | additions and copies; functions such as exp and GELU |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +119,7 @@ def _point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any
             return OperatorPoint(kind, (float(max(1, 0 if sized is None else sized.numel())),))
     moved = [*given, *tensors_in([arg for arg in args if isinstance(arg, (list, tuple))]), *tensors_in(named)]
     made = list(tensors_in(output)) or _written(op, args)
-    nbytes = float(sum(map(_nbytes, [*moved, *made]))) or 1.0
+    nbytes = float(sum(_read(each, made[0]) for each in moved) + sum(map(_nbytes, made))) if made else 1.0
     if name == "_safe_softmax":  # three more operators look for rows without any weight
         return OperatorPoint("light", (3 * nbytes,))
     if name in SUMS:
@@ -130,8 +131,32 @@ def _point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any
     return OperatorPoint("light", (nbytes,))
 
 
+LINE_BYTES = 64
+"""Of memory that is read at once for one element."""
+
+CACHE_BYTES = 32 << 20
+"""Of the last cache of a device: what is read again after less than this comes from there."""
+
+
+def _read(tensor: Tensor, made: Tensor) -> int:
+    """What an operator reads of a tensor for a result.
+
+    An element that is next in memory comes from a cache, unless the order of the result has too many others
+    before it. Then each element takes a line: a transposed bias that is added to all scores.
+    """
+    strides, sizes = tensor.stride(), made.shape[made.dim() - tensor.dim() :]
+    order = made.stride()[made.dim() - tensor.dim() :]
+    fits = len(sizes) == len(strides) and all(a in (1, b) for a, b in zip(tensor.shape, sizes, strict=True))
+    unit = [place for place, size in enumerate(tensor.shape) if fits and size > 1 and strides[place] == 1]
+    if not unit:
+        return _nbytes(tensor)
+    later = (each for each, stride in enumerate(strides) if stride and order[each] < order[unit[-1]])
+    between = math.prod(sizes[each] for each in later)
+    return LINE_BYTES * made.numel() if between * LINE_BYTES > CACHE_BYTES else _nbytes(tensor)
+
+
 def _nbytes(tensor: Tensor) -> int:
-    """What an operator reads or writes of a tensor: what is expanded is read once."""
+    """The bytes of a tensor: what is expanded counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(sizes) * tensor.element_size()
 
@@ -165,10 +190,10 @@ def _grouped(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
 
 def _batched(tensors: list[Tensor], args: Any, result: Any) -> OperatorPoint:
     left, right = tensors[-2:]
-    one = max(1.0, float(left.shape[1] * left.shape[2] * right.shape[2]))
     if left.shape[0] == 1:
         return _product(tensors, args, result)
-    return OperatorPoint("batched", (one ** (1 / 3), max(1.0, 2.0 * left.shape[0] * one)))
+    sides = [max(1, side) for side in (*left.shape[1:], right.shape[2])]
+    return OperatorPoint("batched", (harmonic_mean(sides), 2.0 * max(1, left.shape[0]) * math.prod(sides)))
 
 
 def _linear(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:

@@ -54,11 +54,14 @@ class RankClock:
         slow = slow or [1.0] * schedule.ranks
         return [cls(slow=each, queued=queued, fastest=min(slow), crowd=crowd) for each in slow]
 
-    def add(self, cause: str, seconds: float, host: float = 0.0, *, moves: bool = False) -> None:
+    def add(
+        self, cause: str, seconds: float, host: float = 0.0, *, done: float = 0.0, moves: bool = False
+    ) -> None:
         """Spend time.
 
         Args:
             host: seconds of the host, during which a device goes on with what is queued.
+            done: seconds after which a device has done it, which was idle when the host began.
             moves: they depend on where stages begin.
         """
         compute = CAUSES[cause] == "compute"
@@ -67,9 +70,12 @@ class RankClock:
             least += 0.0 if self.queued else host
             self.least += least * self.crowd if compute else least
         seconds *= self.slow if compute else 1.0
-        before = self.clock
+        before, began = self.clock, self.host
         self.host += host
-        self.clock = max(before + seconds, self.host) if self.queued else before + seconds + host
+        if self.queued:
+            self.clock = max(before + seconds, self.host, began + done)
+        else:
+            self.clock = before + seconds + host
         seconds = self.clock - before
         self.parts[cause] = self.parts.get(cause, 0.0) + seconds
 

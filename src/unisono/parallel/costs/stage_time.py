@@ -29,3 +29,13 @@ class StageTime:
     tensor_backward: float = 0.0
     tensor_units: float = 0.0  # in forward, within units
     exchanges: list[PricedExchange] = field(default_factory=list)
+    started: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    done: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def follow(self, phase: str, seconds: float, host: float) -> None:
+        """Note when the host has started an operator of a phase, and when an idle device has done it.
+
+        Both count from where the phase begins. A device waits for the host at some places only.
+        """
+        self.started[phase] += host
+        self.done[phase] = max(self.done[phase], self.started[phase]) + seconds

@@ -64,10 +64,13 @@ class _StepPricer:
         selective, share = self._plan.recompute == "selective", 1 / self._plan.context
         replayed_s = self._parts.shared.replay_s if self._plan.context > 1 else 0.0
         seconds, shared = self._parts.prices.seconds, self._parts.shared
+        for stage in self._stages:
+            stage.follow("forward", 0.0, self._parts.prices.launch(starts.BEFORE))
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
             taken = seconds(operator, share) + replayed_s * (operator.phase == "forward")
             host = self._parts.prices.host(operator)
+            stage.follow(operator.phase, taken, host)
             if operator.phase == "backward":
                 stage.backward += taken
                 stage.norms += taken * (operator.size.kind in WHOLE)
@@ -121,6 +124,7 @@ class _StepPricer:
         each = starts.ADDED if self._plan.precision == "f32" else starts.LOW_ADDED
         added = each * sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
         stage.host_forward += launch(starts.UNIT_CALLED * len(units)) if self._parameters.sharded else 0.0
+        stage.host_forward += launch(starts.BEFORE)
         stage.host_backward += launch(starts.MICRO_BATCH + added)
         stage.host_units += launch(starts.AGAIN * len(stage.units))
 
@@ -209,7 +213,7 @@ class _StepPricer:
         stage = self._stages[number]
         rank.stages.add(number)
         rank.add("fixed", 0.0, self._runtime.micro_s)
-        rank.add("forward", stage.forward, stage.host_forward)
+        rank.add("forward", stage.forward, stage.host_forward, done=stage.done["forward"])
         rank.add("forward", 0.0, self._of_program(number), moves=True)
         rank.add("tensor", stage.tensor_forward)
         for exchange in stage.exchanges:
@@ -227,7 +231,8 @@ class _StepPricer:
         elif half < 1.0:  # inputs of the model have no gradients: the second pass does all
             half = float(action.kind == "W")
         again = self._plan.recompute is not False and action.kind == "B"
-        rank.add("backward", stage.backward * half, stage.host_backward * half)
+        done = stage.done["backward"] * half
+        rank.add("backward", stage.backward * half, stage.host_backward * half, done=done)
         rank.add("tensor", stage.tensor_backward * half + stage.tensor_units * again)
         for exchange in stage.exchanges if action.kind != "W" else ():  # gradients of inputs travel
             rank.add(exchange.cause, exchange.backward_s)
