@@ -89,17 +89,16 @@ def plan(
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
     machine = _machine(task, limit, places, ranks if price is None else price.ranks, types)
     try:
-        choice = _agreed(lambda: _chosen(task, machine, price, given, trial))
+        return _with_inputs(_agreed(lambda: _chosen(task, machine, price, given, trial)), task)
     finally:
         if kept is not None:
             kept.restore()
-    return choice._replace(inputs=_micro_batch(task, choice.plan))
 
 
-def _micro_batch(task: TrainingTask, plan: Plan) -> Any:
-    """Inputs of a micro-batch, or of all rows of the sample if these are fewer."""
-    inputs = task.inputs_of(task.sample)
-    return cut_rows(inputs, 0, max(1, task.batch // plan.data // plan.micro_batches))
+def _with_inputs(choice: ModelChoice, task: TrainingTask) -> ModelChoice:
+    """The choice with inputs of a micro-batch, or of all rows of the sample if these are fewer."""
+    rows = task.batch // choice.plan.data // choice.plan.micro_batches
+    return choice._replace(inputs=cut_rows(task.inputs_of(task.sample), 0, max(1, rows)))
 
 
 def _machine(
