@@ -203,7 +203,7 @@ def test_wrong_hosts_are_refused(given: dict[str, Any], kind: type[Exception], t
         ({"hardware": 3}, TypeError, "hardware is a int"),
         ({"hardware": "tpu"}, ValueError, "no hardware 'tpu'"),
         ({"ranks": 9, "hardware": "a100-80g"}, ValueError, "has 8 GPUs"),
-        ({"hardware": "a100-80g", "memory": "90G"}, ValueError, "85899345920 bytes"),
+        ({"hardware": "a100-80g", "memory": "90G"}, ValueError, "a100-80g has 80.00 GiB"),
         ({"speed": math.nan}, ValueError, "speed is nan"),
     ],
 )
