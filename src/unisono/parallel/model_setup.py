@@ -35,7 +35,7 @@ from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PieceStage, PipelineStages, first_pieces, forget
+from .pipeline.stages import PieceStage, PipelineStages, check_no_cuts, first_pieces, forget
 from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
@@ -323,11 +323,7 @@ def _programs(
             f"context={plan.context} cuts the stages of a pipeline from the program of "
             f"{type(model).__name__}: leave out pieces=, and write sample=inputs of a batch"
         )
-    if plan.cuts is not None:
-        raise ValueError(
-            f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "
-            "its program. Leave cuts out, or write parallelize(..., pieces=[first, second, ...])"
-        )
+    check_no_cuts(plan, model)
     inputs = sample if sample is not None else guess(model)
     remedy = "Write parallelize(..., sample=inputs of a batch), or pieces=[first, second, ...]"
     if inputs is None:

@@ -99,11 +99,17 @@ def slowest(several: Sequence[Hardware]) -> Hardware:
     """Hardware with the lowest rates, the least memory and the fewest ranks of these. It swaps nothing.
 
     Rates are compared with their efficiencies: what a step gets of them.
+
+    Raises:
+        ValueError: they have no type of compute in common.
     """
     if len(several) == 1:
         return msgspec.structs.replace(several[0], host=None)
     shares = [each.efficiency for each in several]
     types = [name for name in several[0].flops if all(name in each.flops for each in several)]
+    name = " + ".join(dict.fromkeys(each.name for each in several))
+    if not types:
+        raise ValueError(f"hosts: {name} have no type of compute in common")
     sources = dict.fromkeys(each.efficiency.source for each in several)
 
     def link(name: str) -> LinkRate:
@@ -112,12 +118,9 @@ def slowest(several: Sequence[Hardware]) -> Hardware:
         return LinkRate(max(each.latency_s for each in links), rate)
 
     flops = {name: min(each.flops[name] * each.efficiency.matrix for each in several) for name in types}
-    attention = 0.0
-    if types:
-        slow = min(each.flops[types[0]] * _attention(each.efficiency) for each in several)
-        attention = slow / flops[types[0]]
+    slow = min(each.flops[types[0]] * _attention(each.efficiency) for each in several)
     return Hardware(
-        name=" + ".join(dict.fromkeys(each.name for each in several)),
+        name=name,
         flops=flops,
         memory_bytes=min(each.usable_bytes for each in several),
         reserved_bytes=0,
@@ -127,7 +130,7 @@ def slowest(several: Sequence[Hardware]) -> Hardware:
         between=link("between"),
         overlap=all(each.overlap for each in several),
         efficiency=Efficiency(
-            attention=attention,
+            attention=slow / flops[types[0]],
             matrix=1.0,
             memory=1.0,
             links=1.0,
@@ -196,8 +199,7 @@ def _cluster(kinds: list[HostKind]) -> Cluster:
     if not 1 <= len(kinds) <= MOST_KINDS:
         raise ValueError(f"hosts: {len(kinds)} kinds, expected 1 to {MOST_KINDS}")
     found = Cluster(tuple(kinds))
-    if not found.slowest().flops:
-        raise ValueError(f"hosts: {found.name} have no type of compute in common")
+    found.slowest()  # or raise: they have no type of compute in common
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from unisono.engine.base.validation import flag, instance, not_negative, positive, text, whole
 from unisono.networks.cost_table import known, quantity
 from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds
@@ -46,6 +47,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
         attention: of the rate of matrix products, in fused attention; 0: as `matrix`. It is not fitted.
         kernel_s: seconds that each kernel takes beside its work.
         source: where the four come from.
+    Raises:
+        TypeError, ValueError: a number is none, or not above 0; `kernel_s` and `attention` may be 0.
     """
 
     matrix: float
@@ -54,6 +57,13 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     kernel_s: float
     source: str
     attention: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("matrix", "memory", "links"):
+            positive(getattr(self, name), f"efficiency.{name}")
+        for name in ("kernel_s", "attention"):
+            not_negative(getattr(self, name), f"efficiency.{name}")
+        text(self.source, "efficiency.source")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +78,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         ranks: accelerators of a host.  inside, between: a rank's links within a host and between hosts.
         overlap: gradients are reduced during backward.
         host: the host's memory, for swapping; None: the file does not say.
+    Raises:
+        TypeError, ValueError: numbers that no accelerator has.
     """
 
     name: str
@@ -81,6 +93,28 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool
     efficiency: Efficiency
     host: HostMemory | None = None
+
+    def __post_init__(self) -> None:
+        text(self.name, "hardware.name")
+        whole(self.memory_bytes, "hardware.memory_bytes", 1)
+        whole(self.reserved_bytes, "hardware.reserved_bytes", 0, self.memory_bytes - 1)
+        whole(self.ranks, "hardware.ranks", 1)
+        flag(self.overlap, "hardware.overlap")
+        instance(self.efficiency, Efficiency, "hardware.efficiency")
+        if not instance(self.flops, dict, "hardware.flops"):
+            raise ValueError(f"hardware.flops is empty, expected one of {', '.join(COMPUTE)}")
+        for kind, rate in self.flops.items():
+            if kind not in COMPUTE:
+                raise ValueError(f"hardware.flops has {kind!r}, expected {', '.join(COMPUTE)}")
+            positive(rate, f"hardware.flops of {kind}")
+        positive(self.memory_bytes_per_s, "hardware.memory_bytes_per_s")
+        for name in ("inside", "between"):
+            link = instance(getattr(self, name), LinkRate, f"hardware.{name}")
+            not_negative(link.latency_s, f"hardware.{name}.latency_s")
+            positive(link.bytes_per_s, f"hardware.{name}.bytes_per_s")
+        if self.host is not None:
+            whole(instance(self.host, HostMemory, "hardware.host").nbytes, "hardware.host.nbytes", 0)
+            positive(self.host.bytes_per_s, "hardware.host.bytes_per_s")
 
     @property
     def compute(self) -> str:
@@ -103,7 +137,9 @@ def find_hardware(name: str | Path) -> Hardware:
 
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
+        TypeError: it is neither a text nor a Path.
     """
+    instance(name, (str, Path), "hardware")
     if isinstance(name, str) and "," in name:
         raise ValueError(f"hardware is {name!r}: hosts that differ are given as hosts: 4xa100-80g,2xh100-80g")
     if isinstance(name, Path) or "/" in name or name.endswith(".toml"):

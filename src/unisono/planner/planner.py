@@ -88,8 +88,7 @@ def plan(
         ValueError, TypeError: wrong arguments.
         OSError: a file cannot be read.
     """
-    if plan is not None and fix is not None:
-        raise ValueError("plan prices one plan and fix searches: give one or the other")
+    _check_asked(plan, fix, runtime)
     job = _job(
         shape, batch, gpus, hardware, hosts, network, memory, autocast=autocast, loss=text(loss, "loss"),
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
@@ -102,6 +101,13 @@ def plan(
     return PlanChoice(
         job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
     )
+
+
+def _check_asked(plan: object, fix: object, runtime: object) -> None:
+    if runtime is not None and not callable(runtime):
+        raise TypeError(f"runtime is a {type(runtime).__name__}, expected unisono.parallel.Plan or None")
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
 
 
 def _job(
@@ -202,7 +208,7 @@ def all_plans(
 
 
 def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(codecs, str):
+    if not isinstance(codecs, (list, tuple)):
         raise TypeError(f"codecs is {codecs!r}, expected several texts")
     found = tuple(text(codec, "codec") for codec in codecs)
     if "none" in found or len(set(found)) < len(found):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import flag, instance, whole
+from unisono.engine.base.validation import flag, instance, text, whole
 from unisono.planner.sublayers import ExpertShape, LatentShape
 
 __all__ = ["FAMILIES", "TransformerShape", "shape_of"]
@@ -272,6 +272,6 @@ def shape_of(family: str = "gpt", **numbers: Any) -> TransformerShape:
     Raises:
         TypeError, ValueError: there is no such family, or `TransformerShape` refuses the numbers.
     """
-    if family not in FAMILIES:
+    if text(family, "family") not in FAMILIES:
         raise ValueError(f"no family {family!r}, expected {' or '.join(FAMILIES)}")
     return TransformerShape(**{**FAMILIES[family], **numbers})

@@ -110,7 +110,7 @@ def _exchanges(parts: StepParts) -> Iterator[PricedCollective]:
 
 def _tensor_moves(parts: StepParts) -> Iterator[tuple[str, float, float, float]]:
     """(collective, bytes, seconds, how often in a step) of the tensor axis."""
-    plan, members = parts.plan, range(parts.plan.tensor)
+    plan, members = parts.plan, parts.groups.slowest(parts.plan.tensor, 1)
     for move in parts.traced.moves if plan.tensor > 1 else ():
         if move.phase == "regather" and not (plan.sequence and not plan.recompute):
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +22,10 @@ CAUSES = {
     "waiting": "waiting",
 }
 """Each cause, and how a run can tell it apart. `fixed`: the runtime beside operators and collectives."""
+
+
+MOST_S = 1e12
+"""Seconds of a cause."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class StepForecast:
                 raise ValueError(f"StepForecast: no cause {name!r}, expected one of {', '.join(CAUSES)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"StepForecast: {name} is {value!r}, expected seconds")
-            if not 0 <= value < math.inf:
+            if not 0 <= value <= MOST_S:
                 raise ValueError(f"StepForecast: {name} is {value} seconds")
             found[CAUSES[name]] += value
         if not sum(found.values()) > 0:

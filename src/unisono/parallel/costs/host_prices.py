@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .hardware_prices import costs_of
 from .operator_prices import OperatorPrices
+from .rank_groups import RankGroups
 
 if TYPE_CHECKING:
     from unisono.engine.costs.machine import MachineCalibration
@@ -27,6 +28,7 @@ class HostPrices(NamedTuple):
     Args:
         collectives, reductions: see `StepParts`.
         crowd: ranks of a host per core.  shared: more, where they train together.
+        groups: which group of an axis a step waits for.
     """
 
     collectives: Collectives
@@ -34,6 +36,7 @@ class HostPrices(NamedTuple):
     operators: OperatorPrices
     crowd: float
     shared: SharedSteps
+    groups: RankGroups
 
 
 class HostPricing:
@@ -70,7 +73,8 @@ class HostPricing:
                 costs_of(self._machine, self._hardware, hosts, turn_s) for turn_s in (shared.turn_s, 0.0)
             )
             operators = OperatorPrices(costs, factor * getattr(shared, kind), self._overhead(here))
-            self._known[hosts, kind] = HostPrices(collectives, reductions, operators, crowd, shared)
+            groups = RankGroups(hosts, reductions, [id(each) for each in self._hardware])
+            self._known[hosts, kind] = HostPrices(collectives, reductions, operators, crowd, shared, groups)
         return self._known[hosts, kind]
 
     def _overhead(self, here: int) -> dict[str, float]:

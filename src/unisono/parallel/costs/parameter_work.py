@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
@@ -27,7 +28,7 @@ class ParameterWork:
         self._reduce_width = 4 if parts.plan.reduce == "f32" else self._width
 
     def members(self, axis: str) -> list[int]:
-        """The ranks of rank 0's group of an axis: tensor is the fastest, then shard, replica, pipeline."""
+        """The ranks of the slowest group of an axis: tensor is the fastest, then shard, replica, pipeline."""
         plan, shards = self._plan, self.shards
         size, stride = {
             "tensor": (plan.tensor, 1),
@@ -35,7 +36,7 @@ class ParameterWork:
             "replica": (plan.copies // shards, plan.tensor * shards),
             "copies": (plan.copies, plan.tensor),
         }[axis]
-        return [place * stride for place in range(size)]
+        return self._parts.groups.slowest(size, stride)
 
     @property
     def shards(self) -> int:
@@ -50,6 +51,11 @@ class ParameterWork:
             each_s = max(0.0, runtime.low_parameter_s + self._parts.shared.low_parameter_s)
         taken = runtime.unit_s + each_s * size.number
         return taken / 2 + self._parts.prices.launch(starts.MOVED + starts.PARAMETER_MOVED * size.number)
+
+    @cached_property
+    def _in_backward(self) -> set[str]:
+        """Units through which gradients go."""
+        return {each.unit for each in self._parts.traced.operators if each.phase == "backward"}
 
     def passed(self, stage: int) -> float:
         """Seconds of the host for the units of a stage in one pass that neither gathers nor reduces them."""
@@ -68,9 +74,12 @@ class ParameterWork:
             again: for backward, which begins right after the forward of a root where there is one stage.
         """
         host = compute = communication = 0.0
-        for unit, size in self._parts.units.get(stage, {}).items():
+        for unit, sizes in self._parts.units.get(stage, {}).items():
             if again and unit == NO_UNIT and self._plan.pipeline == 1:
                 continue
+            if again and not sizes.number and unit not in self._in_backward:
+                continue
+            size = sizes.whole
             nbytes = size.elements * self._width
             host += self._hooked(size)
             compute += self._copied(nbytes)
@@ -84,7 +93,7 @@ class ParameterWork:
         axis = "shard" if self._plan.zero else "replica"
         what = "reduce_scatter" if self._plan.zero else "all_reduce"
         host = compute = communication = 0.0
-        for size in self._parts.units.get(stage, {}).values():
+        for size in self._trained(stage):
             nbytes = size.elements * self._reduce_width
             host += self._hooked(size)
             compute += self._copied(nbytes)
@@ -98,7 +107,7 @@ class ParameterWork:
     def _replicas_reduced(self, stage: int) -> DataWork:
         if self._plan.copies == 1 or self._plan.local_steps is not None:
             return DataWork()
-        sizes = self._parts.units.get(stage, {}).values()
+        sizes = self._trained(stage)
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
         compute = self._parts.prices.light(2 * nbytes)
@@ -133,9 +142,10 @@ class ParameterWork:
 
         Source: as swap.py does it, four bytes of an element each.
         """
-        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
-        parts = self._plan.micro_batches
-        return 4 * elements * (2 * parts + 2 * parts - 1 + 4 + 3) / self._parts.swap_rate
+        sizes, parts = self._parts.units.get(stage, {}).values(), self._plan.micro_batches
+        trained = sum(size.elements for size in sizes)
+        read = 2 * parts * sum(size.whole.elements for size in sizes)
+        return 4 * (read + trained * (2 * parts - 1 + 4 + 3)) / self._parts.swap_rate
 
     def accumulated(self, stage: int) -> float:
         """Seconds to add the gradients of one more micro-batch."""
@@ -147,7 +157,7 @@ class ParameterWork:
 
     def updated(self, stage: int) -> float:
         """Seconds of the optimizer on a rank's share, with what clips and scales gradients."""
-        sizes = self._parts.units.get(stage, {}).values()
+        sizes = self._trained(stage)
         held = sum(size.elements for size in sizes)
         every = sum(size.elements for units in self._parts.units.values() for size in units.values())
         if not held:
@@ -172,6 +182,10 @@ class ParameterWork:
             return 0.0
         number = sum(size.number for size in self._parts.units.get(stage, {}).values())
         return self._parts.prices.launch(self._parts.update_operators) + self._runtime.parameter_s * number
+
+    def _trained(self, stage: int) -> list[ParameterSizes]:
+        """The units of a stage that have trained parameters."""
+        return [size for size in self._parts.units.get(stage, {}).values() if size.number]
 
     @property
     def sharded(self) -> bool:

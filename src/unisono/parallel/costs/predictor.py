@@ -25,8 +25,9 @@ from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
+from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters
-from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
@@ -40,6 +41,7 @@ from .forecast import StepForecast
 from .hardware_prices import source_of, swap_rate
 from .host_prices import HostPricing
 from .operator_prices import BY_BYTES, OperatorPrices
+from .predictor_arguments import check_plan, check_predictor
 from .stage_starts import StageStarts
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
 from .step_time import step_forecast
@@ -97,14 +99,14 @@ class StepPredictor:
         trial: bool = False,
         hardware: Sequence[Hardware] = (),
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
+        check_predictor(model, loss, optimizer, rows, hosts, speeds)
         self._batch = two(batch, own_loss=loss is None)
         self._rows = rows_of(self._batch) if rows is None else rows
         self._loss = loss if isinstance(loss, UnchangedLoss) else UnchangedLoss(loss or own_loss)
         self._own_loss, self._optimizer = loss is None, optimizer
         self._packed = may_be_packed(self._batch[0])
         self._base = Shapes(model, None if pieces is None else list(pieces))
+        check_model(self._base.model, Plan())
         self._family = family_of(self._base.model, self._base.also, cuts)
         for module in self._base.model.modules():  # as the runtime does
             config: Any = getattr(module, "config", None)
@@ -167,11 +169,8 @@ class StepPredictor:
         return collective_calls(self._parts(plan))
 
     def _parts(self, plan: Plan) -> StepParts:
-        if plan.precision == "autocast":
-            raise ValueError("StepPredictor: precision='autocast' is not priced, bf16 is")
+        check_plan(plan, self._hosts, self._speeds)
         hosts = self._hosts or (0,) * plan.ranks
-        if len(hosts) != plan.ranks:
-            raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and hosts has {len(hosts)}")
         most, least = -(-self._rows // plan.data), self._rows // plan.data  # of a data rank
         if not least:
             raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
@@ -185,10 +184,10 @@ class StepPredictor:
         experts = self._experts(plan, traced)
         exchanges = []
         if plan.context > 1:
-            members = [place * plan.tensor for place in range(plan.context)]
+            members = priced.groups.slowest(plan.context, plan.tensor)
             exchanges += of_attentions(traced, collectives, members)
         if plan.expert > 1:
-            members = [place * plan.tensor for place in range(plan.expert)]
+            members = priced.groups.slowest(plan.expert, plan.tensor)
             exchanges += of_experts(traced, experts.called, collectives, members, 1 / plan.context)
         return StepParts(
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
@@ -198,7 +197,7 @@ class StepPredictor:
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
             self._slow(plan),
-            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts, starts,
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts, starts, priced.groups,
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:
@@ -335,13 +334,17 @@ class StepPredictor:
     def _of_pieces(self, plan: Plan, family: ModelFamily) -> tuple[tuple[str, int], ...]:
         counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
         paths = {module: path for path, module in reversed([*self._base.model.named_modules()])}
-        found = []
-        for start in plan.cuts or balance(counted, plan.stages):
-            first = next(module for module in family.pieces[start].modules() if module in paths)
+        found, starts = [], plan.cuts or balance(counted, plan.stages)
+        check_starts(starts, len(family.pieces))
+        for start in starts:
+            first = next((module for module in family.pieces[start].modules() if module in paths), None)
+            if first is None:
+                raise ValueError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))
         return tuple(found)
 
     def _of_program(self, plan: Plan) -> StageStarts:
+        check_no_cuts(plan, self._base.model)
         shapes = Shapes(self._base)
         inputs = self._micro(self._few)[0]
         if plan.precision != "f32":
@@ -367,7 +370,7 @@ class StepPredictor:
     def _sized(
         self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: SpreadExperts
     ) -> dict[int, dict[str, ParameterSizes]]:
-        """Stage -> unit -> trained parameters on one rank of the tensor axis."""
+        """Stage -> unit -> parameters on one rank of the tensor axis."""
         model = traced.model
         modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
@@ -377,15 +380,14 @@ class StepPredictor:
         inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():
-            if value.requires_grad:
-                call = traced.homes.get(name, (-1, NO_UNIT))[0]
-                stage, unit = stages[call] if call >= 0 else 0, inside.get(id(value), NO_UNIT)
-                count, elements = found[stage].get(unit, (0, 0))
-                parts = plan.expert if name in experts.parameters else 1
-                found[stage][unit] = ParameterSizes(count + 1, elements + value.numel() // parts)
+            call = traced.homes.get(name, (-1, NO_UNIT))[0]
+            stage, unit = stages[call] if call >= 0 else 0, inside.get(id(value), NO_UNIT)
+            here, parts = found[stage], plan.expert if name in experts.parameters else 1
+            before = here.get(unit, ParameterSizes())
+            here[unit] = before.plus(value.numel() // parts, trained=value.requires_grad)
         return found
 
     def _buffers(self) -> ParameterSizes:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
-        return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes(0, 0)
+        return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.compute_calibration import SharedSteps
 
+from .rank_groups import RankGroups
 from .stage_starts import StageStarts
 
 if TYPE_CHECKING:
@@ -26,13 +27,30 @@ __all__ = ["ADAM_OPERATORS", "ParameterSizes", "StepParts"]
 ADAM_OPERATORS = 12
 ALONE = SharedSteps(1)  # nobody trains beside it
 WHOLE_MODEL = StageStarts()
+ON_ONE_HOST = RankGroups()
 
 
 class ParameterSizes(NamedTuple):
-    """Parameters of one unit on one rank: how many, and their elements."""
+    """Parameters of one unit on one rank: how many are trained, their elements, and the same of frozen ones.
 
-    number: int
-    elements: int
+    Frozen ones are gathered, too; they have no gradients and no updates.
+    """
+
+    number: int = 0
+    elements: int = 0
+    frozen: int = 0
+    frozen_elements: int = 0
+
+    def plus(self, elements: int, *, trained: bool) -> ParameterSizes:
+        """With one more."""
+        if trained:
+            return self._replace(number=self.number + 1, elements=self.elements + elements)
+        return self._replace(frozen=self.frozen + 1, frozen_elements=self.frozen_elements + elements)
+
+    @property
+    def whole(self) -> ParameterSizes:
+        """As if all were trained: what is gathered."""
+        return ParameterSizes(self.number + self.frozen, self.elements + self.frozen_elements)
 
 
 @dataclass
@@ -55,6 +73,7 @@ class StepParts:
         shared: what ranks that train together take beside the sum of their costs.
         compressed: stage -> what it sends of its gradients; empty: whole gradients.
         starts: where stages begin, and what they run of a recorded program.
+        groups: which group of an axis a step waits for.
         slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
     """
 
@@ -81,3 +100,4 @@ class StepParts:
     update_operators: int = ADAM_OPERATORS
     hosts: Sequence[int] = ()
     starts: StageStarts = WHOLE_MODEL
+    groups: RankGroups = ON_ONE_HOST

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
@@ -22,9 +21,6 @@ from .rank_clock import DataWork, RankClock, mean_of
 from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
 from .stage_time import StageTime
 from .step_parts import StepParts
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["step_forecast"]
 
@@ -206,7 +202,8 @@ class _StepPricer:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
-        taken = self._parts.reductions.message(sender * stride, receiver * stride, nbytes, stride)
+        one, other = self._parts.groups.farthest(sender * stride, receiver * stride, stride)
+        taken = self._parts.reductions.message(one, other, nbytes, stride)
         rank.add("messages", taken + self._runtime.message_s + self._parts.shared.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -23,6 +24,7 @@ from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.local_model import ModuleMoves, narrow_
 from unisono.parallel.graph.slots import argument_names
 from unisono.parallel.graph.written import Written
+from unisono.parallel.optimizer_groups import optimizers_of
 from unisono.torch_internals.fake import OperatorMode, is_about_data
 from unisono.torch_internals.training import next_sequence, sequence_of
 
@@ -105,26 +107,34 @@ def trace_update(
     Args:
         on_gpu: it steps by lists where it may choose, as PyTorch does on GPUs, and has its state already.
     Raises:
-        CaptureError: it reads values, or raises.
+        CaptureError: it reads values, or raises.    ValueError, TypeError: no run takes it.
     """
     seen = TracedStep(traced.model)
     mode = _StepMode(seen)
     mode.phase = "update"
-    try:
+    with _on_shapes():
         made = optimizer(parameters)
-        every = made if isinstance(made, (list, tuple)) else [made]
+    every = optimizers_of(made, parameters, swap=False)
+    with _on_shapes():
         for one in every if on_gpu else ():
             _step_by_lists(one)
         with mode:
             for one in every:
                 one.step()
+    return seen.operators
+
+
+@contextmanager
+def _on_shapes() -> Iterator[None]:
+    """Say that an error is of an optimizer without values."""
+    try:
+        yield
     except Exception as error:
         says = str(error).strip().splitlines()
         raise CaptureError(
             f"the optimizer cannot run on shapes: {type(error).__name__}: {says[0] if says else ''}. With "
             "optimizer=None the update is priced as Adam's"
         ) from error
-    return seen.operators
 
 
 def _step_by_lists(optimizer: Any) -> None:

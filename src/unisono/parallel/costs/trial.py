@@ -85,7 +85,8 @@ class ModelTrial:
         try:
             model, loss = model_copy((self._model, self._loss))
             trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-            update = (lambda: None) if self._optimizer is None else self._optimizer(Parameters(trained)).step
+            made = [] if self._optimizer is None else self._optimizer(Parameters(trained))
+            optimizers = made if isinstance(made, (list, tuple)) else [made]
             parameters = [*trained.values()]
             enough = mapped(self._batch, lambda tensor: torch.cat([tensor] * -(-rows // len(tensor))))
             inputs, targets = cut_rows(enough, 0, rows)
@@ -98,7 +99,8 @@ class ModelTrial:
                     ran = clock()
                     value.backward(inputs=parameters)  # not those that the loss may have
                     back = clock()
-                    update()
+                    for each in optimizers:
+                        each.step()
                     found.append((ran - began, back - ran, clock() - back))
                     model.zero_grad()
         except Exception:  # noqa: BLE001  no plan depends on it; where it trains, its error comes again

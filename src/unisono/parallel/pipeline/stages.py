@@ -75,9 +75,23 @@ def first_pieces(pieces: Sequence[nn.Module], plan: Plan, sample: Any, *, on_met
             "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
         )
     starts = plan.cuts or _balanced(pieces, plan.stages, sample)
-    if starts and not 0 < starts[0] <= starts[-1] < len(pieces):
-        raise ValueError(f"cuts={starts} do not fit a model of {len(pieces)} pieces")
+    check_starts(starts, len(pieces))
     return starts
+
+
+def check_starts(starts: Sequence[int], pieces: int) -> None:
+    """Raise ValueError where stages begin at pieces that a model does not have."""
+    if starts and not 0 < starts[0] <= starts[-1] < pieces:
+        raise ValueError(f"cuts={tuple(starts)} do not fit a model of {pieces} pieces")
+
+
+def check_no_cuts(plan: Plan, model: nn.Module) -> None:
+    """Raise ValueError for `cuts` of a model whose stages are cut from its program."""
+    if plan.cuts is not None:
+        raise ValueError(
+            f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "
+            "its program. Leave cuts out, or write parallelize(..., pieces=[first, second, ...])"
+        )
 
 
 def _balanced(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:

@@ -55,16 +55,17 @@ MANY = 200  # small operators
 
 
 def device_costs(flops: float) -> OperatorCosts:
-    """The costs of operators on this GPU.
+    """The costs of operators on this GPU. Its generator of random numbers has its state again after it.
 
     Args:
         flops: of a product of f32, per second.
     """
     queue = _DeviceQueue(flops)
-    measured = tables(lambda kind, *point: queue.seconds(kind, torch.float32, point), POINTS)
-    measured |= tables(
-        lambda kind, *point: queue.seconds(kind.removesuffix("_low"), torch.bfloat16, point), LOW
-    )
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        measured = tables(lambda kind, *point: queue.seconds(kind, torch.float32, point), POINTS)
+        measured |= tables(
+            lambda kind, *point: queue.seconds(kind.removesuffix("_low"), torch.bfloat16, point), LOW
+        )
     torch.cuda.empty_cache()
     launch, forward, backward, view = _host_seconds()
     return OperatorCosts(

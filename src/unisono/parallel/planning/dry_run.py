@@ -18,10 +18,11 @@ from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.single_texts import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.model_check import check_model
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule
-from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance
+from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance, check_no_cuts, check_starts
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 
@@ -80,12 +81,14 @@ class DryRun:
         model, family = shapes.model, task.family(shapes.model, shapes.also)
         names = {module: path for path, module in model.named_modules()}
         with shapes.mode:
+            check_model(model, self._everyone)
             experts = spread_by_chance(model, plan)
         in_pieces = task.in_pieces(family)
         recorded = plan.context > 1 or (plan.pipeline > 1 and not in_pieces)  # with the masks of shapes
         single = not recorded and not may_be_packed(task.inputs_of(task.sample))
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
+            check_no_cuts(plan, task.model)
             programs = _DryPrograms(self, shapes)
         elif plan.pipeline > 1:
             family.output = identity  # the last piece returns what the loss takes
@@ -141,8 +144,7 @@ class DryRun:
             return [ProgramStage(programs, stage, model) for stage in range(plan.stages)]  # type: ignore[arg-type]
         counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
         cuts = plan.cuts or balance(counted, plan.stages)  # as without a sample
-        if not 0 < cuts[0] <= cuts[-1] < len(family.pieces):
-            raise ValueError(f"cuts={cuts} do not fit a model of {len(family.pieces)} pieces")
+        check_starts(cuts, len(family.pieces))
         bounds = [0, *cuts, len(family.pieces)]
         return [PieceStage(family.pieces[a:b], first=a == 0) for a, b in itertools.pairwise(bounds)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ __all__ = ["MOST_RANKS", "JobHost", "bytes_of", "hosts_of"]
 
 MOST_RANKS = 4096
 """Of a job: prices of collectives of more take long."""
+
+MOST_SPEED = 1e6
 
 
 def bytes_of(memory: object, name: str = "memory") -> int | None:
@@ -64,8 +65,8 @@ class JobHost:
         speed: object = self.speed
         if isinstance(speed, bool) or not isinstance(speed, (int, float)):
             raise TypeError(f"JobHost: speed is {speed!r}, expected float")
-        if not 0 < speed < math.inf:
-            raise ValueError(f"JobHost: speed is {speed}; it must be above 0, and finite")
+        if not 1 / MOST_SPEED <= speed <= MOST_SPEED:
+            raise ValueError(f"JobHost: speed is {speed}, expected {1 / MOST_SPEED:g} to {MOST_SPEED:g}")
         memory, gpu = bytes_of(self.memory), self.gpu
         if gpu is None:
             return

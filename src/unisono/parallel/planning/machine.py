@@ -47,6 +47,7 @@ class JobMachine(NamedTuple):
         speeds: of each rank, its rate of compute beside `compute`.
         compute: what operators take on its GPUs; None: its hosts compute.
         hardware: of each host, where they are not as this machine; (): as here.
+        shared: `memory` is what was free on the hosts, over the ranks there.
     """
 
     memory: tuple[int, ...]
@@ -54,9 +55,12 @@ class JobMachine(NamedTuple):
     speeds: tuple[float, ...]
     compute: ComputeCalibration | None
     hardware: tuple[Hardware, ...] = ()
+    shared: bool = False
 
     def with_ranks(self, ranks: int, hosts: int | Sequence[JobHost] | None) -> JobMachine:
         """The same with other ranks, which are as the least here: evenly on so many hosts, or on these.
+
+        Ranks that share the memory of their host have less of it where they are more.
 
         Args:
             hosts: None: as here, or one.
@@ -65,7 +69,11 @@ class JobMachine(NamedTuple):
         """
         if hosts is None and ranks == len(self.hosts):
             return self
-        least, slowest = min(self.memory), min(self.speeds)
+        slowest, here = min(self.speeds), Counter(self.hosts)
+        least = min(
+            memory * (here[host] if self.shared else 1)
+            for memory, host in zip(self.memory, self.hosts, strict=True)
+        )
         if hosts is None or isinstance(hosts, int):
             each, left = divmod(ranks, hosts or 1)
             if left:
@@ -73,7 +81,10 @@ class JobMachine(NamedTuple):
             hosts = [JobHost(ranks=each)] * (hosts or 1)
         every = [(number, host) for number, host in enumerate(hosts) for _ in range(host.ranks)]
         return self._replace(
-            memory=tuple(bytes_of(host.memory) or least for _, host in every),
+            memory=tuple(
+                bytes_of(host.memory) or max(1, least // (host.ranks if self.shared else 1))
+                for _, host in every
+            ),
             hosts=tuple(number for number, _ in every),
             speeds=tuple(slowest * host.speed for _, host in every),
         )
@@ -86,7 +97,9 @@ class JobMachine(NamedTuple):
 
     def limited(self, memory: int | None) -> JobMachine:
         """The same where each rank has so many bytes; None: those that are free."""
-        return self if memory is None else self._replace(memory=(memory,) * len(self.memory))
+        if memory is None:
+            return self
+        return self._replace(memory=(memory,) * len(self.memory), shared=False)
 
 
 def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[str]) -> JobMachine:
@@ -138,7 +151,7 @@ def measure(device_type: str, held: int) -> JobMachine:
     names = [host for host, *_ in told]
     here = Counter(names)
     memory = tuple(  # the ranks of a host share what is free there
-        int(SHARE * (free // (here[host] if on_host else 1) + taken)) for host, free, taken, _ in told
+        max(1, int(SHARE * (free // (here[host] if on_host else 1) + taken))) for host, free, taken, _ in told
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     costs = [each for *_, each in told if each is not None]
@@ -146,7 +159,7 @@ def measure(device_type: str, held: int) -> JobMachine:
     slowest = max(products, default=1.0)
     rates = tuple(_rounded(slowest / each) for each in products) or (1.0,) * len(told)
     hosts = tuple(numbers[name] for name in names)
-    return JobMachine(memory, hosts, rates, _of_devices(costs))
+    return JobMachine(memory, hosts, rates, _of_devices(costs), shared=on_host)
 
 
 def _costs_and_free(device_type: str, held: int) -> tuple[int, int, OperatorCosts | None]:
@@ -248,21 +261,33 @@ def _free(device_type: str) -> int:
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min(available, *_of_control_group())
+    return min([available, *_of_control_groups()])
 
 
-def _of_control_group() -> list[int]:
-    """What the control group of this process allows beside what it has; nothing where it has no limit."""
-    root = Path("/sys/fs/cgroup")
+def _of_control_groups(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """What the control groups around this process that have a limit allow beside what they have.
+
+    Cached files count as free: the kernel drops them where memory is asked for.
+    """
     try:
-        place = next(
-            line.split(":", 2)[2]
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        )
-        folder = root / place.lstrip("/")
-        folder = folder if (folder / "memory.max").exists() else root
-        most, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except (OSError, StopIteration):
-        return [1 << 62]
-    return [1 << 62] if most == "max" else [max(0, int(most) - int(used))]
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    place = next((line.split(":", 2)[2] for line in lines if line.startswith("0::")), "/")
+    folder = root / place.lstrip("/")
+    found = (_allowed(each) for each in (folder, *folder.parents) if each == root or root in each.parents)
+    return [each for each in found if each is not None]
+
+
+def _allowed(group: Path) -> int | None:
+    """The bytes that a control group allows beside what it has; None: it has no limit."""
+    try:
+        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if most == "max":
+        return None
+    return max(0, int(most) - int(used) + int(stat.get("inactive_file", 0)))

@@ -31,6 +31,8 @@ __all__ = ["plan", "resolved"]
 
 UNSEEN = {"elastic": False, "sync_batch_norm": False}
 MOST_ROWS = 1 << 32
+MOST_MICRO_BATCHES = 1 << 14
+"""That can be given: each is an action in the schedule that is priced."""
 
 
 def plan(
@@ -64,7 +66,8 @@ def plan(
         hosts: on which they are, evenly; or a list of hosts that differ: ranks, or a `JobHost`, each, in the
             order of ranks. Or hardware, as `unisono plan --hosts` takes it, which this machine need not have:
             "4xa100-80g", or a file. None: as in this job.
-        memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here.
+        memory: bytes of a rank, such as 16 << 30 or "16G"; None: nine tenths of what is free here, which the
+            ranks of a host share if they compute on its CPU.
         price: give the bytes and seconds of this plan; nothing is searched.
         trial: False: no copy of the model runs. Then what its own Python takes is not in the seconds.
         given: fields of `Plan`, such as precision="bf16" or zero=3. A list is searched, as in
@@ -76,11 +79,9 @@ def plan(
         OSError: a file of hosts or hardware cannot be read.
     Example: up.plan(model, sample=(ids, ids), batch=64, ranks=8, memory="16G", optimizer=AdamW, loss=fn)
     """
-    check_arguments(model, Plan() if price is None else price, optimizer, loss, pieces, None, caller="plan")
-    _check_given(given)
+    check_arguments(model, Plan(), optimizer, loss, pieces, None, caller="plan")
     _check_counts(batch, ranks, trial)
-    if price is not None:
-        _check_priced(price, given, ranks)
+    _check_given(given) if price is None else _check_priced(price, given, ranks)
     places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
     _check_sample(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
@@ -162,9 +163,13 @@ def _check_sample(sample: object, loss: object, weigh: object) -> None:
 
 def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None:
     """Refuse a plan whose memory is not predicted, and what is given beside it."""
+    if not isinstance(price, Plan):
+        raise TypeError(f"plan: price is a {type(price).__name__}, expected a Plan or None")
     _check_given({field.name: getattr(price, field.name) for field in fields(price)})
     if given:
         raise ValueError(f"plan: price is a plan, which has its {next(iter(given))}: give one or the other")
+    if price.ranks > MOST_RANKS:
+        raise ValueError(f"plan: price has {price.ranks} ranks, expected at most {MOST_RANKS}")
     if ranks not in (None, price.ranks):
         raise ValueError(f"plan: price has {price.ranks} ranks, and ranks is {ranks}")
 
@@ -188,6 +193,8 @@ def _check_given(given: dict[str, Any]) -> None:
         for one in each:
             if name in UNSEEN and one != UNSEEN[name]:
                 raise ValueError(f"plan: {name}={one!r}: its memory is not predicted. Write a Plan by hand")
+            if name == "micro_batches" and type(one) is int and one > MOST_MICRO_BATCHES:
+                raise ValueError(f"plan: micro_batches is {one}; at most {MOST_MICRO_BATCHES} are priced")
             if name == "precision" and one == "autocast":
                 raise ValueError("plan: precision='autocast' is not predicted. Write a Plan by hand")
             _check_value(name, one)

@@ -37,6 +37,9 @@ SHOWN = 5  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
 CLOSE = 9  # decimals of a second: plans that agree in them are as fast
 FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at least
+IN_PASSES = ("forward", "backward", "recomputation")
+"""Phases whose peak says what a plan needs beside its state; an update has temporaries of its own."""
+
 RECOMPUTED = {False: 0, "selective": 1, True: 2}
 
 
@@ -204,7 +207,7 @@ class PlanSearch:
 
     def _timed(self, plan: Plan) -> tuple[Any, ...]:
         """What decides whether a step can be recorded: one row may be refused, such as by a BatchNorm."""
-        return self._task.batch // plan.data // plan.micro_batches == 1, *_axes(plan)
+        return self._task.batch // plan.data // plan.micro_batches == 1, plan.cuts, *_axes(plan)
 
     def _staged(self, plan: Plan) -> list[Plan]:
         """The plan with cuts, the best balanced first, where the model is a chain of pieces."""
@@ -219,7 +222,7 @@ class PlanSearch:
         """A dry run; None: the plan cannot run."""
         if plan in self._known:
             return self._known[plan]
-        axes = "dry run", *_axes(plan)
+        axes = _dried(plan)
         if axes in self._problems:
             return None
         try:
@@ -234,7 +237,8 @@ class PlanSearch:
         stage, (peak, limit) = max(
             enumerate(peaks), key=lambda at: (at[1][0].exceeded, at[1][0].reserved / at[1][1])
         )
-        self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
+        if peak.place.phase in IN_PASSES:
+            self._needs.append((plan, peak.parts["activations"] + peak.parts["temporary"]))
         if self._least is None or peak.reserved < self._least[0]:
             self._least = peak.reserved, plan
         found = PlanForecast(plan, time, peak, stage * (plan.ranks // plan.pipeline), limit)
@@ -268,8 +272,7 @@ class PlanSearch:
         lean = [
             nbytes
             for other, nbytes in self._needs
-            if (other.data, other.tensor, other.pipeline, other.sequence, other.cuts)
-            == (plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.cuts)
+            if _kept_alike(other) == _kept_alike(plan)
             and other.micro_batches >= plan.micro_batches
             and RECOMPUTED[other.recompute] >= RECOMPUTED[plan.recompute]
             and plan.pipeline == 1
@@ -313,7 +316,7 @@ class PlanSearch:
     def _why(self, plan: Plan | None = None) -> str:
         keys: list[Any] = [*self._problems]
         if plan is not None:
-            keys = [self._timed(plan), ("dry run", *_axes(plan))]
+            keys = [self._timed(plan), _dried(plan)]
         texts = [self._problems[key] for key in keys if key in self._problems]
         rows = self._task.batch
         return next(iter(texts), f"no axes with these fields divide {self._ranks} ranks and {rows} rows")
@@ -342,10 +345,23 @@ def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
     return [*kept.values()]
 
 
+def _kept_alike(plan: Plan) -> tuple[Any, ...]:
+    """What decides, beside micro-batches and recomputation, how much a plan keeps for backward."""
+    axes = plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, plan.expert
+    return *axes, plan.cuts, plan.precision, plan.keep_f32, plan.swap, plan.zero > 0
+
+
 def _axes(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a plan can run at all."""
     axes = plan.pipeline, plan.schedule, plan.chunks, plan.tensor, plan.sequence, plan.context, plan.expert
-    return *axes, plan.swap, str(plan.recompute), plan.precision, plan.compression, plan.local_steps
+    more = plan.swap, str(plan.recompute), plan.precision, plan.keep_f32, plan.compression, plan.local_steps
+    return *axes, *more
+
+
+def _dried(plan: Plan) -> tuple[Any, ...]:
+    """What decides whether a dry run can be made: also what some modules and types are refused for."""
+    shared = plan.copies > 1, plan.zero > 0, plan.micro_batches > 1
+    return "dry run", plan.cuts, *shared, *_axes(plan)
 
 
 def _batch_norm_rows(task: TrainingTask, plan: Plan) -> int:

@@ -198,25 +198,33 @@ class TrainingTask:
         values = [*self.model.parameters()]
         held = sum(value.nbytes for value in values)
         trained = sum(value.nbytes for value in values if value.requires_grad)
-        return held, trained, int(trained * _moments(self.optimizer))
+        return held, trained, self._moments()
+
+    def _moments(self) -> int:
+        """Bytes that the optimizer keeps in the shapes of parameters; 0: it does not step without values."""
+        model = self.shapes().model
+        named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        try:
+            made = self.optimizer(Parameters(named))
+            optimizers = made if isinstance(made, (list, tuple)) else [made]
+            for value in named.values():
+                value.grad = torch.empty_like(value)
+            for each in optimizers:
+                each.step()
+        except Exception:  # noqa: BLE001  a dry run says what is wrong
+            return 0
+        held = [(value, kept) for each in optimizers for value, kept in each.state.items()]
+        return sum(
+            each.nbytes
+            for value, kept in held
+            for each in kept.values()
+            if isinstance(each, Tensor) and each.shape == value.shape
+        )
 
     @property
     def parameters(self) -> int:
         """How many there are."""
         return sum(value.numel() for value in self.model.parameters())
-
-
-def _moments(optimizer: Optimizer) -> float:
-    """Bytes that an optimizer keeps for each byte of a parameter, at least; 0: not known."""
-    value = nn.Parameter(torch.zeros(4, 16))
-    value.grad = torch.zeros_like(value)
-    try:
-        made = optimizer(Parameters({"weight": value}))
-        made.step()
-        kept = [each for each in made.state[value].values() if isinstance(each, Tensor)]
-    except Exception:  # noqa: BLE001  it is for other parameters, such as those of some names
-        return 0.0
-    return sum(each.nbytes for each in kept if each.shape == value.shape) / value.nbytes
 
 
 def _counts_rows(module: nn.Module) -> bool:
