@@ -223,7 +223,7 @@ def test_an_error_names_its_line(change: tuple[str, str, str], line: int, says: 
         ('[fabric]\nkind = "ring"\nhosts = 99999999999', "is 99999999999"),
         ('[[host]]\nname = "a"\n[fabric]\nkind = "ring"', "cannot stand beside"),
         ('grows = "moon"\n[fabric]\nkind = "ring"\nhosts = 3', "f:1: grows"),
-        ("", "describes nothing"),
+        ("", "f:1: describes nothing"),
     ],
 )
 def test_a_wrong_fabric_is_refused(text: str, says: str) -> None:

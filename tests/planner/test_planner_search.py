@@ -131,6 +131,20 @@ def test_the_search_is_exact(seed: int) -> None:
         assert found.smallest.memory.total == min(p.memory.total for p in priced)
 
 
+@each("fixed", [{"pipeline": 2}, {"context": 2}, {"pipeline": 2, "context": 2}, {"data": 2}, {"tensor": 3}])
+def test_a_search_of_fixed_axes_is_exact(fixed: dict[str, int]) -> None:
+    """Other axes may then leave no rank for data: with tensor=4 of four ranks there is no pipeline."""
+    for seed in range(times(8, 60)):
+        job = random_job(seed)
+        memory = MemoryModel(job)
+        plans = [plan for plan in all_plans(job) if all(getattr(plan, axis) == fixed[axis] for axis in fixed)]
+        priced = sorted((price(TimeModel(job), plan) for plan in plans), key=lambda each: each.order)
+        fitting = [each.plan for each in priced if not memory.excess_bytes(each.plan, each.memory)]
+        found = search(TimeModel(job), PlanTree(job, fixed), 6)
+        assert found.candidates == len(plans)
+        assert [each.plan for each in found.best] == fitting[:6]
+
+
 def test_random_spaces_are_of_all_kinds() -> None:
     jobs = [random_job(seed) for seed in range(60)]
     found = [search(TimeModel(job), PlanTree(job, {}), 6) for job in jobs]
@@ -235,13 +249,15 @@ def test_no_plan_fits_names_the_smallest() -> None:
         ({"hardware": "a100-80g:8,v100-32g:8"}, "hosts that differ are given as hosts"),
         ({"network": "nowhere"}, "no network 'nowhere'"),
         ({"memory": 0}, "memory is 0"),
-        ({"memory": 500 << 30}, "and a100-80g has 85899345920 bytes"),
+        ({"memory": 500 << 30}, "memory is 500.00 GiB, and a100-80g has 80.00 GiB"),
         ({"compute": "fp8"}, "no rate for 'fp8'"),
         ({"reduce": "bf16"}, "reduce is 'bf16'"),
         ({"plan": "tensor=5"}, "5 ranks, and there are 8"),
         ({"plan": "tensor=8,pipeline=2"}, "16 ranks, and there are 8"),
         ({"plan": "tensor=8,tensor=8"}, "twice"),
         ({"plan": "width=8"}, "expected FIELD=VALUE"),
+        ({"plan": "tensor=8 zero=1"}, "write a comma between two of them"),
+        ({"fix": "pipeline=16"}, "no plan of 8 ranks has pipeline=16: data x tensor x pipeline = 1 x 1 x 16"),
         ({"plan": "context=3"}, "2 x 3 x 1 x 1 = 6 ranks, and there are 8"),
         ({"plan": "context=2,tensor=8"}, "data x context x tensor x pipeline = 1 x 2 x 8 x 1"),
         ({"plan": "expert=2"}, "no experts"),

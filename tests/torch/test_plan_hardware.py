@@ -182,7 +182,11 @@ def test_hosts_of_a_file_differ(tmp_path: Path) -> None:
         ({"hosts": "1xa100-80g", "ranks": 3, "data": 3}, up.NoPlanFitsError, "no plan of 3 ranks"),
         ({"hosts": "2xa100-80g", "ranks": 3}, ValueError, "evenly on equal hosts"),
         ({"hosts": "1xa100-80g", "ranks": 9}, ValueError, "hosts have 8 ranks, and ranks is 9"),
-        ({"hosts": "1xa100-80g", "memory": "100G"}, ValueError, "a100-80g has 85899345920 bytes"),
+        (
+            {"hosts": "1xa100-80g", "memory": "100G"},
+            ValueError,
+            "memory is 100.00 GiB, and a100-80g has 80.00 GiB",
+        ),
         ({"hosts": "1xv100-32g", "precision": "bf16"}, ValueError, "no rate for bf16, only fp16, f32"),
         ({"hosts": "1xa100-80g", "compression": up.Compressed("int8")}, ValueError, "CPU memory"),
         ({"hosts": [up.JobHost(ranks=1, hardware="a100-80g"), 1]}, ValueError, "some hosts have hardware"),
@@ -199,7 +203,7 @@ def test_wrong_hosts_are_refused(given: dict[str, Any], kind: type[Exception], t
         ({"hardware": 3}, TypeError, "hardware is a int"),
         ({"hardware": "tpu"}, ValueError, "no hardware 'tpu'"),
         ({"ranks": 9, "hardware": "a100-80g"}, ValueError, "has 8 GPUs"),
-        ({"hardware": "a100-80g", "memory": "90G"}, ValueError, "85899345920 bytes"),
+        ({"hardware": "a100-80g", "memory": "90G"}, ValueError, "a100-80g has 80.00 GiB"),
         ({"speed": math.nan}, ValueError, "speed is nan"),
     ],
 )

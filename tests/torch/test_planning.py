@@ -232,7 +232,7 @@ def test_a_choice_fits_and_says_why() -> None:
     assert str(tight.plan) in page
     assert tight.record()["plan"] == str(tight.plan)
     assert all(each.problem or each.excess_bytes or each.excess_s >= 0 for each in tight.refused), text
-    with pytest.raises(up.NoPlanFitsError, match="ranks fits into 1000 bytes"):
+    with pytest.raises(up.NoPlanFitsError, match="ranks fits into 1000 B"):
         planned(memory=1000)
 
 
@@ -343,6 +343,12 @@ def test_a_step_that_reads_values_is_refused() -> None:
         up.plan(Reads(256, 10), loss=CROSS, **options)
     with pytest.raises(up.CaptureError, match="reads values"):
         up.plan(mlp(), loss=lambda y, t: CROSS(y, t) * y.sum().item(), price=up.Plan(), **options)
+
+
+def test_a_sample_that_the_model_does_not_take_is_told_so() -> None:
+    batch = torch.randn(4, 3), torch.arange(4) % 2
+    with pytest.raises(up.CaptureError, match=r"Look whether the model takes the inputs of sample="):
+        up.plan(nn.Linear(5, 2), sample=batch, optimizer=adamw, loss=CROSS, ranks=2, memory="1G")
 
 
 def test_auto_needs_a_batch() -> None:

@@ -88,7 +88,8 @@ def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
             found = _network(tables)
         return found
     except DescriptionError as error:
-        raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
+        place = [f"{error.at}"] if error.at.path else []
+        raise ValueError(": ".join([f"{file}:{line_of(text, error.at)}", *place, str(error)])) from None
 
 
 # ---- the tables --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from unisono.planner.compute_types import PlanModel, model_of
 from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.neighbours import refused_neighbours
+from unisono.planner.readable import readable_size
 from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
@@ -175,7 +176,8 @@ def _cluster(
         return found
     limit, most = int(whole(memory, "memory", 1)), max(kind.hardware.memory_bytes for kind in found.kinds)
     if limit > most:
-        raise ValueError(f"memory is {limit}, and the largest of {found.name} has {most} bytes")
+        have = readable_size(most)
+        raise ValueError(f"memory is {readable_size(limit)}, and the largest of {found.name} has {have}")
     return Cluster(tuple(HostKind(kind.hosts, _limited(kind.hardware, limit)) for kind in found.kinds))
 
 
@@ -230,7 +232,8 @@ def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
         return hardware.usable_bytes
     limit_bytes = int(whole(memory, "memory", 1))
     if limit_bytes > hardware.memory_bytes:
-        raise ValueError(f"memory is {limit_bytes}, and {hardware.name} has {hardware.memory_bytes} bytes")
+        have = readable_size(hardware.memory_bytes)
+        raise ValueError(f"memory is {readable_size(limit_bytes)}, and {hardware.name} has {have}")
     return limit_bytes
 
 

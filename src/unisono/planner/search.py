@@ -161,7 +161,7 @@ class PlanTree:
             for context in self._choices("context", divisors(ranks // tensor)):
                 for pipeline in self._choices("pipeline", divisors(ranks // tensor // context)):
                     data = self._fixed.get("data", ranks // tensor // context // pipeline)
-                    if job.batch % data or data * tensor * context * pipeline != ranks:
+                    if data * tensor * context * pipeline != ranks or job.batch % data:
                         continue
                     plan = TrainingPlan(data=data, tensor=tensor, context=context, pipeline=pipeline)
                     if self._problem(plan):

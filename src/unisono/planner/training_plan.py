@@ -297,6 +297,8 @@ def parse_plan(given: str) -> dict[str, Any]:
             )
         if name in found:
             raise ValueError(f"{name} is there twice")
+        if "=" in value:
+            raise ValueError(f"{item!r}: expected one FIELD=VALUE; write a comma between two of them")
         if name == "sequence":
             if value not in ("yes", "no"):
                 raise ValueError(f"{item}: expected yes or no")

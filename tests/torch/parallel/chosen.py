@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import unisono.parallel as up
 from parallel.run_features import in_group
@@ -28,12 +29,38 @@ def check(size: int) -> None:
     again = up.parallelize(mlp(), choice, optimizer=adamw, loss=CROSS)
     assert again.plan == choice.plan
     assert again.plan.zero == 3
+    check_inputs_are_those_of_the_choice(size)
     slow = up.StepForecast({"forward": 3600.0}, source="a guess")
     check_it_is_compared(choice._replace(chosen=choice.chosen._replace(time=slow)), batch)
     try:
         up.plan(mlp(), **options, memory=1000)
     except up.NoPlanFitsError:
         print("trained")
+
+
+class TwoInputs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.numbers = torch.nn.Embedding(10, 16), torch.nn.Linear(3, 16)
+        self.body = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        return self.body(self.words(ids).mean(1) + self.numbers(numbers))
+
+
+def check_inputs_are_those_of_the_choice(size: int) -> None:
+    """Stages and cuts follow from the program of the choice's sample: nobody writes it twice."""
+    batch = {"ids": torch.arange(40).view(8, 5) % 10, "numbers": torch.randn(8, 3)}, torch.arange(8) % 4
+    options = {"optimizer": adamw, "loss": CROSS}
+    losses = []
+    for plan in (up.Plan(data=size), up.Plan(pipeline=size, micro_batches=2), up.Plan(tensor=size)):
+        torch.manual_seed(3)
+        choice = up.plan(TwoInputs(), sample=batch, price=plan, **options)
+        assert len(choice.inputs["ids"]) == 8 // plan.data // plan.micro_batches
+        torch.manual_seed(3)
+        run = up.parallelize(TwoInputs(), choice, **options)
+        losses.append([run.step(each) for each in run.shard([batch] * 3)])
+    assert all(abs(a - b) < 1e-5 for each in losses for a, b in zip(each, losses[0], strict=True)), losses
 
 
 def check_it_is_compared(choice: up.ModelChoice, batch: Any) -> None:

@@ -69,7 +69,7 @@ class PieceStage(nn.ModuleList):
 
 def first_pieces(pieces: Sequence[nn.Module], plan: Plan, sample: Any, *, on_meta: bool) -> Sequence[int]:
     """The first piece of each stage but the first. Pieces are measured while no rank needs another one."""
-    if on_meta and sample is not None:
+    if on_meta and sample is not None and plan.cuts is None:
         raise ValueError(
             "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
             "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"

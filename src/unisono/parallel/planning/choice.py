@@ -89,6 +89,8 @@ class ModelChoice(NamedTuple):
         collectives: of a step on a rank, what takes longest first.
         links: where the costs of collectives come from: a calibration's file, the defaults, or hardware.
         batch_norm_rows: rows whose mean and variance a BatchNorm of the model takes; 0: there is none.
+        inputs: of a micro-batch of the sample: where `parallelize` gets no sample, it records the model on
+            these.
     """
 
     model: str
@@ -104,6 +106,7 @@ class ModelChoice(NamedTuple):
     collectives: list[PricedCollective]
     links: str = ""
     batch_norm_rows: int = 0
+    inputs: Any = None
 
     @property
     def plan(self) -> Plan:

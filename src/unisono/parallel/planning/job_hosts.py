@@ -9,6 +9,7 @@ from pathlib import Path
 from unisono.engine.environment.env import parse_size
 from unisono.planner.cluster import Cluster, find_cluster
 from unisono.planner.hardware import Hardware, find_hardware
+from unisono.planner.readable import readable_size
 
 __all__ = ["MOST_RANKS", "JobHost", "bytes_of", "hosts_of"]
 
@@ -72,7 +73,8 @@ class JobHost:
         if self.ranks > gpu.ranks:
             raise ValueError(f"JobHost: ranks is {self.ranks}, and a host of {gpu.name} has {gpu.ranks} GPUs")
         if memory is not None and memory > gpu.memory_bytes:
-            raise ValueError(f"JobHost: memory is {memory}, and {gpu.name} has {gpu.memory_bytes} bytes")
+            have = readable_size(gpu.memory_bytes)
+            raise ValueError(f"JobHost: memory is {readable_size(memory)}, and {gpu.name} has {have}")
 
     @property
     def gpu(self) -> Hardware | None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.hardware_costs import operator_costs_of
 from unisono.planner.operator_costs import OperatorCosts, roofline_of
+from unisono.planner.readable import readable_size
 
 from .device_costs import NEEDED_BYTES, device_costs
 from .job_hosts import JobHost, bytes_of
@@ -115,7 +116,8 @@ def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[s
         gpu = host.gpu
         assert gpu is not None
         if memory is not None and memory > gpu.memory_bytes:
-            raise ValueError(f"plan: memory is {memory}, and {gpu.name} has {gpu.memory_bytes} bytes")
+            have = readable_size(gpu.memory_bytes)
+            raise ValueError(f"plan: memory is {readable_size(memory)}, and {gpu.name} has {have}")
         if gpu not in kinds:
             kinds.append(gpu)
     hardware = tuple(kinds[kinds.index(gpu)] for host in hosts if (gpu := host.gpu) is not None)
@@ -190,7 +192,10 @@ def _costs(device_type: str) -> OperatorCosts:
     flops, low = (_rate(device_type, dtype) for dtype in (torch.float32, torch.bfloat16))
     if device_type == "cuda" and flops > FAST and _free(device_type) > NEEDED_BYTES:
         return device_costs(flops)
-    return roofline_of(flops, _copy_rate(device_type), _operator_s(device_type), low=low / flops)
+    costs = roofline_of(flops, _copy_rate(device_type), _operator_s(device_type), low=low / flops)
+    if device_type == "cuda":
+        torch.cuda.empty_cache()
+    return costs
 
 
 def _multiply(device_type: str) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.graph.containers import mapped
 from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.loss_weights import check_weigh
 from unisono.parallel.optimizer_groups import Optimizer
@@ -89,10 +90,16 @@ def plan(
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
     machine = _machine(task, limit, places, ranks if price is None else price.ranks, types)
     try:
-        return _agreed(lambda: _chosen(task, machine, price, given, trial))
+        return _with_inputs(_agreed(lambda: _chosen(task, machine, price, given, trial)), task)
     finally:
         if kept is not None:
             kept.restore()
+
+
+def _with_inputs(choice: ModelChoice, task: TrainingTask) -> ModelChoice:
+    """The choice with inputs of a micro-batch, or of all rows of the sample if these are fewer."""
+    rows = task.batch // choice.plan.data // choice.plan.micro_batches
+    return choice._replace(inputs=cut_rows(task.inputs_of(task.sample), 0, max(1, rows)))
 
 
 def _machine(
@@ -225,19 +232,22 @@ def resolved(
         options: optimizer, loss, sample, pieces, weigh.    prediction: that was given; it counts first.
     """
     sample = options["sample"]
+    if isinstance(given, str) and given == "auto":
+        if sample is None:
+            raise ValueError(
+                'parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)'
+            )
+        given, sample = plan(model, **options), None
     if isinstance(given, ModelChoice):
-        return ResolvedPlan(given.plan, sample, prediction or given.forecast)
-    if not isinstance(given, str) or given != "auto":
-        optimizer, loss, pieces = options["optimizer"], options["loss"], options["pieces"]
-        check_arguments(model, given, optimizer, loss, pieces, None)
-        assert isinstance(given, Plan)
-        return ResolvedPlan(given, sample, prediction)
-    if sample is None:
-        raise ValueError(
-            'parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)'
-        )
-    choice = plan(model, **options)
-    chosen = choice.plan
-    rows = rows_of(sample) // chosen.data // chosen.micro_batches
-    inputs = cut_rows(sample if options["loss"] is None else sample[0], 0, max(1, rows))
-    return ResolvedPlan(chosen, inputs, prediction or choice.forecast)
+        inputs = _there(given.inputs, model) if sample is None else sample
+        return ResolvedPlan(given.plan, inputs, prediction or given.forecast)
+    optimizer, loss, pieces = options["optimizer"], options["loss"], options["pieces"]
+    check_arguments(model, given, optimizer, loss, pieces, None)
+    assert isinstance(given, Plan)
+    return ResolvedPlan(given, sample, prediction)
+
+
+def _there(inputs: Any, model: nn.Module) -> Any:
+    """Inputs on the device of the model, which may have moved since the choice."""
+    device = next((each.device for each in model.parameters() if not each.is_meta), None)
+    return inputs if device is None else mapped(inputs, lambda tensor: tensor.to(device))

@@ -20,6 +20,8 @@ from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
 from unisono.planner.planner import NoPlanFitsError
+from unisono.planner.readable import readable_size
+from unisono.torch_internals.fake import is_about_data
 
 from .candidates import changes, divisors, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
@@ -120,9 +122,11 @@ class PlanSearch:
         try:
             self._task.graph(ROWS)
         except CaptureError as error:
+            raised = error.__cause__ is not None and not is_about_data(error.__cause__)
+            check = "Look whether the model takes the inputs of sample=. " if raised else ""
             raise CaptureError(
-                f"{error}. A plan is chosen only for what can be recorded. Other models train with data "
-                "parallelism and ZeRO: write up.Plan(data=...)"
+                f"{error}. {check}A plan is chosen only for what can be recorded. Other models train with "
+                "data parallelism and ZeRO: write up.Plan(data=...)"
             ) from None
 
     def price(self, plan: Plan) -> ModelChoice:
@@ -314,20 +318,22 @@ class PlanSearch:
         if plan is not None:
             keys = [self._timed(plan), _dried(plan)]
         texts = [self._problems[key] for key in keys if key in self._problems]
-        return next(iter(texts), "no axis divides the ranks and the batch")
+        rows = self._task.batch
+        return next(iter(texts), f"no axes with these fields divide {self._ranks} ranks and {rows} rows")
 
     def _nothing(self, candidates: int) -> str:
         if self._least is None and (self._problems or not candidates):
             return f"no plan of {self._ranks} ranks can run: {self._why()}"
         if self._least is None:
             return (
-                f"none of {candidates} plans of {self._ranks} ranks fits into {self._most} bytes: "
+                f"none of {candidates} plans of {self._ranks} ranks fits into {readable_size(self._most)}: "
                 "parameters, gradients and moments alone take more. Use more ranks"
             )
         least, plan = self._least
         return (
-            f"none of {candidates} plans of {self._ranks} ranks fits into {self._most} bytes of a rank; the "
-            f"leanest that was tried, {plan}, needs {least}. Use more ranks, a smaller batch, or more memory"
+            f"none of {candidates} plans of {self._ranks} ranks fits into {readable_size(self._most)} of a "
+            f"rank; the leanest that was tried, {plan}, needs {readable_size(least)}. Use more ranks, a "
+            "smaller batch, or more memory"
         )
 
 
