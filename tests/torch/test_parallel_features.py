@@ -18,9 +18,8 @@ STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused
 STAGES += ("unfrozen_operators",)
 
 
-# Each of their checks has processes of its own: they end process groups, limit the memory of a process, or
-# get DTensors with a mesh of groups that are gone, which PyTorch has kept.
-ALONE = ("errors", "swaps", "expert_axis")
+# Each of their checks has processes of its own: they end process groups, or limit the memory of a process.
+ALONE = ("errors", "swaps")
 
 
 def checks_of(module: str) -> list[str]:

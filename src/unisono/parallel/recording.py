@@ -17,6 +17,8 @@ from .program_state import FAR, ModuleSettings, set_counter
 
 __all__ = ["ModelRecorder"]
 
+TURNS = 3  # more runs of a model that changes itself: turns of up to four are seen
+
 
 class ModelRecorder:
     """Records the programs of one model.
@@ -93,19 +95,30 @@ class ModelRecorder:
             raise CaptureError(
                 f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
             )
-        self.changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
-        if self.changing and not self._runs_alike(graph, shapes, inputs, forward, prepared):
-            path, leaf = min(self.changing)
+        settings = ModuleSettings(shapes.model)
+        self.changing = {item[0] for item in before ^ settings.now()}
+        suspects = sorted(self.changing or settings.advancing())
+        if suspects and not self._runs_alike(graph, settings, shapes, inputs, forward, prepared):
+            names = ", ".join(f'"{f"{path}.{leaf}".lstrip(".")}"' for path, leaf in suspects[:3])
             raise self._refuses(
-                f'{self.name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
+                f"{self.name} changes {'one of ' * (len(suspects) > 1)}{names} while it runs, and runs another "
                 f"program then, which {self._where} does not follow. {self._remedy}"
             )
         return graph
 
-    def _runs_alike(self, graph: Graph, shapes: Shapes, *more: Any) -> bool:
-        """Whether what the model changes while it runs, such as a counter, does not change its program."""
-        if graph.operators != self._run(shapes, *more).operators:
-            return False
+    def _runs_alike(self, graph: Graph, settings: ModuleSettings, shapes: Shapes, *more: Any) -> bool:
+        """Whether what the model changes while it runs, such as a counter, does not change its program.
+
+        Args:
+            settings: of the model after its first run.
+        """
+        now = settings.now()
+        for _ in range(TURNS):
+            if graph.operators != self._run(shapes, *more).operators:
+                return False
+            before, now = now, ModuleSettings(shapes.model).now()
+            if before == now and not settings.advancing():  # such as a cache, which the first run has filled
+                break
         for value in FAR:
             counts = [set_counter(shapes.model, at, value) for at in self.changing]
             if any(counts) and graph.operators != self._run(shapes, *more).operators:
