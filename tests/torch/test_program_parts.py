@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel import CaptureError
 from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Ref
@@ -118,9 +119,14 @@ class Array(Turns):
         return bool(self.turn[0] % 2)
 
 
-def recorded(model: nn.Module) -> Any:
-    recorder = ModelRecorder(model, None, ValueError, where="a pipeline", remedy="Write pieces=[...]")
-    return recorder.record(torch.ones(3, 2))
+class Waves(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(super().forward(x)).real
+
+
+def recorded(model: nn.Module, dtype: torch.dtype | None = None) -> Any:
+    recorder = ModelRecorder(model, dtype, ValueError, where="a pipeline", remedy="Write pieces=[...]")
+    return recorder.record(torch.ones(3, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -137,3 +143,14 @@ def test_a_model_that_returns_its_tensors_in_turn_is_refused(model: nn.Module) -
 
 def test_one_that_only_counts_is_recorded() -> None:
     assert recorded(Turns(itertools.count())).outputs != recorded(Cycle(itertools.repeat(0))).outputs
+
+
+def test_a_type_in_which_a_program_cannot_be_recorded_is_named() -> None:
+    model = Waves(2, 4)
+    model.register_buffer("table", torch.ones(2))
+    remedy = r"are \(table\): write module.table = module.table.bfloat16\(\) .*; or write precision='autocast', which"
+    with pytest.raises(CaptureError, match=remedy):
+        recorded(model, torch.bfloat16)
+    with pytest.raises(CaptureError) as other:
+        recorded(nn.Linear(3, 4), torch.bfloat16)  # other widths are no matter of types
+    assert "autocast" not in str(other.value)

@@ -10,6 +10,7 @@ from torch import nn
 
 from unisono.torch_internals.fake import memory_of
 
+from .explained_errors import recorded_remedy
 from .graph.capture import CaptureError, Recorder, Shapes
 from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
@@ -143,7 +144,13 @@ class ModelRecorder:
         recorder = Recorder(shapes, attention=self._attention)
         if prepared is not None:
             prepared.begin(recorder)
-        return recorder.run(shapes.model, inputs, run)
+        try:
+            return recorder.run(shapes.model, inputs, run)
+        except CaptureError as error:
+            remedy = self._dtype and recorded_remedy(error.__cause__, shapes.model, self._dtype)
+            if not remedy:
+                raise
+            raise CaptureError(f"{error}. {remedy}", final=error.final) from error
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
