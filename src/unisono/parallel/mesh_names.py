@@ -16,6 +16,6 @@ _numbers = itertools.count()
 
 
 def unique_names(axes: Iterable[str]) -> tuple[str, ...]:
-    """Names of the axes of a new mesh. Example: ("data", "tensor") -> ("data of mesh 3", "tensor of mesh 3")."""
+    """Names of the axes of a new mesh. Example: ("data",) -> ("data of mesh 3",)."""
     number = next(_numbers)
     return tuple(f"{axis} of mesh {number}" for axis in axes)

@@ -118,7 +118,9 @@ class ModuleSettings:
         """Attributes whose state no key shows, and a run may change: iterators, queues, arrays of NumPy."""
         held = [*self._seen, *self._objects]
         found = {(path, leaf) for path, each in held for leaf in each if isinstance(each[leaf], ADVANCING)}
-        outside = ((where, leaf) for where, each, leaf in self._outside if isinstance(each.get(leaf), Iterator))
+        outside = (
+            (where, leaf) for where, each, leaf in self._outside if isinstance(each.get(leaf), Iterator)
+        )
         return found.union(outside)
 
     def keep(self, at: tuple[str, str]) -> None:

@@ -101,9 +101,10 @@ class ModelRecorder:
         suspects = sorted(self.changing or settings.advancing())
         if suspects and not self._runs_alike(graph, settings, shapes, inputs, forward, prepared):
             names = ", ".join(f'"{f"{path}.{leaf}".lstrip(".")}"' for path, leaf in suspects[:3])
+            names = f"one of {names}" if len(suspects) > 1 else names
             raise self._refuses(
-                f"{self.name} changes {'one of ' * (len(suspects) > 1)}{names} while it runs, and runs another "
-                f"program then, which {self._where} does not follow. {self._remedy}"
+                f"{self.name} changes {names} while it runs, and runs another program "
+                f"then, which {self._where} does not follow. {self._remedy}"
             )
         return graph
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import unisono.parallel as up
 from parallel import sweep
@@ -35,7 +34,6 @@ from parallel.expert_models import (
 )
 from parallel.run_features import in_group
 from unisono.parallel.experts import check
-from unisono.parallel.mesh import PlanMesh
 
 TOLERANCE = 1e-5
 
@@ -147,26 +145,6 @@ def check_a_checkpoint_goes_on_under_another_plan(folder: Path) -> None:
             after = [other.step(batch) for batch in other.shard(given[3:])]
             worst = max(abs(a - b) for a, b in zip(before.losses + after, wanted.losses, strict=True))
             assert worst < TOLERANCE, (first, second, worst)
-
-
-def check_a_group_after_another_one(folder: Path) -> None:
-    """DTensor keeps the meshes it has seen, and takes an equal one for a new one."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for more in (1, 0):
-        mesh = PlanMesh.of(plan(), "cpu")
-        for _ in range(more):
-            dist.new_group()  # so that the groups of experts get another name
-        experts = mesh.of_experts().axes
-        value = DTensor.from_local(torch.ones(2), experts, [Replicate()] * 3 + [Shard(0)])
-        twice = value + value
-        assert twice.device_mesh is experts
-        assert twice.device_mesh.get_local_rank(3) == rank % 2
-        assert twice.full_tensor().tolist() == [2.0] * 4
-        if more:
-            dist.destroy_process_group()
-            dist.init_process_group(
-                "unisono", store=dist.FileStore(str(folder / "again"), size), rank=rank, world_size=size
-            )
 
 
 def check_the_models_own_balance_loss_is_that_of_the_parts(folder: Path) -> None:

@@ -353,7 +353,8 @@ def check_types_that_low_precision_mixes(folder: Path) -> None:
     _, found = under(dataclasses.replace(low, keep_f32=("1",)), inside, rows(), LOSS)
     wanted = alone(inside, rows(), LOSS)
     assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 5e-2
-    staged, says = up.Plan(pipeline=2, precision="bf16"), "write precision='autocast' without pipeline=; or keep"
+    says = "write precision='autocast' without pipeline=; or keep"
+    staged = up.Plan(pipeline=2, precision="bf16")
     refused(Table, staged, says, (ValueError, RuntimeError))  # one stage tells the other
 
 

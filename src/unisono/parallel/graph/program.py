@@ -197,7 +197,10 @@ class Graph:
     def operators(self) -> list[Any]:
         """All operators with what they take, and what is returned: equal for programs that do the same."""
         result = [(slot, ref.value) for slot, ref in slots_in(self.result, Ref)]
-        return [*((node.name, repr((node.args, node.named))) for node in self.nodes), ("result", repr(result))]
+        return [
+            *((node.name, repr((node.args, node.named))) for node in self.nodes),
+            ("result", repr(result)),
+        ]
 
     def module_of(self, node: Node) -> str:
         """The path of the innermost module around an operator."""

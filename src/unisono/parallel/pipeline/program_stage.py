@@ -15,8 +15,8 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
-from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.pipeline.module_results import ModuleResults
+from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
