@@ -108,10 +108,17 @@ void MemoryAccount::count(StatKind what, bool small, int64_t n) {
 // A new segment as one free block. When memory runs short, cached segments are freed first.
 MemoryBlock* MemoryAccount::segment(int64_t rounded, int64_t stream, int64_t requested) {
   const int64_t size = segment_size(rounded);
+  // Claims first and looks then: of two processes that claim at once, at least one sees the other.
   const auto fits = [&] {
+    if (!limited_) return true;
+    device_usage().set(physical_, reserved_ + size);
     const double allowed = fraction_ * static_cast<double>(capacity_);
-    return !limited_ || (static_cast<double>(reserved_ + size) <= allowed &&
-                         reserved_ + size + device_usage().others(physical_) <= capacity_);
+    if (static_cast<double>(reserved_ + size) <= allowed &&
+        reserved_ + size + device_usage().others(physical_) <= capacity_) {
+      return true;
+    }
+    device_usage().set(physical_, reserved_);
+    return false;
   };
   if (!fits()) {
     ++statistics_.retries;

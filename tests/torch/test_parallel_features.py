@@ -11,16 +11,15 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
 MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
-MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts")
+MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts", "new_groups")
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("batch_kinds", "autocasts")
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
 STAGES += ("unfrozen_operators",)
 
 
-# Each of their checks has processes of its own: they end process groups, limit the memory of a process, or
-# get DTensors with a mesh of groups that are gone, which PyTorch has kept.
-ALONE = ("errors", "swaps", "expert_axis")
+# Each of their checks has processes of its own: they end process groups, or limit the memory of a process.
+ALONE = ("errors", "swaps")
 
 
 def checks_of(module: str) -> list[str]:

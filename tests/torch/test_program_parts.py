@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+from collections import OrderedDict, deque
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from unisono.parallel import CaptureError
 from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.program_state import ModuleSettings
+from unisono.parallel.recording import ModelRecorder
 
 
 @pytest.mark.parametrize(
@@ -69,3 +73,84 @@ def test_settings_that_change_have_another_key(what: str) -> None:
     changes()[what](model)
     assert settings.now() != before
     assert settings.now() == ModuleSettings(model).now()
+
+
+class Turns(nn.Module):
+    """Takes the results of its layer in another order now and then."""
+
+    def __init__(self, turn: Any) -> None:
+        super().__init__()
+        self.layer, self.turn = nn.Linear(2, 4), turn
+
+    def forward(self, x: Tensor) -> Any:
+        first, second = self.layer(x).chunk(2, -1)
+        return (first, second) if self.ahead() else (second, first)
+
+    def ahead(self) -> bool:
+        return True
+
+
+class Counter(Turns):
+    def ahead(self) -> bool:
+        self.turn += 1
+        return bool(self.turn % 2)
+
+
+class Modulo(Turns):
+    def ahead(self) -> bool:
+        self.turn = (self.turn + 1) % 3
+        return self.turn > 0
+
+
+class Cycle(Turns):
+    def ahead(self) -> bool:
+        return bool(next(self.turn))
+
+
+class Queue(Turns):
+    def ahead(self) -> bool:
+        self.turn.rotate(1)
+        return bool(self.turn[0])
+
+
+class Array(Turns):
+    def ahead(self) -> bool:
+        self.turn += 1
+        return bool(self.turn[0] % 2)
+
+
+class Waves(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(super().forward(x)).real
+
+
+def recorded(model: nn.Module, dtype: torch.dtype | None = None) -> Any:
+    recorder = ModelRecorder(model, dtype, ValueError, where="a pipeline", remedy="Write pieces=[...]")
+    return recorder.record(torch.ones(3, 2, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Counter(0), Modulo(0), Cycle(itertools.cycle([1, 0])), Cycle(itertools.cycle([1, 1, 1, 0])),
+        Queue(deque([1, 0])), Array(np.zeros(2)), Array(np.zeros(1)),
+    ],
+)  # fmt: skip
+def test_a_model_that_returns_its_tensors_in_turn_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match='changes "turn" while it runs, and runs another program then'):
+        recorded(model)
+
+
+def test_one_that_only_counts_is_recorded() -> None:
+    assert recorded(Turns(itertools.count())).outputs != recorded(Cycle(itertools.repeat(0))).outputs
+
+
+def test_a_type_in_which_a_program_cannot_be_recorded_is_named() -> None:
+    model = Waves(2, 4)
+    model.register_buffer("table", torch.ones(2))
+    remedy = r"write module.table = module.table.bfloat16\(\) .*; or write precision='autocast', which"
+    with pytest.raises(CaptureError, match=remedy):
+        recorded(model, torch.bfloat16)
+    with pytest.raises(CaptureError) as other:
+        recorded(nn.Linear(3, 4), torch.bfloat16)  # other widths are no matter of types
+    assert "autocast" not in str(other.value)

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def test_a_list_of_another_length_is_one_tensor(machine: Any):
 def test_books_are_those_of_the_caching_allocator(machine: Any):
     ended = machine.run(CASES, arguments=["books"])
     assert not any(ended.codes), ended.text
+
+
+@pytest.mark.parametrize("machine", [1], indirect=True)
+def test_two_ranks_never_share_the_last_memory(machine: Any, tmp_path: Path):
+    ended = machine.run(PROGRAMS / "claims.py", size=2, arguments=[str(tmp_path / "board"), "30"])
+    assert ended.codes == [0, 0], ended.text
+    first, second = re.findall("had: ([01]+)", ended.text)
+    assert "11" not in map("".join, zip(first, second, strict=True))
+    assert "1" in first + second
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)

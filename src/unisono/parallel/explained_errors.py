@@ -11,11 +11,13 @@ import re
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 
 from unisono.errors import Mismatch
 
 from .plain_class import plain_class
+from .plan import AUTOCAST_NEEDS
 from .sharded_parameters import TYPES
 
 if TYPE_CHECKING:
@@ -38,16 +40,19 @@ def _is_low(plan: Plan) -> bool:
     return plan.low
 
 
+MIXED = r"same dtype|expected scalar type|[Ii]nput type .* and (weight|bias) type|mixed dtype"
+MISSING = r"BFloat16|Half|[Ll]ow precision"
+LOW_PATTERN = f"{MIXED}|{MISSING}"
 RULES = (
     _Rule(
-        r"same dtype|expected scalar type|[Ii]nput type .* and (weight|bias) type|mixed dtype",
+        MIXED,
         _is_low,
         ValueError,
         "precision={plan.precision!r}: {place} mixes {plan.precision} with another type, as of a buffer or "
         "of a tensor that it makes: {line}. {remedy}",
     ),
     _Rule(
-        r"BFloat16|Half|[Ll]ow precision",
+        MISSING,
         _is_low,
         ValueError,
         "precision={plan.precision!r}: {place} runs what PyTorch does not have in {plan.precision}: {line}. "
@@ -127,18 +132,37 @@ def _recomputed(error: BaseException) -> bool:
 
 def _remedy(module: nn.Module, plan: Plan) -> str:
     """What to write where a module does not compute in low precision."""
+    without = [f"{name}=" for name, only, _ in AUTOCAST_NEEDS if getattr(plan, name) != only]
+    autocast = f"write precision='autocast'{' without ' * bool(without)}{', '.join(without)}"
+    told = [autocast, 'keep this module in f32 (keep_f32=("its.path",)), or cast in its forward']
+    return _joined([*_of_buffers(module, TYPES[plan.precision]), *told])
+
+
+def recorded_remedy(error: BaseException | None, model: nn.Module, dtype: torch.dtype) -> str | None:
+    """What to write where the program of `model` cannot be recorded in `dtype`; None: that is not the reason.
+
+    Args:
+        error: of PyTorch's, in the recording.
+    """
+    if not isinstance(error, RuntimeError) or not re.search(LOW_PATTERN, str(error), re.DOTALL):
+        return None
+    autocast = "write precision='autocast', which goes without pipeline= and context="
+    return _joined([*_of_buffers(model, dtype), autocast, "cast in its forward"])
+
+
+def _of_buffers(module: nn.Module, dtype: torch.dtype) -> list[str]:
+    """What to write if the module has floating buffers of another type."""
     floats = ((name, value) for name, value in module.named_buffers() if value.is_floating_point())
-    buffers = [name for name, value in floats if value.dtype != TYPES[plan.precision]]
-    casts = {"bf16": "bfloat16", "fp16": "half"}[plan.precision]
-    told = []
-    if buffers:
-        told.append(
-            f"buffers stay as they are ({', '.join(buffers)}): write module.{buffers[0]} = "
-            f"module.{buffers[0]}.{casts}() before parallelize, which model.{casts}() would do"
-        )
-    if plan.pipeline == plan.context == plan.expert == 1:
-        told.append("write precision='autocast'")
-    told.append('keep this module in f32 (keep_f32=("its.path",)), or cast in its forward')
+    names = [name for name, value in floats if value.dtype != dtype]
+    cast = {torch.bfloat16: "bfloat16", torch.half: "half"}[dtype]
+    return [
+        f"buffers stay as they are ({', '.join(names)}): write module.{name} = module.{name}.{cast}() before "
+        f"parallelize, which model.{cast}() would do"
+        for name in names[:1]
+    ]
+
+
+def _joined(told: list[str]) -> str:
     text = "; or ".join(told)
     return text[0].upper() + text[1:]
 

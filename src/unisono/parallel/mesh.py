@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from .mesh_names import unique_names
+
 if TYPE_CHECKING:
     from .plan import Plan
 
@@ -70,7 +72,7 @@ class PlanMesh:
         context = None
         if plan.context > 1:
             context = _group(ranks.view(plan.pipeline, plan.data, plan.context, plan.tensor), 2)
-        mesh = cls(_axes(groups, ranks, world, device_type), plan, world, context=context)
+        mesh = cls(_axes(groups, ranks, device_type), plan, world, context=context)
         return mesh if plan.local_steps is None else mesh._of_replica(ranks)
 
     def _of_replica(self, ranks: torch.Tensor) -> PlanMesh:
@@ -78,7 +80,7 @@ class PlanMesh:
         alone, world = _group(ranks.unsqueeze(-1), -1), _group(ranks.movedim(1, 0).flatten(1), -1)
         here = self.place("replica")
         groups = [alone if axis == "replica" else self.group(axis) for axis in AXES]
-        axes = _axes(groups, ranks[:, here : here + 1], world, self.axes.device_type)
+        axes = _axes(groups, ranks[:, here : here + 1], self.axes.device_type)
         return PlanMesh(axes, self.plan.of_replica(), world, self)
 
     def of_experts(self) -> PlanMesh:
@@ -87,7 +89,7 @@ class PlanMesh:
         shape = (plan.pipeline, plan.data // plan.shards, plan.shards, plan.tensor)
         ranks = torch.arange(plan.ranks).view(shape)
         groups = [_group(ranks, axis) for axis in range(len(AXES))]
-        axes = _axes(groups, ranks, self.world, self.axes.device_type, of="experts of ")
+        axes = _axes(groups, ranks, self.axes.device_type)
         return PlanMesh(axes, plan, self.world)
 
     def part(self, *axes: str) -> DeviceMesh:
@@ -154,10 +156,8 @@ class PlanMesh:
         return found
 
 
-def _axes(groups: list[Any], ranks: torch.Tensor, world: Any, device_type: str, of: str = "") -> DeviceMesh:
-    # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
-    names = tuple(f"{axis} of {of}{world.group_name}" for axis in AXES)
-    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
+def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMesh:
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=unique_names(AXES))
 
 
 def _group(ranks: torch.Tensor, axis: int) -> Any:

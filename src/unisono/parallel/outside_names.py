@@ -1,6 +1,7 @@
 """What the methods of modules read outside them: attributes of their classes, global names, closures.
 
-Only plain values: a flag or a number that a training script changes decides what the model runs.
+Only plain values: a flag or a number that a training script changes decides what the model runs. Iterators,
+too: what comes next may decide it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 
 __all__ = ["outside_of"]
 
-SCALARS = (bool, int, float, str, type(None))
+FLAGS = (bool, int, float, str, type(None), Iterator)
 PYTORCH = "torch."
 
 
@@ -75,4 +76,4 @@ def _read_by(
 
 
 def _is_flag(name: str, value: Any) -> bool:
-    return isinstance(value, SCALARS) and not name.startswith("__")
+    return isinstance(value, FLAGS) and not name.startswith("__")

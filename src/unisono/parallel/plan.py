@@ -11,6 +11,13 @@ from .compression.settings import CompressionSettings
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 SPLIT_BACKWARD = ("zb-h1", "zbv")
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
+AUTOCAST_NEEDS = (
+    ("pipeline", 1, "the recorded operators of a stage run in the types of the recording"),
+    ("context", 1, "the recorded operators run in the types of the recording"),
+    ("expert", 1, "rows travel to experts in one type"),
+    ("keep_f32", (), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
+    ("reduce", "f32", "its gradients are f32"),
+)
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
 
 
@@ -184,13 +191,7 @@ class Plan:
             raise TypeError(f"Plan: cuts is {cuts!r}, expected a tuple of int or None")
 
     def _check_autocast(self) -> None:
-        for name, only, why in (
-            ("pipeline", 1, "the recorded operators of a stage run in the types of the recording"),
-            ("context", 1, "the recorded operators run in the types of the recording"),
-            ("expert", 1, "rows travel to experts in one type"),
-            ("keep_f32", (), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
-            ("reduce", "f32", "its gradients are f32"),
-        ):
+        for name, only, why in AUTOCAST_NEEDS:
             if self.precision == "autocast" and getattr(self, name) != only:
                 raise ValueError(
                     f"Plan: precision='autocast' needs {name}={only!r}, not {getattr(self, name)!r}: {why}"

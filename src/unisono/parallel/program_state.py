@@ -6,9 +6,11 @@ import copy
 import dataclasses
 import operator
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +29,7 @@ FAR = (
     1_000_000,
 )  # what a counter may reach; before and after the next count a multiple of 2, 10, 100 ...
 COUNTS = 8  # changes after which a number is a counter, which no longer tells one program from another
+ADVANCING = (Iterator, deque, numpy.ndarray)
 UNSEEN = STATE - {"training"} | {"forward"}
 
 
@@ -110,6 +113,15 @@ class ModuleSettings:
         counted = {at for at, count in self._changes.items() if count > COUNTS} - self._kept
         self.fresh, self._counted = counted - self._counted, counted
         return frozenset(item for item in found.items() if item[0] not in counted)
+
+    def advancing(self) -> set[tuple[str, str]]:
+        """Attributes whose state no key shows, and a run may change: iterators, queues, arrays of NumPy."""
+        held = [*self._seen, *self._objects]
+        found = {(path, leaf) for path, each in held for leaf in each if isinstance(each[leaf], ADVANCING)}
+        outside = (
+            (where, leaf) for where, each, leaf in self._outside if isinstance(each.get(leaf), Iterator)
+        )
+        return found.union(outside)
 
     def keep(self, at: tuple[str, str]) -> None:
         """Count an attribute as a setting, however often it changes: it decides what the model runs."""

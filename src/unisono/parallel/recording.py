@@ -10,12 +10,15 @@ from torch import nn
 
 from unisono.torch_internals.fake import memory_of
 
+from .explained_errors import recorded_remedy
 from .graph.capture import CaptureError, Recorder, Shapes
 from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
 from .program_state import FAR, ModuleSettings, set_counter
 
 __all__ = ["ModelRecorder"]
+
+TURNS = 3  # more runs of a model that changes itself: turns of up to four are seen
 
 
 class ModelRecorder:
@@ -93,19 +96,31 @@ class ModelRecorder:
             raise CaptureError(
                 f"{self.name} returns no tensors, or objects that hide them: return a tuple or dict"
             )
-        self.changing = {item[0] for item in before ^ ModuleSettings(shapes.model).now()}
-        if self.changing and not self._runs_alike(graph, shapes, inputs, forward, prepared):
-            path, leaf = min(self.changing)
+        settings = ModuleSettings(shapes.model)
+        self.changing = {item[0] for item in before ^ settings.now()}
+        suspects = sorted(self.changing or settings.advancing())
+        if suspects and not self._runs_alike(graph, settings, shapes, inputs, forward, prepared):
+            names = ", ".join(f'"{f"{path}.{leaf}".lstrip(".")}"' for path, leaf in suspects[:3])
+            names = f"one of {names}" if len(suspects) > 1 else names
             raise self._refuses(
-                f'{self.name} changes "{f"{path}.{leaf}".lstrip(".")}" while it runs, and runs another '
-                f"program then, which {self._where} does not follow. {self._remedy}"
+                f"{self.name} changes {names} while it runs, and runs another program "
+                f"then, which {self._where} does not follow. {self._remedy}"
             )
         return graph
 
-    def _runs_alike(self, graph: Graph, shapes: Shapes, *more: Any) -> bool:
-        """Whether what the model changes while it runs, such as a counter, does not change its program."""
-        if graph.operators != self._run(shapes, *more).operators:
-            return False
+    def _runs_alike(self, graph: Graph, settings: ModuleSettings, shapes: Shapes, *more: Any) -> bool:
+        """Whether what the model changes while it runs, such as a counter, does not change its program.
+
+        Args:
+            settings: of the model after its first run.
+        """
+        now = settings.now()
+        for _ in range(TURNS):
+            if graph.operators != self._run(shapes, *more).operators:
+                return False
+            before, now = now, ModuleSettings(shapes.model).now()
+            if before == now and not settings.advancing():  # such as a cache, which the first run has filled
+                break
         for value in FAR:
             counts = [set_counter(shapes.model, at, value) for at in self.changing]
             if any(counts) and graph.operators != self._run(shapes, *more).operators:
@@ -130,7 +145,13 @@ class ModelRecorder:
         recorder = Recorder(shapes, attention=self._attention)
         if prepared is not None:
             prepared.begin(recorder)
-        return recorder.run(shapes.model, inputs, run)
+        try:
+            return recorder.run(shapes.model, inputs, run)
+        except CaptureError as error:
+            remedy = self._dtype and recorded_remedy(error.__cause__, shapes.model, self._dtype)
+            if not remedy:
+                raise
+            raise CaptureError(f"{error}. {remedy}", final=error.final) from error
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:

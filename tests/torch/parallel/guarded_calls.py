@@ -169,6 +169,48 @@ def check_what_a_stage_calls_returns_the_same(folder: Path) -> None:
         print(caught.value, flush=True)
 
 
+class Passes(nn.Module):
+    """Returns what it takes or one tensor twice, and something else when the program runs."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(16, 16), kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.layer(x))
+        real = not (isinstance(x, FakeTensor) or x.is_meta)
+        found = {"order": (y, x), "other": (y * 2, y), "detached": (x.detach(), y), "twice": (y, y + x)}
+        if self.kind in found and real:
+            return found[self.kind]
+        if self.kind == "written":
+            return (x + y, y) if real else (x.mul_(1.0).add_(y.detach()), y)
+        return (y, y) if self.kind == "twice" else (x.contiguous(), y)
+
+
+class Passed(Mlp):
+    """Takes what its block was given, too."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.given, self.block = nn.Linear(16, 16), Passes(kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.given(x)
+        first, second = self.block(h)
+        return super().forward(first - 0.3 * second + h)
+
+
+def check_a_tensor_that_was_there_is_returned_again(folder: Path) -> None:
+    """The program has one number for it, so another tensor in its place would change what others take."""
+    same(PIPELINE, functools.partial(Passed, ""), rows(), LOSS, sample=rows()[0][0])
+    known = "a tensor of its own at place 0; .* has there one that was there before the call"
+    for kind in ("order", "other", "detached", "written", "twice"):
+        says = "two tensors at place 0 and place 1; .* has one at both" if kind == "twice" else known
+        with pytest.raises(RuntimeError, match=f'"block" returns {says}') as caught:
+            under(PIPELINE, functools.partial(Passed, kind), rows(), LOSS, sample=rows()[0][0])
+        print(caught.value, flush=True)
+
+
 class Halved(Mlp):
     def between(self, x: Tensor) -> Tensor:
         y = torch.tanh(x)

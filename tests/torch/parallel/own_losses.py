@@ -92,6 +92,18 @@ def check_the_models_own_loss_weighed_by_tokens(folder: Path) -> None:
         run.step(next(iter(run.shard([none]))))
 
 
+def check_rows_without_a_label(folder: Path) -> None:
+    """The model's loss of such rows is NaN, a mean over none; it counts nothing."""
+    batches = padded(2)
+    batches[0]["labels"][:4] = -100
+    wanted = alone(OwnLoss, batches)
+    for plan in (*PLANS[:2], PLANS[3]):
+        run = up.parallelize(
+            seeded(OwnLoss), plan, optimizer=adamw, loss=None, weigh="tokens", sample=batches[0]
+        )
+        compare(wanted, run, batches)
+
+
 def summed(output: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
     total = functional.cross_entropy(output["logits"].flatten(0, 1), targets.flatten(), reduction="sum")
     return total, (targets != -100).sum()

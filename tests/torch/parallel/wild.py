@@ -347,9 +347,15 @@ def check_types_that_low_precision_mixes(folder: Path) -> None:
     refused(Table, low, r"precision='bf16': Table, at .*wild.py:\d+, mixes bf16 with another type.*keep_f32")
     inside = lambda: nn.Sequential(nn.Linear(16, 16), Table())  # noqa: E731
     refused(inside, low, r'"1" \(Table\), at .* mixes')
+    refused(inside, low, "write precision='autocast'; or keep")
+    kept = dataclasses.replace(low, keep_f32=("0",))
+    refused(inside, kept, "write precision='autocast' without keep_f32=; or keep")
     _, found = under(dataclasses.replace(low, keep_f32=("1",)), inside, rows(), LOSS)
     wanted = alone(inside, rows(), LOSS)
     assert max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)) < 5e-2
+    says = "write precision='autocast' without pipeline=; or keep"
+    staged = up.Plan(pipeline=2, precision="bf16")
+    refused(Table, staged, says, (ValueError, RuntimeError))  # one stage tells the other
 
 
 class ByRank(Mlp):

@@ -18,8 +18,7 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
-from .containers import mapped
-from .slots import Slot
+from .slots import Slot, slots_in
 
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
 
@@ -196,9 +195,11 @@ class Graph:
 
     @property
     def operators(self) -> list[Any]:
-        """All operators with their arguments but for tensors: equal for programs that do the same."""
+        """All operators with what they take, and what is returned: equal for programs that do the same."""
+        result = [(slot, ref.value) for slot, ref in slots_in(self.result, Ref)]
         return [
-            (node.name, repr(mapped((node.args, node.named), lambda _: None, Ref))) for node in self.nodes
+            *((node.name, repr((node.args, node.named))) for node in self.nodes),
+            ("result", repr(result)),
         ]
 
     def module_of(self, node: Node) -> str:

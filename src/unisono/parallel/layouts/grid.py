@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from unisono.parallel.mesh_names import unique_names
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,7 +33,7 @@ class RankGrid:
 
     def __init__(self, device_type: str = "cpu") -> None:
         self.sizes = primes(dist.get_world_size())
-        names = tuple(f"axis{index}" for index in range(len(self.sizes)))
+        names = unique_names(f"axis{index}" for index in range(len(self.sizes)))
         self.mesh = init_device_mesh(device_type, self.sizes, mesh_dim_names=names)
         self.here = tuple(self.mesh.get_coordinate() or ())
         self._groups: dict[tuple[int, ...], Any] = {}

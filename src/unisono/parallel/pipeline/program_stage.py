@@ -11,17 +11,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.argument_templates import template
-from unisono.parallel.graph.call_structure import CallStructure, shown
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
-from unisono.parallel.graph.slots import slots_in
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
+from unisono.parallel.pipeline.module_results import ModuleResults
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Frame, Graph, Node, Value
+    from unisono.parallel.graph.program import Graph, Node
 
 __all__ = ["ProgramStage", "StagePrograms"]
 
@@ -299,11 +298,12 @@ class _StageRun:
         assert frame is not None
         arguments = template(frame.arguments)
         renames = [(after, Ref(before)) for before, after in item.renames]
+        results = ModuleResults(frame, self._graph, item.renames)
 
         def run(values: dict[int, Any], resolve: Callable[[Ref], Any]) -> None:
             args, named = arguments(resolve)
             output = self._stage.module(frame.path)(*args, **named)
-            values.update(_returned(frame, output, self._graph))
+            values.update(results.numbered(output, values))
             values.update((after, resolve(before)) for after, before in renames)
 
         return run
@@ -317,39 +317,3 @@ class _StageRun:
             seen |= mine
             found.append(sorted(mine))
         return found[::-1]
-
-
-def _returned(frame: Frame, output: Any, graph: Graph) -> dict[int, Tensor]:
-    """What a module has returned, by the numbers in the graph.
-
-    Raises:
-        RuntimeError: it returned other things when it was recorded.
-    """
-    found = dict(slots_in(output))
-    wanted = dict(zip(frame.slots[1], frame.outputs, strict=True))
-    if found.keys() == wanted.keys():
-        other = next((slot for slot in wanted if not _fits(found[slot], graph.values[wanted[slot]])), None)
-        if other is None:
-            return {number: found[slot] for slot, number in wanted.items()}
-        here = f"a tensor of {_kind(found[other])} at {shown(other)}"
-        there = f"one of {_kind(graph.values[wanted[other]])}"
-    else:
-        sides = [CallStructure(frozenset(slots), frozenset(slots), frozenset()) for slots in (found, wanted)]
-        here, there = sides[0].difference(sides[1])
-    raise RuntimeError(
-        f'"{frame.path}" returns {here}; the program that was recorded has {there}. The stages of a pipeline '
-        "follow that program: something beside inputs, shapes and settings decides what the module runs. Let "
-        "it return the same in every step"
-    )
-
-
-def _fits(tensor: Tensor, value: Value) -> bool:
-    """Whether a tensor can be a recorded one, or a rank's part of it. A part has no size that is larger, so
-    no tensors of several shapes have changed places if all fit."""
-    sizes = [*zip(tensor.shape, value.shape, strict=False)]
-    same = tensor.dim() == len(value.shape) and tensor.is_floating_point() == value.dtype.is_floating_point
-    return same and all(here <= there for here, there in sizes)
-
-
-def _kind(tensor: Tensor | Value) -> str:
-    return f"shape {[*tensor.shape]} and type {str(tensor.dtype).removeprefix('torch.')}"
