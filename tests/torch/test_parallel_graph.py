@@ -54,6 +54,38 @@ def test_a_copy_without_values_does_not_keep_a_parameter_that_is_replaced() -> N
     assert shapes.original(model.weight) is None
 
 
+class Groups(nn.Module):
+    """Multiplies groups of what it takes by a parameter."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape))
+
+    def forward(self, x: Tensor, ends: Tensor | None) -> Tensor:
+        return functional.grouped_mm(x, self.weight, offs=ends)
+
+
+@each(
+    ("rows", "weight", "ends"),
+    [
+        ((8, 16), (2, 16, 24), [4, 8]),
+        ((8, 16), (16, 24), [8, 16]),
+        ((2, 8, 16), (16, 24), [8, 24]),
+        ((2, 8, 16), (2, 16, 24), None),
+    ],
+)
+def test_a_product_of_groups_is_recorded_with_the_shape_of_a_run(
+    rows: tuple[int, ...], weight: tuple[int, ...], ends: list[int] | None
+) -> None:
+    """PyTorch 2.12 and 2.13 tell the shape in bf16 only."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Groups(*weight).to(dtype)
+        given = torch.ones(rows, dtype=dtype), None if ends is None else torch.tensor(ends, dtype=torch.int32)
+        graph, run = up.capture(model, given), model(*given)
+        recorded = graph.values[graph.outputs[0]]
+        assert (recorded.shape, recorded.dtype) == (run.shape, dtype)
+
+
 @dataclass
 class Given:
     x: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ NAMES["tensor"] = PrivateName(
     purpose="leave out messages where a model is recorded, not run",
     without="a model with sync_batch_norm=True cannot be recorded",
 )
+NAMES["groups"] = PrivateName(
+    "torch:ops.aten._grouped_mm",
+    purpose="give a product of groups its shape in every type: PyTorch 2.12 and 2.13 know it of bf16 only",
+    without="a model that multiplies groups is recorded in those types only whose shapes PyTorch knows",
+)
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -51,7 +57,48 @@ def is_fake(tensor: Tensor) -> bool:
 
 def fake_mode() -> Any:
     """Make a mode under which every new tensor has a shape and no values."""
-    return need(NAMES["mode"])(allow_non_fake_inputs=True)
+    kind = need(NAMES["mode"])
+    return (kind if _knows_groups() else _with_groups(kind))(allow_non_fake_inputs=True)
+
+
+@functools.cache
+def _knows_groups() -> bool:
+    """Whether PyTorch knows the shape of a product of groups in f32, which its kernels compute."""
+    multiply = find(NAMES["groups"])
+    if multiply is None:
+        return True
+    rows, stacked = torch.empty(4, 16, device="meta"), torch.empty(2, 16, 16, device="meta")
+    try:
+        multiply(rows, stacked, torch.empty(2, dtype=torch.int32, device="meta"))
+    except RuntimeError:
+        return False
+    return True
+
+
+@functools.cache
+def _with_groups(kind: Any) -> Any:
+    """The mode `kind`, which also knows the shape of a product of groups. Its run checks the arguments."""
+    multiply = find(NAMES["groups"]).default
+
+    def dispatch(mode: Any, op: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        if op is not multiply:
+            return kind.__torch_dispatch__(mode, op, types, args, named or {})
+        with mode:
+            return args[0].new_empty(_shape_of_groups(*args[:3]))
+
+    return type("ShapesWithGroups", (kind,), {"__torch_dispatch__": dispatch})
+
+
+def _shape_of_groups(rows: Tensor, stacked: Tensor, offs: Tensor | None = None) -> tuple[int, ...]:
+    """The shape of aten._grouped_mm.
+
+    Shapes: rows [n, k] or [groups, n, k]; stacked [k, m] or [groups, k, m]; offs [groups], where one has 2
+    dimensions.
+    Example: rows [n, k], stacked [groups, k, m] -> [n, m]; rows [n, k], stacked [k, m] -> [groups, n, m].
+    """
+    grouped = rows.dim() == stacked.dim()
+    groups = () if not grouped else (rows.shape[0] if offs is None else offs.shape[0],)
+    return (*groups, rows.shape[-2], stacked.shape[-1])
 
 
 def arguments_of(op: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 __all__ = ["PACKAGES", "is_recomputed", "line_now"]
 
-PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+PACKAGES = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
 CHECKPOINT = torch.utils.checkpoint.__file__
 MODULE = nn.modules.module.__file__
 
