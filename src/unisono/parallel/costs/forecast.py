@@ -24,7 +24,7 @@ CAUSES = {
 """Each cause, and how a run can tell it apart. `fixed`: the runtime beside operators and collectives."""
 
 
-MOST_S = 1e12
+MOST = 1e12
 """Seconds of a cause."""
 
 
@@ -59,7 +59,7 @@ class StepForecast:
                 raise ValueError(f"StepForecast: no cause {name!r}, expected one of {', '.join(CAUSES)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"StepForecast: {name} is {value!r}, expected seconds")
-            if not 0 <= value <= MOST_S:
+            if not 0 <= value <= MOST:
                 raise ValueError(f"StepForecast: {name} is {value} seconds")
             found[CAUSES[name]] += value
         if not sum(found.values()) > 0:
