@@ -219,6 +219,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Parameter):
+        return "Parameter"  # others stand for it while it is gathered: an LSTM has a list of its own
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, (tuple, list)) and len(value) <= SMALL:

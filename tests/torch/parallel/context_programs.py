@@ -212,6 +212,30 @@ def check_features(folder: Path) -> None:
     same(up.Plan(context=2), Series, given, functional.mse_loss)
 
 
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.memory, self.head = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.memory(self.words(ids))[0])
+
+
+def check_an_lstm_in_low_precision(folder: Path) -> None:
+    """Its list of parameters changes when they are gathered, which is not another program."""
+    found = []
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        plan = up.Plan(context=2, precision="bf16", micro_batches=parts)
+        given = batches(17)
+        run = up.parallelize(
+            Remembers(), plan, optimizer=adamw, loss=mean, sample=given[0][0][: len(given[0][0]) // parts]
+        )
+        found.append([run.step(batch) for batch in run.shard(given)])
+    assert max(abs(a - b) for a, b in zip(*found, strict=True)) < 1e-2, found
+
+
 def one_position_is_written(model: Program, x: Tensor) -> Tensor:
     y = x.clone()
     y[:, 0] = 0.5
