@@ -140,27 +140,42 @@ def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
 def add_up(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter]) -> None:
     """Sum the gradients of tied parameters over the ranks that have them. `named`: what is trained.
 
-    Those of a tensor group, mostly norms and biases, travel in one message.
+    Those of a tensor group, mostly norms and biases, travel in one message. A parameter without a gradient on
+    any of its ranks keeps none: an optimizer must not move it.
     """
+    trained = [tie for tie in ties if tie.name in named and named[tie.name].requires_grad]
+    used = _used([tie for tie in trained if tie.ranks > 1], named)
     together: dict[tuple[dist.ProcessGroup, torch.dtype], list[Tensor]] = {}
-    for tie in ties:
-        parameter = named.get(tie.name)
-        if parameter is not None and parameter.requires_grad:
-            if parameter.grad is None and tie.ranks == 1:
-                continue  # all ranks of a tensor group run one program: none of them has a gradient
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-            grad = local(parameter.grad)
-            if tie.ranks == 1:
-                together.setdefault((tie.group, grad.dtype), []).append(grad)
-                continue
-            with record_function(f"{tie.label}|{tie.name}"):
-                dist.all_reduce(grad, group=tie.group)
+    for tie in trained:
+        parameter = named[tie.name]
+        if parameter.grad is None and (tie.ranks == 1 or not used[tie.name]):
+            continue  # all ranks of a tensor group run one program: none of them has a gradient
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        grad = local(parameter.grad)
+        if tie.ranks == 1:
+            together.setdefault((tie.group, grad.dtype), []).append(grad)
+            continue
+        with record_function(f"{tie.label}|{tie.name}"):
+            dist.all_reduce(grad, group=tie.group)
     for (group, _), grads in together.items():
         flat = torch.cat([grad.flatten() for grad in grads])
         with record_function(f"{SUMS}|{len(grads)} parameters"):
             dist.all_reduce(flat, group=group)
         sums = flat.split([grad.numel() for grad in grads])
         copy_each_(grads, [part.view(grad.shape) for part, grad in zip(sums, grads, strict=True)])
+
+
+def _used(ties: list[TiedParameter], named: dict[str, nn.Parameter]) -> dict[str, bool]:
+    """Whether each of these has a gradient on some rank."""
+    found: dict[str, bool] = {}
+    for group in dict.fromkeys(tie.group for tie in ties):
+        here = [tie for tie in ties if tie.group == group]
+        flags = torch.tensor([float(named[tie.name].grad is not None) for tie in here])
+        flags = flags.to(local(named[here[0].name]).device)
+        with record_function(f"{here[0].label}|gradients that are None"):
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+        found.update((tie.name, flag > 0) for tie, flag in zip(here, flags.tolist(), strict=True))
+    return found
