@@ -125,40 +125,6 @@ def check_a_block_on_both_stages_and_frozen_parameters(folder: Path) -> None:
         assert [tie.name for tie in run._built.ties if tie.name.startswith("block")]
 
 
-class Aside(nn.Module):
-    """A norm on both stages, of which the loss takes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        early = self.norm(x)
-        x = torch.tanh(self.layers[1](torch.tanh(self.layers[0](x))))
-        x = self.layers[3](torch.tanh(self.layers[2](x)))
-        return {"out": x, "aside": self.norm(x) * early}
-
-
-def check_a_parameter_on_both_stages_without_a_gradient(folder: Path) -> None:
-    """Neither stage has one, so weight decay does not move it."""
-    torch.manual_seed(1)
-    given = [(torch.randn(4, WIDTH), torch.randn(4, WIDTH)) for _ in range(3)]
-
-    def loss(output: dict[str, Tensor], targets: Tensor) -> Tensor:
-        return functional.mse_loss(output["out"], targets)
-
-    def decays(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
-
-    run = up.parallelize(seeded(Aside), PIPELINE, optimizer=decays, loss=loss, sample=given[0][0][:2])
-    assert "norm.weight" in [tie.name for tie in run._built.ties], [tie.name for tie in run._built.ties]
-    for batch in run.shard(given):
-        run.step(batch)
-    weights = run.state_dict()
-    assert not weights or torch.equal(weights["norm.weight"], torch.ones(WIDTH)), weights["norm.weight"]
-
-
 def check_checkpoints_have_all_of_it(folder: Path) -> None:
     given = batches(4)
     shared: list[Any] = [str(folder)]

@@ -1,4 +1,4 @@
-"""A pipeline keeps the parameters that nothing uses, for weights and checkpoints. On two ranks."""
+"""Parameters that nothing uses: a pipeline keeps them, and does not move them. On two ranks."""
 
 import dataclasses
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import unisono.parallel as up
 from parallel.plain_training import adamw, same, seeded
@@ -90,6 +91,40 @@ def check_parameters_without_gradients_do_not_move(folder: Path) -> None:
             found = same(plan, Lost, given, wanted, sample=given[0][0]).state_dict()
             for name, value in alone.named_parameters() if found else ():
                 assert torch.allclose(found[name], value, atol=1e-5), (plan, name)
+
+
+class Aside(nn.Module):
+    """A norm on both stages, of which the loss takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        early = self.norm(x)
+        x = torch.tanh(self.layers[1](torch.tanh(self.layers[0](x))))
+        x = self.layers[3](torch.tanh(self.layers[2](x)))
+        return {"out": x, "aside": self.norm(x) * early}
+
+
+def check_a_parameter_on_both_stages_without_a_gradient(folder: Path) -> None:
+    """Neither stage has one, so weight decay does not move it."""
+    torch.manual_seed(1)
+    given = [(torch.randn(4, WIDTH), torch.randn(4, WIDTH)) for _ in range(3)]
+
+    def loss(output: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return functional.mse_loss(output["out"], targets)
+
+    def decays(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+    run = up.parallelize(seeded(Aside), PIPELINE, optimizer=decays, loss=loss, sample=given[0][0][:2])
+    assert "norm.weight" in [tie.name for tie in run._built.ties], [tie.name for tie in run._built.ties]
+    for batch in run.shard(given):
+        run.step(batch)
+    weights = run.state_dict()
+    assert not weights or torch.equal(weights["norm.weight"], torch.ones(WIDTH)), weights["norm.weight"]
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
