@@ -49,4 +49,7 @@ def compare(first: Steps, second: Steps) -> None:
 
 
 if __name__ == "__main__":
-    compare(*(steps(Path(word)) for word in sys.argv[1:3]))
+    files = [Path(word) for word in sys.argv[1:]]
+    if len(files) != 2 or not all(file.is_file() for file in files):
+        sys.exit("usage: python benchmarks/planner_repeats.py FIRST SECOND: two records that exist")
+    compare(*map(steps, files))
