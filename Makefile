@@ -135,6 +135,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"layers")
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_asserts.py
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py
