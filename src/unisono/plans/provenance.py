@@ -48,7 +48,9 @@ class _RankTrace:
     def read_on(self) -> None:
         """Build one more step, which a proved plan has."""
         if not self.read():
-            raise PlanError("a rank waits for a message that no rank sends, or sends one that no rank receives")
+            raise PlanError(
+                "a rank waits for a message that no rank sends, or sends one that no rank receives"
+            )
 
     def sends(self, number: int, peer: int) -> int:
         """How many messages to a peer are sent before a step."""
