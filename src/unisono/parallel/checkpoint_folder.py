@@ -12,6 +12,7 @@ import torch.distributed.checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 from .checkpoint import RunState, cause
+from .mesh import new_group
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -36,7 +37,7 @@ class CheckpointWriter:
         """
         self.wait()
         if self._group is None:
-            self._group = dist.new_group()
+            self._group = new_group()
         final = path_of(folder, step)
         partial = final.with_suffix(".partial")
         if dist.get_rank() == 0:

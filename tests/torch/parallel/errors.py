@@ -1,6 +1,7 @@
 """Errors in a step, on one rank or on all of four: the run goes on right, or ends on every rank by name."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+import unisono as un
 import unisono.parallel as up
 from parallel import models
 from parallel.backwards import Failing, Interrupted, own_batch, square_run
 from parallel.run_features import adamw, in_group, made
 from unisono.parallel import failures, replicated_parameters
+from unisono.torch_internals import c10d
 
+LIMITED = (
+    up.Plan(data=2, pipeline=2, micro_batches=2),
+    up.Plan(data=2, tensor=2),
+    up.Plan(data=4, zero=3, shard=2),
+    up.Plan(data=4, local_steps=2),
+)
 ENDED = r"this run cannot be used any more: rank {} raised {}: .*up\.parallelize.*checkpoint"
 
 
@@ -126,6 +135,45 @@ def check_a_batch_that_one_rank_refuses_ends_the_run(folder: Path) -> None:
         (batch,) = run.shard(models.vector_batches(1, 8))
         bad = (batch[0], batch[1][:1]) if dist.get_rank() == 2 else batch
         ends(run, bad, 2, ValueError)
+
+
+def check_every_group_of_a_run_has_the_limit_of_the_job(folder: Path) -> None:
+    world: Any = dist.group.WORLD
+    before, limit = c10d.timeout_of(world), timedelta(seconds=77)
+    world.set_timeout(limit)
+    try:
+        for plan in LIMITED:
+            known = set(dist.distributed_c10d._world.pg_map)
+            run = made("mlp", plan)
+            (batch,) = run.shard(models.vector_batches(1, 16))
+            run.step(batch)
+            run.step(batch)
+            run.save(folder / str(plan))
+            new = set(dist.distributed_c10d._world.pg_map) - known
+            assert new, plan
+            assert {c10d.timeout_of(group) for group in new} == {limit}, plan
+    finally:
+        world.set_timeout(before)
+
+
+def check_a_group_that_fails_ends_the_run_at_once(folder: Path) -> None:
+    """A call of the run times out: nobody waits RAISED_S for the others."""
+    world: Any = dist.group.WORLD
+    before = c10d.timeout_of(world)
+    world.set_timeout(timedelta(seconds=1))
+    try:
+        run = square_run(Interrupted(), up.Plan(data=4))
+    finally:
+        world.set_timeout(before)
+    run.step(own_batch(1))
+    if dist.get_rank() == 3:
+        time.sleep(3.0)
+    began = time.monotonic()
+    with pytest.raises((un.Timeout, un.PeerLost, RuntimeError)):
+        run.step(own_batch(2))
+    assert time.monotonic() - began < 1.0 + failures.RAISED_S / 2
+    with pytest.raises(RuntimeError, match="this run cannot be used any more: rank"):
+        run.step(own_batch(3))
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
