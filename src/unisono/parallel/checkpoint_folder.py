@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
+from unisono.torch.control_data import on_rank_0
+
 from .checkpoint import RunState, cause
 
 if TYPE_CHECKING:
@@ -39,17 +41,13 @@ class CheckpointWriter:
             self._group = dist.new_group()
         final = path_of(folder, step)
         partial = final.with_suffix(".partial")
-        if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier(group=self._group)
+        on_rank_0(lambda: _empty(partial), self._group)
         if not background:
             try:
                 dcp.save(state.tensors(), checkpoint_id=partial, process_group=self._group)
             except CheckpointException as error:
                 raise RuntimeError(f"{partial} cannot be written ({cause(error)})") from error
-            self._publish(partial, final, keep)
-            dist.barrier(group=self._group)
+            on_rank_0(lambda: _publish(partial, final, keep), self._group)
             return
         writing = dcp.async_save(state.tensors(), checkpoint_id=partial, process_group=self._group)
         self._pending = threading.Thread(target=self._finish, args=(writing, partial, final, keep))
@@ -66,28 +64,33 @@ class CheckpointWriter:
     def _finish(self, writing: Future[Any], partial: Path, final: Path, keep: int | None) -> None:
         try:
             writing.result()
-            self._publish(partial, final, keep)
+            on_rank_0(lambda: _publish(partial, final, keep), self._group)
         except CheckpointException as error:
             self._failed.append(RuntimeError(f"{partial} cannot be written ({cause(error)})"))
         except BaseException as error:  # noqa: BLE001  (raised by wait, in the caller's thread)
             self._failed.append(error)
 
-    def _publish(self, partial: Path, final: Path, keep: int | None) -> None:
-        """Rank 0 renames the folder after all ranks have written, and deletes old checkpoints.
 
-        At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
-        moved aside first, and deleted last.
-        """
-        if dist.get_rank() != 0:
-            return
-        aside = _aside(final)
-        if final.exists():
-            _delete(aside)  # of a save that was interrupted after its last rename
-            final.rename(aside)
-        partial.rename(final)
-        _delete(aside)
-        for old in _steps(final.parent)[:-keep] if keep else []:
-            _delete(old)
+def _empty(partial: Path) -> None:
+    """Make a new folder."""
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _publish(partial: Path, final: Path, keep: int | None) -> None:
+    """Rename the folder after all ranks have written, and delete old checkpoints.
+
+    At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
+    moved aside first, and deleted last.
+    """
+    aside = _aside(final)
+    if final.exists():
+        _delete(aside)  # of a save that was interrupted after its last rename
+        final.rename(aside)
+    partial.rename(final)
+    _delete(aside)
+    for old in _steps(final.parent)[:-keep] if keep else []:
+        _delete(old)
 
 
 def path_of(folder: Path, step: int) -> Path:

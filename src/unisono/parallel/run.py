@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.torch.control_data import on_every_rank
+
 from .accumulation import GradientAccumulation
 from .arguments import check_trained, raise_changed, raise_written, two
 from .batches import RankBatches, rows_of
@@ -283,8 +285,7 @@ class Run:
         this.
         """
         group = self.mesh.group("pipeline")
-        gathered: list[Any] = [None] * self.plan.pipeline
-        dist.all_gather_object(gathered, self._spans, group=group)
+        gathered = on_every_rank(lambda: self._spans, group)
         return Timeline(
             f"{self.plan.schedule}, measured", self.plan.pipeline, [s for spans in gathered for s in spans]
         )

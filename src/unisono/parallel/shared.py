@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+
+from unisono.torch.control_data import on_rank_0
 
 from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
@@ -98,10 +99,11 @@ def decide(
     given = sample if sample is not None else guess(model)
     error = CaptureError("no sample= was given, and no inputs follow from the first layer")
     if given is not None:
-        found = search.cut(given)
-        if isinstance(found, Cut):
+        try:
+            found = search.cut(given)
             return Decision(found, search.confirm, None, search.note, of_all=search.of_all)
-        error = found
+        except CaptureError as failed:
+            error = failed
     if sample is not None or error.final or opened is not None or plan.sequence:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
@@ -130,21 +132,20 @@ class _Search:
         self._set_once: set[tuple[str, str]] = set()
         self.of_all = True  # every parameter counts as trained, whatever is frozen now
 
-    def cut(self, sample: Any) -> Cut | CaptureError:
-        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
-        told: list[Any] = [None]
-        try:
-            self._shapes = Shapes(self._model, self._pieces)
-            frozen = self._thaw()
-            if dist.get_rank() == 0:
-                with torch.enable_grad():
-                    told = [(*self._widest(sample, frozen), self._shapes.set_once)]
-        except CaptureError as error:
-            told = [error]
-        dist.broadcast_object_list(told, src=0)
-        if not isinstance(told[0], tuple):
-            return told[0]  # type: ignore[no-any-return]
-        self._found, self.of_all, self._set_once = told[0]
+    def cut(self, sample: Any) -> Cut:
+        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all.
+
+        Raises:
+            CaptureError: there is none.
+        """
+        self._shapes = shapes = Shapes(self._model, self._pieces)
+        frozen = self._thaw()
+
+        def found() -> tuple[Cut, bool, set[tuple[str, str]]]:
+            with torch.enable_grad():
+                return *self._widest(sample, frozen), shapes.set_once
+
+        self._found, self.of_all, self._set_once = on_rank_0(found)
         _require(frozen, self.of_all)
         self._proved.append((kinds_of(sample), None, True))
         return self._found

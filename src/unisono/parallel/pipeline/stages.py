@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped
+from unisono.torch.control_data import on_rank_0
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
@@ -95,13 +95,13 @@ def check_no_cuts(plan: Plan, model: nn.Module) -> None:
 
 
 def _balanced(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
-    """The first piece of each stage: rank 0 measures, or counts parameters, and broadcasts the result."""
-    costs: list[Any] = [None]
-    if dist.get_rank() == 0:
+    """The first piece of each stage: rank 0 measures for all, or counts parameters."""
+
+    def costs() -> list[float]:
         counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
-        costs = [counted if sample is None else measure_costs(pieces, sample)]
-    dist.broadcast_object_list(costs, src=0)
-    return balance(costs[0], stages)
+        return counted if sample is None else measure_costs(pieces, sample)
+
+    return balance(on_rank_0(costs), stages)
 
 
 def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> tuple[int, ...]:
