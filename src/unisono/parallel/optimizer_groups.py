@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from unisono.torch.control_data import on_every_rank
+
 __all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
 
 
@@ -50,9 +52,8 @@ def make_optimizers(
         found = made, optimizers_of(made, given, swap=swap)
     except Exception as error:  # noqa: BLE001 (the other ranks have to know)
         problem = error
-    told: list[Any] = [None] * dist.get_world_size(group)
     mine = None if problem is None else f"{type(problem).__name__}: {problem}"
-    dist.all_gather_object(told, mine, group=group)
+    told = on_every_rank(lambda: mine, group)
     if problem is not None:
         raise problem
     for place, other in enumerate(told):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unisono.engine.encoding import decode, encode
-from unisono.engine.encoding.class_registry import class_name, find, look_up, make
+from unisono.engine.encoding.class_registry import class_name, field_names, find, look_up, make
 
 __all__ = ["Outcome", "opened"]
 
@@ -106,8 +106,8 @@ def _plain(thing: Any) -> Any:
         return _Built(class_name(kind), tuple((_plain(key), _plain(value)) for key, value in thing.items()))
     if isinstance(thing, tuple) and hasattr(kind, "_fields"):
         return _Built(class_name(kind), tuple(map(_plain, thing)))
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        names = [field.name for field in dataclasses.fields(thing)]
+    names = field_names(kind)  # of a dataclass or a Struct
+    if names is not None:
         return _Built(class_name(kind), tuple((name, _plain(getattr(thing, name))) for name in names))
     if kind in ENCODED or isinstance(thing, (np.ndarray, np.generic, enum.Enum)):
         return thing
@@ -173,7 +173,8 @@ def _instance(built: _Built) -> Any:
 
 
 def _error_data(error: Exception) -> bytes:
-    name, text, args = class_name(type(error)), str(error), error.args
+    name, text = class_name(type(error)), str(error)
+    args: Any = error.args
     if isinstance(error, OSError) and name.startswith("builtins:"):
         args = error.__reduce__()[1]  # with its file
     try:
