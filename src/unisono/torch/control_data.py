@@ -16,7 +16,15 @@ from torch import Tensor
 
 from .control_encoding import Outcome, opened
 
-__all__ = ["broadcast_data", "on_every_rank", "on_rank_0", "recv_data", "send_data"]
+__all__ = [
+    "broadcast_data",
+    "gather_on_rank_0",
+    "on_every_rank",
+    "on_rank_0",
+    "recv_data",
+    "scatter_from_rank_0",
+    "send_data",
+]
 
 T = TypeVar("T")
 
@@ -58,8 +66,40 @@ def on_every_rank(do: Callable[[], T], group: Any = None) -> list[T]:
     outcome = Outcome(do)
     if not dist.is_initialized():
         return [outcome.result()]
-    mine, every = dist.get_rank(group), _all_gather(outcome.data, group)
-    return [outcome.result() if rank == mine else opened(data) for rank, data in enumerate(every)]
+    return outcome.among(_all_gather(outcome.data, group), dist.get_rank(group))
+
+
+def gather_on_rank_0(do: Callable[[], T], group: Any = None) -> list[T]:
+    """What each rank of the group makes, on rank 0; an empty list on the others. All of them call this.
+
+    Raises:
+        Exception: what `do` raised on the first of the ranks on which it failed; on all ranks.
+    """
+    outcome, ranks, found = Outcome(do), _ranks(group), []
+    if dist.get_rank(group):
+        _send(outcome.data, ranks[0], group)
+    else:
+        every = [outcome.data, *(_recv(rank, group) for rank in ranks[1:])]
+    try:
+        on_rank_0(lambda: found.extend(outcome.among(every, 0)), group)
+    except Exception as error:
+        raise error from outcome.error
+    return found
+
+
+def scatter_from_rank_0(do: Callable[[], list[T]], group: Any = None) -> T:
+    """For each rank of the group its item of the list that rank 0 makes. All of them call this.
+
+    Raises:
+        Exception: what `do` raised; on all ranks.
+    """
+    ranks, found = _ranks(group), []
+    on_rank_0(lambda: found.extend(do()), group)
+    if dist.get_rank(group):
+        return recv_data(ranks[0], group)  # type: ignore[no-any-return]
+    for rank, item in zip(ranks[1:], found[1:], strict=True):
+        send_data(item, rank, group)
+    return found[0]
 
 
 def broadcast_data(value: T, group: Any = None, src: int = 0) -> T:
@@ -74,19 +114,13 @@ def broadcast_data(value: T, group: Any = None, src: int = 0) -> T:
 def send_data(value: Any, dst: int, group: Any = None) -> None:
     """Send a value to rank `dst` of the job."""
     outcome = Outcome(lambda: value)
-    for message in _messages(outcome.data, _device(group)):
-        dist.send(message, dst, group=group)
+    _send(outcome.data, dst, group)
     outcome.result()
 
 
 def recv_data(src: int, group: Any = None) -> Any:
     """What rank `src` of the job sends by `send_data`."""
-    head = torch.empty(HEAD, dtype=torch.uint8, device=_device(group))
-    dist.recv(head, src, group=group)
-    rest = head.new_empty(_left(head))
-    if rest.numel():
-        dist.recv(rest, src, group=group)
-    return opened(_joined(head, rest))
+    return opened(_recv(src, group))
 
 
 class _Pulse:
@@ -109,6 +143,25 @@ class _Pulse:
                 _broadcast(b"", self._group, 0, self._device)
         except RuntimeError:
             pass  # the group has failed: so the next call of rank 0 says
+
+
+def _ranks(group: Any) -> list[int]:
+    """The ranks of the group in the job, those that `dist.send` takes."""
+    return dist.get_process_group_ranks(group)
+
+
+def _send(data: bytes, dst: int, group: Any) -> None:
+    for message in _messages(data, _device(group)):
+        dist.send(message, dst, group=group)
+
+
+def _recv(src: int, group: Any) -> bytes:
+    head = torch.empty(HEAD, dtype=torch.uint8, device=_device(group))
+    dist.recv(head, src, group=group)
+    rest = head.new_empty(_left(head))
+    if rest.numel():
+        dist.recv(rest, src, group=group)
+    return _joined(head, rest)
 
 
 def _broadcast(data: bytes, group: Any, src: int, device: torch.device | None = None) -> bytes:

@@ -59,23 +59,28 @@ class Outcome:
     """What a function made or raised.
 
     Attributes:
-        data: the bytes that tell it to another rank.
+        data: the bytes that tell it to another rank.    error: what was raised; None: nothing.
     """
 
     def __init__(self, do: Callable[[], Any]) -> None:
-        self._made, self._error = None, None
+        self._made: Any = None
+        self.error: Exception | None = None
         try:
             self._made = do()
             self.data = _encoded(self._made)
         except Exception as error:  # noqa: BLE001  (raised by `result`, as on other ranks)
-            self._error = error
+            self.error = error
             self.data = _error_data(error)
 
     def result(self) -> Any:
         """Return what was made, or raise what was raised."""
-        if self._error is not None:
-            raise _error(decode(self.data)) from self._error
+        if self.error is not None:
+            raise _error(decode(self.data)) from self.error
         return self._made
+
+    def among(self, every: list[bytes], mine: int) -> list[Any]:
+        """What all ranks made, of the bytes of each; or raise what the first of those raised that did."""
+        return [self.result() if rank == mine else opened(data) for rank, data in enumerate(every)]
 
 
 def opened(data: bytes) -> Any:
@@ -143,12 +148,16 @@ def _tensor(dtype: torch.dtype, shape: list[int], values: Any) -> Tensor:
     return torch.from_numpy(values).view(dtype).view(shape)
 
 
+LAYOUTS = {str(it): it for it in vars(torch).values() if isinstance(it, (torch.layout, torch.memory_format))}
+
 PLAIN: dict[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
     slice: (lambda it: (it.start, it.stop, it.step), slice),
     range: (lambda it: (it.start, it.stop, it.step), range),
     type(Path()): (lambda it: (str(it),), Path),
     torch.dtype: (lambda it: (str(it),), _dtype),
     torch.device: (lambda it: (str(it),), torch.device),
+    torch.layout: (lambda it: (str(it),), lambda name: LAYOUTS[name]),
+    torch.memory_format: (lambda it: (str(it),), lambda name: LAYOUTS[name]),
     torch.Size: (tuple, lambda *sizes: torch.Size(sizes)),
     Tensor: (_values, _tensor),
 }
