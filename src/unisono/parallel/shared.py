@@ -14,6 +14,7 @@ from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
 from .graph.cut import Cut
 from .graph.proof import prove
+from .plan import UnfitPlanError
 from .program_state import FAR, ModuleSettings, kinds_of, set_counter, warn_counter
 from .tensor_parallel import cut_of
 
@@ -82,13 +83,13 @@ def decide(
     """
     explicit = any(kind != "whole" for kind in (cuts or {}).values())
     if explicit and opened is not None:
-        raise ValueError(
+        raise UnfitPlanError(
             f"the stages of {type(model).__name__} are cut from its program, and so is its tensor axis: "
             "leave out "
             'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
         )
     if explicit and plan.sequence:
-        raise ValueError(
+        raise UnfitPlanError(
             "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= "
             'but for those that are "whole", or sequence='
         )
@@ -191,7 +192,7 @@ class _Search:
                 only=only,
                 sequence=self._sequence,
             )
-        except ValueError:
+        except UnfitPlanError:
             raise
         except Exception as error:  # of rank 0 alone, for whose cut the others wait
             raise CaptureError(unforeseen(self._name, error), final=True) from error
@@ -220,7 +221,7 @@ class _Search:
             for value in FAR:
                 try:
                     self._prove_again(batch, at, value)
-                except ValueError as error:
+                except UnfitPlanError as error:
                     self._settings.keep(at)
                     warn_counter(at, self._name, error)
                     break
@@ -244,7 +245,7 @@ class _Search:
         if not again.same(self._found, gradients=torch.is_grad_enabled()):
             what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
             why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
-            raise ValueError(
+            raise UnfitPlanError(
                 f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, "
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
