@@ -16,11 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from unisono.torch.control_data import on_every_rank
 
 from .batches import cut_rows, rows_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
@@ -150,16 +151,17 @@ def _agree(
     attempt: Callable[[], tuple[str, str] | None], mesh: PlanMesh, text: Callable[[str, str], str]
 ) -> None:
     """Raise the error of one rank on all ranks."""
-    try:
-        found = attempt()
-    except CutModelError as failed:
-        error = failed.__cause__
-        found = str(failed), f"it raises {type(error).__name__}: {error}"
-    told: list[Any] = [None] * mesh.plan.ranks
-    dist.all_gather_object(told, None if found is None else text(*found), group=mesh.world)
-    for says in told:
-        if says is not None:
-            raise ValueError(says)
+
+    def check() -> None:
+        try:
+            found = attempt()
+        except CutModelError as failed:
+            error = failed.__cause__
+            found = str(failed), f"it raises {type(error).__name__}: {error}"
+        if found is not None:
+            raise ValueError(text(*found))
+
+    on_every_rank(check, mesh.world)
 
 
 # ---- both ways ----
@@ -167,10 +169,8 @@ def _agree(
 
 def _same_rows(batch: Any, mesh: PlanMesh) -> None:
     """Refuse ranks of a tensor group that give different rows."""
-    group = mesh.group("tensor")
     sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_in(list(batch))]
-    told: list[Any] = [None] * mesh.plan.tensor
-    dist.all_gather_object(told, sums, group=group)
+    told = on_every_rank(lambda: sums, mesh.group("tensor"))
     if any(other != told[0] for other in told):
         raise ValueError(
             "ranks of one tensor group give different rows. Give them the same part of each batch; "

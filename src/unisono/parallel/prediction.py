@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from unisono.torch.control_data import broadcast_data
 
 from .batches import rows_of
 from .graph.containers import mapped, tensors_in
@@ -75,11 +78,7 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
     if mesh.plan.pipeline > 1:
         last = schedule(mesh.plan.schedule, mesh.plan.pipeline, 1, mesh.plan.chunks).rank_of[-1]
         source = mesh.peer(last)
-        told: list[Any] = [(error, _template(result))] if outputs else [None]
-        group = mesh.group("pipeline")
-        dist.broadcast_object_list(told, src=source, group=group)
-        assert told[0] is not None
-        error, template = told[0]
+        error, template = broadcast_data((error, _template(result)), mesh.group("pipeline"), last)
         given = tensors_in(result)
         result = mapped(template, lambda room: _sent(room, next(given, None), source, mesh), _Room)
     if error:
@@ -87,15 +86,16 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
     return result
 
 
+@dataclass(frozen=True)
 class _Room:
     """A tensor that is to come."""
 
-    def __init__(self, value: Tensor) -> None:
-        self.shape, self.dtype = tuple(value.shape), value.dtype
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def _template(result: Any) -> Any:
-    return mapped(result, _Room)
+    return mapped(result, lambda value: _Room(tuple(value.shape), value.dtype))
 
 
 def _sent(room: Any, value: Tensor | None, source: int, mesh: Any) -> Tensor:

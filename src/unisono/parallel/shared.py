@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+
+from unisono.torch.control_data import on_rank_0
 
 from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
 from .graph.cut import Cut
 from .graph.proof import prove
+from .plan import UnfitPlanError
 from .program_state import FAR, ModuleSettings, kinds_of, set_counter, warn_counter
 from .tensor_parallel import cut_of
 
@@ -81,13 +83,13 @@ def decide(
     """
     explicit = any(kind != "whole" for kind in (cuts or {}).values())
     if explicit and opened is not None:
-        raise ValueError(
+        raise UnfitPlanError(
             f"the stages of {type(model).__name__} are cut from its program, and so is its tensor axis: "
             "leave out "
             'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
         )
     if explicit and plan.sequence:
-        raise ValueError(
+        raise UnfitPlanError(
             "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= "
             'but for those that are "whole", or sequence='
         )
@@ -98,10 +100,11 @@ def decide(
     given = sample if sample is not None else guess(model)
     error = CaptureError("no sample= was given, and no inputs follow from the first layer")
     if given is not None:
-        found = search.cut(given)
-        if isinstance(found, Cut):
+        try:
+            found = search.cut(given)
             return Decision(found, search.confirm, None, search.note, of_all=search.of_all)
-        error = found
+        except CaptureError as failed:
+            error = failed
     if sample is not None or error.final or opened is not None or plan.sequence:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
@@ -130,21 +133,20 @@ class _Search:
         self._set_once: set[tuple[str, str]] = set()
         self.of_all = True  # every parameter counts as trained, whatever is frozen now
 
-    def cut(self, sample: Any) -> Cut | CaptureError:
-        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
-        told: list[Any] = [None]
-        try:
-            self._shapes = Shapes(self._model, self._pieces)
-            frozen = self._thaw()
-            if dist.get_rank() == 0:
-                with torch.enable_grad():
-                    told = [(*self._widest(sample, frozen), self._shapes.set_once)]
-        except CaptureError as error:
-            told = [error]
-        dist.broadcast_object_list(told, src=0)
-        if not isinstance(told[0], tuple):
-            return told[0]  # type: ignore[no-any-return]
-        self._found, self.of_all, self._set_once = told[0]
+    def cut(self, sample: Any) -> Cut:
+        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all.
+
+        Raises:
+            CaptureError: there is none.
+        """
+        self._shapes = shapes = Shapes(self._model, self._pieces)
+        frozen = self._thaw()
+
+        def found() -> tuple[Cut, bool, set[tuple[str, str]]]:
+            with torch.enable_grad():
+                return *self._widest(sample, frozen), shapes.set_once
+
+        self._found, self.of_all, self._set_once = on_rank_0(found)
         _require(frozen, self.of_all)
         self._proved.append((kinds_of(sample), None, True))
         return self._found
@@ -190,7 +192,7 @@ class _Search:
                 only=only,
                 sequence=self._sequence,
             )
-        except ValueError:
+        except UnfitPlanError:
             raise
         except Exception as error:  # of rank 0 alone, for whose cut the others wait
             raise CaptureError(unforeseen(self._name, error), final=True) from error
@@ -219,7 +221,7 @@ class _Search:
             for value in FAR:
                 try:
                     self._prove_again(batch, at, value)
-                except ValueError as error:
+                except UnfitPlanError as error:
                     self._settings.keep(at)
                     warn_counter(at, self._name, error)
                     break
@@ -243,7 +245,7 @@ class _Search:
         if not again.same(self._found, gradients=torch.is_grad_enabled()):
             what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
             why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
-            raise ValueError(
+            raise UnfitPlanError(
                 f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, "
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"

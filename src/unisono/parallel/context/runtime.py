@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
@@ -22,6 +21,7 @@ from unisono.parallel.program_state import FAR, ModuleSettings, kinds_of, set_co
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.tensor_parallel import axis_of
+from unisono.torch.control_data import on_every_rank
 
 from .exchange import ContextGroup, whole
 from .program import ContextError, ContextProgram
@@ -169,27 +169,30 @@ class ContextModel:
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
         """Record and prove; all ranks that share a sequence or the stages of a model end alike."""
-        told: Any
-        program: ContextProgram | None = None
-        try:
-            program = self._program(inputs, targets, loss)
-            told = program.digest
-        except ValueError as error:
-            told = error
+        programs: list[ContextProgram] = []
+        failed: Exception | None = None
+
+        def digest() -> str:
+            if failed is not None:
+                raise failed  # also in the groups that follow
+            programs[:] = programs or [self._program(inputs, targets, loss)]
+            return programs[0].digest
+
         for group in self._meet:
-            every: list[Any] = [None] * dist.get_world_size(group)
-            with record_function(f"up::programs|{self._name}"):
-                dist.all_gather_object(every, told, group=group)
-            told = next((found for found in every if isinstance(found, Exception)), told)
-            if not isinstance(told, Exception) and any(digest != told for digest in every):
-                told = ContextError(
-                    f"ranks of one context group or pipeline run different programs of {self._name}: their "
-                    "inputs have different shapes, or the model is not the same on all of them. "
-                    "run.shard(loader) gives each the same rows"
-                )
-        if program is None or isinstance(told, Exception):
-            raise told
-        return program
+            try:
+                with record_function(f"up::programs|{self._name}"):
+                    digests = {*on_every_rank(digest, group)}
+                if len(digests) > 1:
+                    raise ContextError(
+                        "ranks of one context group or pipeline run different programs of "
+                        f"{self._name}: their inputs have different shapes, or the model is not the same on "
+                        "all of them. run.shard(loader) gives each the same rows"
+                    )
+            except Exception as error:  # noqa: BLE001  (raised below)
+                failed = error
+        if failed is not None:
+            raise failed
+        return programs[0]
 
     def _recorded(self, inputs: Any, targets: Any, loss: Any) -> Graph:
         def forward(model: nn.Module, given: Any) -> Any:

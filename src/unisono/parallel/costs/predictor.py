@@ -28,7 +28,7 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts
-from unisono.parallel.plan import Plan
+from unisono.parallel.plan import Plan, UnfitPlanError
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
@@ -173,7 +173,7 @@ class StepPredictor:
         hosts = self._hosts or (0,) * plan.ranks
         most, least = -(-self._rows // plan.data), self._rows // plan.data  # of a data rank
         if not least:
-            raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
+            raise UnfitPlanError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         plan = replace(plan, micro_batches=min(plan.micro_batches, least))  # all ranks have as many
         rows = -(-most // plan.micro_batches)
         starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()

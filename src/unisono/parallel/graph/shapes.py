@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.plan import UnfitPlanError
 from unisono.torch_internals.fake import fake_mode
 
 from .containers import mapped
@@ -16,7 +17,7 @@ from .model_copy import model_copy
 __all__ = ["CaptureError", "Shapes"]
 
 
-class CaptureError(ValueError):
+class CaptureError(UnfitPlanError):
     """A model cannot be recorded; the text names the file and the line.
 
     Attributes:

@@ -18,6 +18,7 @@ from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.pipeline.module_results import ModuleResults
 from unisono.parallel.program_state import ModuleSettings, kinds_of
 from unisono.parallel.recording import ModelRecorder
+from unisono.torch.control_data import on_every_rank, on_rank_0
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Graph, Node
@@ -48,18 +49,9 @@ class StagePrograms:
         self._settings: ModuleSettings | None = None
         self._known: dict[Any, StageProgram] = {}
         self._current: Any = None
-        told: list[Any] = [None]
         with torch.enable_grad():
             graph = self._recorded(sample)
-            if dist.get_rank() == 0:
-                try:
-                    told = [choose_starts(graph, stages)]
-                except StageError as error:
-                    told = [str(error)]
-            dist.broadcast_object_list(told, src=0)
-            if isinstance(told[0], str):
-                raise StageError(told[0])
-            self.starts: list[StageStart] = told[0]
+            self.starts: list[StageStart] = on_rank_0(lambda: choose_starts(graph, stages))
             self.first = StageProgram(graph, self._recorder.shapes.model, self.starts)
         self._sample = sample
 
@@ -93,8 +85,7 @@ class StagePrograms:
             if key in self._known:
                 continue
             self._settings.give(self._recorder.shapes)
-            program = StageProgram(self._recorded(inputs), self._recorder.shapes.model, self.starts)
-            self._check(program)
+            program = self._agreed(inputs)
             while len(self._known) >= PROGRAMS:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = program
@@ -107,17 +98,24 @@ class StagePrograms:
         kinds = kinds_of(inputs, self._dtype)
         return kinds, self._current, self._recorder.trained, torch.is_grad_enabled()
 
-    def _check(self, program: StageProgram) -> None:
-        for number, stage in enumerate(program.stages):
-            self.check_parameters(number, stage.parameters, stage.calls)
-        digests: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(digests, program.digest, group=self._group)
-        if any(digest != digests[0] for digest in digests):
+    def _agreed(self, inputs: Any) -> StageProgram:
+        """The program of these inputs, where all ranks have the same."""
+        programs: list[StageProgram] = []
+
+        def digest() -> str:
+            program = StageProgram(self._recorded(inputs), self._recorder.shapes.model, self.starts)
+            for number, stage in enumerate(program.stages):
+                self.check_parameters(number, stage.parameters, stage.calls)
+            programs.append(program)
+            return program.digest
+
+        if len({*on_every_rank(digest, self._group)}) > 1:
             raise StageError(
                 f"ranks of one pipeline run different programs of {self._name}: their inputs have different "
                 "shapes, or the model is not the same on all of them. run.shard(loader) gives each the same "
                 "rows"
             )
+        return programs[0]
 
     def check_parameters(self, number: int, parameters: set[str], calls: Iterable[str] = ()) -> None:
         """Refuse a stage that needs more than the sample's stage of this number has.

@@ -23,6 +23,7 @@ from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule
 from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance, check_no_cuts, check_starts
+from unisono.parallel.plan import UnfitPlanError
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 
@@ -53,7 +54,7 @@ class DryRun:
 
     def __init__(self, task: TrainingTask, plan: Plan, limit: int | None = None) -> None:
         if task.batch < plan.data:
-            raise ValueError(f"a batch of {task.batch} rows is too small for {plan.data} data ranks")
+            raise UnfitPlanError(f"a batch of {task.batch} rows is too small for {plan.data} data ranks")
         self._task, self._everyone, self._limit = task, plan, limit
         self._plan = plan if plan.local_steps is None else plan.of_replica()
         self._rows = -(-task.batch // plan.data)
@@ -74,7 +75,7 @@ class DryRun:
         task, plan = self._task, self._plan
         changed = task.changed_buffer(self._micro_rows) if plan.recompute else ""
         if changed:
-            raise ValueError(
+            raise UnfitPlanError(
                 f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
             )
         shapes = task.shapes()
