@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from unisono.errors import GroupError
+from unisono.errors import Mismatch, Timeout
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch_internals import c10d
 
@@ -83,7 +83,7 @@ class RunFailures:
             "and load its last checkpoint"
         )
         self._abort(error)
-        if not (verdict.startswith(mine) or isinstance(error, GroupError)):
+        if not (verdict.startswith(mine) or isinstance(error, (Mismatch, Timeout))):
             raise RuntimeError(self._ended) from error
 
     def _abort(self, error: Exception) -> None:  # noqa: ARG002

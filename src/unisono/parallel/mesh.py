@@ -146,6 +146,11 @@ class PlanMesh:
         """The mesh of all ranks of the run: with the rows of a batch, and the replicas."""
         return self.outer or self
 
+    def ranks_of(self, stage: int) -> list[int]:
+        """Return the ranks of the job that have this rank of a pipeline, of all replicas."""
+        found: list[int] = self.everyone.axes.mesh[stage].flatten().tolist()
+        return found
+
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""
         return self._peers[stage]

@@ -77,7 +77,6 @@ class NativePlanner(Planner[_native.Engine]):
         addresses: of all such stores, when the ranks last asked each other.
         admission_store: where this group was admitted, if it was; the next admission replaces it.
         leave_callbacks: what else ends with the group.
-        members: the number of every rank in the job; (): the same.
     """
 
     def __init__(

@@ -6,11 +6,17 @@ program gathers is not the batch. Data ranks run the model's own forward, and ma
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from unisono.torch_internals.group_use import watched
 
 from .shapes import CaptureError
 
-__all__ = ["check_collective"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+__all__ = ["check_collective", "guard_of_loss"]
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
@@ -23,3 +29,18 @@ def check_collective(op: Any) -> None:
             "rows under this plan (use data= and zero=)",
             final=True,
         )
+
+
+def guard_of_loss(ranks: Iterable[int]) -> Callable[[], AbstractContextManager[None]]:
+    """Within it collectives with other ranks than these, of the last stage, raise: those do not run the loss."""
+    last = sorted(ranks)
+
+    def check(name: str, called: Iterable[int]) -> None:
+        if others := sorted(set(called) - set(last)):
+            raise ValueError(
+                f"the loss calls {name} with ranks {others}, and they never come: under pipeline= the ranks of "
+                f"the last stage alone compute the loss, {last}. Call it outside of the step, or with those "
+                "ranks only (use data= and zero= for a loss over all ranks)"
+            )
+
+    return lambda: watched(check)
