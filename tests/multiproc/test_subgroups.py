@@ -79,7 +79,7 @@ FAULTS = {
     ),
     "ranks differ": (
         lambda pair: pair.all_reduce(np.ones(3)), differs, un.Mismatch,
-        r"(?s)\n  rank 0 \(rank 2 of the job\)  #1 all_reduce.*\n  rank 1 \(rank 4 of the job\)  #1 all_reduce",
+        r"(?s)\n  rank 0 \(rank 2 of the job\)  #1 all_red.*\n  rank 1 \(rank 4 of the job\)  #1 all_reduce",
     ),
 }  # fmt: skip
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -14,9 +15,9 @@ from unisono.engine.group.planning import WATCH
 from .probe import PrivateName, need, optional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-__all__ = ["NAMES", "watched"]
+__all__ = ["NAMES", "within"]
 
 UNSEEN = "a loss that calls collectives under a pipeline waits until its timeout"
 
@@ -42,29 +43,48 @@ MESSAGES = frozenset({"isend", "irecv", "isend_inplace", "irecv_inplace"})
 QUESTIONS = ("get_", "is_", "_")
 """With these begin the names of functions that only ask for a group."""
 
+
+class _User(NamedTuple):
+    """What a thread may use: the ranks, and what is called where it uses others."""
+
+    ranks: frozenset[int]
+    refuse: Callable[[str, str], None]
+
+
+class _Here(threading.local):
+    user: _User | None = None
+
+
+_here = _Here()
 _lock = threading.Lock()
 _plain: dict[str, Any] = {}
-_users = 0
+_users: list[_User] = []
 
 
 @contextlib.contextmanager
-def watched(check: Callable[[str, tuple[int, ...]], None]) -> Iterator[None]:
-    """Call `check(name, ranks)` before this thread calls a collective: its name, and the ranks of the group.
+def within(ranks: frozenset[int], refuse: Callable[[str, str], None]) -> Iterator[None]:
+    """Call `refuse(collective, who)` before this thread calls a collective with other ranks than these.
 
-    It may raise. Groups of `unisono.Group` count, too; messages between two ranks do not.
+    Groups of `unisono.Group` number their ranks themselves: they are too large, or accepted. Messages between
+    two ranks are accepted.
     """
-    global _users
+
+    def count(kind: str, size: int) -> None:
+        if size > len(ranks):
+            refuse(kind, f"a group of {size} ranks")
+
+    user = _User(ranks, refuse)
     with _lock:
-        _users += 1
-        if _users == 1:
+        _users.append(user)
+        if len(_users) == 1:
             _install()
-    before, WATCH.check = WATCH.check, check
+    before, _here.user, WATCH.check = (_here.user, WATCH.check), user, count
     try:
         yield
     finally:
-        WATCH.check = before
+        _here.user, WATCH.check = before
         with _lock:
-            _users -= 1
+            _users.remove(user)
             if not _users:
                 _restore()
 
@@ -90,14 +110,17 @@ def _put(name: str, function: Any) -> None:
 def _seen(plain: Any, ranks_of: Callable[[Any, Any], list[int]]) -> Any:
     def call(group: Any, *arguments: Any, **named: Any) -> Any:
         found, caller = plain(group, *arguments, **named), sys._getframe(1).f_code.co_name
-        if WATCH.check is not None and caller not in MESSAGES and not caller.startswith(QUESTIONS):
-            WATCH.check(caller, tuple(ranks_of(group, found)))
+        user = _here.user
+        if user is not None and caller not in MESSAGES and not caller.startswith(QUESTIONS):
+            others = sorted(set(ranks_of(group, found)) - user.ranks)
+            if others:
+                user.refuse(caller, f"ranks {', '.join(map(str, others))}")
         return found
 
     return call
 
 
-def _ranks(group: Any, outside: bool) -> list[int]:
+def _ranks(group: Any, outside: Any) -> list[int]:
     return [] if outside else dist.get_process_group_ranks(group or dist.group.WORLD)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
+import torch.distributed.nn.functional as distributed_nn
 from torch import Tensor
 from torch.nn import functional
 
@@ -174,6 +176,60 @@ def check_a_group_that_fails_ends_the_run_at_once(folder: Path) -> None:
     assert time.monotonic() - began < 1.0 + failures.RAISED_S / 2
     with pytest.raises(RuntimeError, match="this run cannot be used any more: rank"):
         run.step(own_batch(3))
+
+
+def check_a_loss_under_a_pipeline_calls_collectives_of_its_ranks_only(folder: Path) -> None:
+    """The ranks of the other stages do not run the loss: a collective with them would wait for ever."""
+    plan, world = up.Plan(data=2, pipeline=2, micro_batches=2), dist.group.WORLD
+    mine = un.init_process_group(store=un.HashStore(), rank=dist.get_rank(), world_size=1)
+    place = {"rank": dist.get_rank(), "world_size": 4}
+    ours = un.init_process_group(f"file://{folder}/ours", **place)
+    last = dist.new_group([2, 3])
+    cross, one = functional.cross_entropy, torch.ones(1)
+    refused: dict[str, Any] = {
+        "all_reduce": lambda loss: dist.all_reduce(one.clone()),
+        "barrier": lambda loss: dist.barrier(),
+        "all_gather": lambda loss: dist.all_gather([one.clone() for _ in range(4)], one),
+        "reduce_scatter": lambda loss: dist.reduce_scatter(one.clone(), [one] * 4, async_op=True),
+        "broadcast": lambda loss: dist.broadcast(one.clone(), 2),
+        "all_gather_object": lambda loss: dist.all_gather_object([None] * 4, 1),
+        "all_reduce of a group": lambda loss: ours.all_reduce(one.numpy()),
+        "broadcast_object of a group": lambda loss: ours.broadcast_object(1),
+        "all_reduce of torch.distributed.nn": lambda loss: distributed_nn.all_reduce(loss),
+        "all_reduce that is functional": lambda loss: functional_collectives.all_reduce(loss, "sum", world),
+    }
+    for name, collective in refused.items():
+
+        def calls(output: Tensor, targets: Tensor, collective: Any = collective) -> Tensor:
+            loss = cross(output, targets)
+            collective(loss)
+            return loss
+
+        run = up.parallelize(models.make("mlp"), plan, optimizer=adamw, loss=calls)
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        began = time.monotonic()
+        with pytest.raises(
+            (ValueError, RuntimeError), match=rf"the loss calls {name.split()[0]} with (ranks 0, 1|a gr)"
+        ):
+            run.step(batch)
+        assert time.monotonic() - began < 10, name
+
+    def is_right(output: Tensor, targets: Tensor) -> Tensor:
+        total = torch.full((1,), float(len(targets)))
+        dist.all_reduce(total, group=last)
+        mine.all_reduce(total.numpy())
+        assert total.item() == 2.0 * len(targets)
+        assert dist.get_world_size() == 4
+        return cross(output, targets)
+
+    run, undisturbed = (
+        up.parallelize(models.make("mlp"), plan, optimizer=adamw, loss=loss) for loss in (is_right, cross)
+    )
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    assert run.step(batch) == undisturbed.step(batch)
+    mine.close()
+    ours.close()
+    dist.all_reduce(one.clone())  # after the step every group may be used
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

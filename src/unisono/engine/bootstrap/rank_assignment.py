@@ -144,7 +144,7 @@ class RankAssignment:
             raise RendezvousError(verdict, missing=tuple(missing))
 
     def _verdict(self, keys: Store) -> bytes:
-        """The verdict. After LOOK_S it compares names; a rank that serves the store then counts its clients."""
+        """The verdict. After LOOK_S it compares names, and the rank that serves the store counts clients."""
         left_s = self._left()
         with contextlib.suppress(StoreTimeout):
             return keys.get("verdict", min(left_s, LOOK_S))

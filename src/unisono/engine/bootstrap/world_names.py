@@ -43,7 +43,7 @@ def keys_of(base: Store, part: str, name: str, generation: int) -> PrefixStore:
 
 
 def note(base: Store, name: str, generation: int, rank: int) -> dict[str, WaitingWorld]:
-    """Write that this rank waits; returns the worlds of other names that ranks waited for, and did not meet."""
+    """Write that this rank waits; returns the worlds of other names whose ranks have not met."""
     alone = rank if _only_thread() else None
     while True:
         held = base.peek(WAITING) or b""
@@ -61,7 +61,7 @@ def note(base: Store, name: str, generation: int, rank: int) -> dict[str, Waitin
 
 
 def in_vain(base: Store, name: str, generation: int, rank: int, others: dict[str, WaitingWorld]) -> str:
-    """Why this rank and one of another name wait in vain, also for that one; "": they may still meet others."""
+    """Why this rank and one of another name wait in vain, written for that one, too; "": they may not."""
     if not _only_thread():
         return ""
     mine = keys_of(base, "meet", name, generation)
@@ -72,7 +72,8 @@ def in_vain(base: Store, name: str, generation: int, rank: int, others: dict[str
         if mine.check([f"rank/{world.alone}"]) or theirs.peek("verdict") is not None:
             continue
         text = message(
-            f"ranks wait for groups of different names: rank {world.alone} for {other!r}, rank {rank} for {name!r}",
+            f"ranks wait for groups of different names: rank {world.alone} for {other!r}, "
+            f"rank {rank} for {name!r}",
             where=base.describe(),
             remedy="Give init_process_group the same group_name= on all ranks, in the same order.",
         )

@@ -155,7 +155,10 @@ def _aborted(report: FaultReport, where: str) -> str:
 def _bad_frame(report: FaultReport, where: str) -> str:
     sender = report.rank
     assert sender is not None
-    found = f"rank {sender} ({_process(report, sender)}) sent {_name(report, report.found_by)} bytes that are no frame"
+    found = (
+        f"rank {sender} ({_process(report, sender)}) sent {_name(report, report.found_by)} bytes "
+        "that are no frame"
+    )
     return message(
         f"{_doing(report)} failed: {found} of Unisono: {report.detail}",
         where=where,
@@ -171,7 +174,8 @@ def _peer(report: FaultReport, where: str) -> str:
     if report.kind == "peer_left":
         how = f"has closed the group{_because(report.cause)}"
         if not report.cause:
-            remedy = f"{_name(report, rank).capitalize()} must make the same calls before it closes the group or ends."
+            who = _name(report, rank).capitalize()
+            remedy = f"{who} must make the same calls before it closes the group or ends."
     elif report.kind == "stopped":
         how, remedy = "is stopped", "See what has stopped it (SIGSTOP, a debugger)."
     elif report.kind == "host_silent":
@@ -231,7 +235,8 @@ def _late(report: FaultReport, where: str) -> str:
     who = _unexpected(report)
     if report.missing:
         seen = report.ranks[report.missing[0]].last_seen
-        who = f"{_name(report, *report.missing)} {'has' if len(report.missing) == 1 else 'have'} not arrived, last seen {seen}"
+        have = "has" if len(report.missing) == 1 else "have"
+        who = f"{_name(report, *report.missing)} {have} not arrived, last seen {seen}"
     what = f"{report.operation} is not done after {report.timeout_s:.3f} s; it continues"
     return message(what, where=where, observed=who)
 

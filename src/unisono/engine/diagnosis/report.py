@@ -116,7 +116,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         kind: what happened; see `FaultKind`.
         group, size: the group and its number of ranks.
         members: the number of every rank in the job; (): the same as in the group.
-        failed, failed_timeout_s: the call in which the group failed before, and its limit if known; "": this one.
+        failed, failed_timeout_s: the earlier call that the group failed in, and its limit if known; "": none.
         reporter: the rank that reports.  found_by: the rank that found the fault.
         operation: what the reporter was doing.
         timeout_s: the limit of that operation, its `timeout=`. For kind "late", whose operation continues:

@@ -38,9 +38,9 @@ Runner = TypeVar("Runner", "_native.Engine", "LibraryDriver")
 
 
 class CallWatch(threading.local):
-    """What is called before each new collective of a thread: `check(kind, ranks of the job)`. It may raise."""
+    """What is called before each new collective of a thread: `check(kind, size)`. It may raise."""
 
-    check: Callable[[str, tuple[int, ...]], None] | None = None
+    check: Callable[[str, int], None] | None = None
 
 
 WATCH = CallWatch()
@@ -93,7 +93,7 @@ class Planner(ABC, Generic[Runner]):
 
     def _watch(self, kind: str) -> None:
         if WATCH.check is not None:
-            WATCH.check(kind, self.members or tuple(range(self.size)))
+            WATCH.check(kind, self.size)
 
     # ---- a new call ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.torch_internals.group_use import watched
+from unisono.torch_internals.group_use import within
 
 from .shapes import CaptureError
 
@@ -32,15 +32,14 @@ def check_collective(op: Any) -> None:
 
 
 def guard_of_loss(ranks: Iterable[int]) -> Callable[[], AbstractContextManager[None]]:
-    """Within it collectives with other ranks than these, of the last stage, raise: those do not run the loss."""
-    last = sorted(ranks)
+    """Within it collectives with ranks that do not have the last stage raise: those do not run the loss."""
+    last = frozenset(ranks)
 
-    def check(name: str, called: Iterable[int]) -> None:
-        if others := sorted(set(called) - set(last)):
-            raise ValueError(
-                f"the loss calls {name} with ranks {others}, and they never come: under pipeline= the ranks of "
-                f"the last stage alone compute the loss, {last}. Call it outside of the step, or with those "
-                "ranks only (use data= and zero= for a loss over all ranks)"
-            )
+    def refuse(name: str, who: str) -> None:
+        raise ValueError(
+            f"the loss calls {name} with {who}, and not all of them come: under pipeline= the ranks of the "
+            f"last stage alone compute the loss, {sorted(last)}. Call it outside of the step, or with those "
+            "ranks only (use data= and zero= for a loss over all ranks)"
+        )
 
-    return lambda: watched(check)
+    return lambda: within(last, refuse)
