@@ -26,12 +26,12 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 @pytest.mark.parametrize(
-    ("size", "variables", "warns"), [(2, {}, True), (2, {"PMI_RANK": "0"}, False), (1, {}, False)]
+    ("size", "variables", "warns"), [(2, {}, True), (2, {"PMI_FD": "9"}, False), (1, {}, False)]
 )
 def test_a_program_of_mpi4py_is_told_that_its_ranks_are_alone(
     launcher: Launcher, tmp_path: Path, size: int, variables: dict[str, str], warns: bool
 ) -> None:
-    """A library of that name stands for mpi4py; PMI_RANK is what a launcher of MPI sets."""
+    """A library of that name stands for mpi4py; PMI_FD is what a launcher of MPI sets."""
     package = tmp_path / "site" / "mpi4py"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

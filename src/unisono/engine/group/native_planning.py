@@ -368,18 +368,8 @@ class NativePlanner(Planner[_native.Engine]):
         self, engine: _native.Engine, operation: str, timeout_s: float, where: str = ""
     ) -> FaultContext:
         """Where an operation fails: its group, rank, timeout and source line, for an error."""
-        return FaultContext(
-            engine,
-            self.name,
-            self.rank,
-            self.size,
-            self._host_names,
-            operation,
-            timeout_s,
-            where,
-            self.members,
-            self._first_failure,
-        )
+        place = engine, self.name, self.rank, self.size, self._host_names
+        return FaultContext(*place, operation, timeout_s, where, self.members, self._first_failure)
 
     def failure(
         self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""
