@@ -14,10 +14,10 @@ from torch.autograd.profiler import record_function
 
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import tensors_in
-from unisono.parallel.graph.own_collectives import guard_of_loss
 from unisono.parallel.loss_weights import mean, pair
 from unisono.parallel.sharded_parameters import reshard
 from unisono.torch_internals import training
+from unisono.torch_internals.group_use import within
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
 from .schedule import Action, Schedule, StageMessage
@@ -132,7 +132,7 @@ class PipelineRuntime:
         self.interrupted, self._stale = True, False
         step = _StepState(schedule, step_input)
         if not self._single:
-            step_input.guard = guard_of_loss(self._mesh.ranks_of(schedule.rank_of[-1]))
+            step_input.guard = _guard_of_loss(self._mesh.ranks_of(schedule.rank_of[-1]))
         order = [a for a in schedule.orders[self._mesh.stage] if step_input.train or a.kind == "F"]
         split, reduces = any(action.kind == "W" for action in order), step_input.train and step_input.update
         final = next((action for action in reversed(order) if reduces and action.kind != "F"), None)
@@ -373,3 +373,17 @@ def _check_outputs(stage: int, outputs: tuple[Any, ...]) -> None:
                 f"stage {stage} returned a {type(output).__name__}; a stage returns a tensor or a tuple "
                 f"of tensors"
             )
+
+
+def _guard_of_loss(ranks: Sequence[int]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Within it collectives with ranks that do not have the last stage raise: those do not run the loss."""
+    last = frozenset(ranks)
+
+    def refuse(name: str, who: str) -> None:
+        raise ValueError(
+            f"the loss calls {name} with {who}, and not all of them come: under pipeline= the ranks of the "
+            f"last stage alone compute the loss, {sorted(last)}. Call it outside of the step, or with those "
+            "ranks only (use data= and zero= for a loss over all ranks)"
+        )
+
+    return lambda: within(last, refuse)
