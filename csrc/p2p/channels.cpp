@@ -49,6 +49,7 @@ void Channels::progress(LargeMessages large) {
     push(peer, large);
     pull(peer, large);
   }
+  if (held_ > 0) deliver_held();
 }
 
 void Channels::push(int peer, LargeMessages large) {
@@ -74,14 +75,56 @@ void Channels::push(int peer, LargeMessages large) {
   }
 }
 
-std::shared_ptr<Request> Channels::match(int peer, const Header& header) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& request) {
+Channels::Receives::iterator Channels::first_match(int peer, const Header& header) {
+  return std::ranges::find_if(receives_, [&](const auto& request) {
     return matches(request->peer, request->tag, peer, header.tag);
   });
-  if (found == receives_.end()) return nullptr;
+}
+
+// The receive that gets this message now, no longer among `receives_`; nullptr: there is none, or it is held.
+std::shared_ptr<Request> Channels::take_match(int peer, const Header& header) {
+  const auto found = first_match(peer, header);
+  if (found == receives_.end() || held(**found)) return nullptr;
   std::shared_ptr<Request> request = std::move(*found);
   receives_.erase(found);
   return request;
+}
+
+// ---- receives into memory that sends under way read -------------------------------------------------
+
+// Such a receive keeps its place among the receives. Its message is kept until those sends are done.
+bool Channels::held(const Request& receive) const {
+  return std::ranges::any_of(receive.readers, [](const auto& send) { return !send->done.load(); });
+}
+
+void Channels::hold_back(Request& receive) {
+  for (const auto& queue : sends_)
+    for (const auto& send : queue)
+      if (overlap(receive.data, receive.nbytes, send->data, send->nbytes)) receive.readers.push_back(send);
+  if (!receive.readers.empty()) ++held_;
+}
+
+bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
+  return std::ranges::any_of(sends_, [&](const auto& queue) {
+    return std::ranges::any_of(
+        queue, [&](const auto& send) { return overlap(data, nbytes, send->data, send->nbytes); });
+  });
+}
+
+// Gives kept messages to the receives that are no longer held, in order.
+void Channels::deliver_held() {
+  for (bool again = true; std::exchange(again, false);) {
+    for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
+      Request& request = **receive;
+      if (held(request)) continue;
+      if (!request.readers.empty()) --held_;
+      request.readers.clear();
+      if (!deliver_unexpected(receive)) continue;
+      receives_.erase(receive);
+      again = true;
+      break;
+    }
+  }
 }
 
 void Channels::deliver(Request& request, int peer, const Header& header, const unsigned char* bytes) {
@@ -107,9 +150,11 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
 
 // Delivers a matching unexpected message that is whole. For one that is still arriving, finish_incoming looks
 // for a receive.
-bool Channels::deliver_unexpected(Request& request) {
+bool Channels::deliver_unexpected(Receives::iterator receive) {
+  Request& request = **receive;
   for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
     if (!message->whole || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
+    if (held_ > 0 && first_match(message->peer, message->header) != receive) continue;
     deliver(request, message->peer, message->header, message->bytes.get());
     erase_unexpected(message);
     return true;
@@ -130,7 +175,8 @@ std::vector<MessageEnvelope> Channels::unexpected() {
 
 // ---- requests --------------------------------------------------------------------------------------
 
-void Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
+bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
+  if (!receive_buffers_.claim(request)) return false;
   if (request->nbytes >= kLarge)
     caller_lock.release();  // a message to this rank itself, or a kept one, is copied
   try {
@@ -138,10 +184,14 @@ void Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
     enqueue(std::move(request));
     progress(LargeMessages::kLater);
     streams_.wake();  // the background thread has another deadline to keep
+  } catch (const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fail_all(fault.kind);
   } catch (const std::bad_alloc&) {
     Waiter waiting = waiter(wait_policy_);
     out_of_memory(waiting);
   }
+  return true;
 }
 
 void Channels::enqueue(std::shared_ptr<Request> request) {
@@ -149,7 +199,9 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
   ++request_epoch_;
   if (!is_running()) return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
-    if (!deliver_unexpected(*request)) receives_.push_back(std::move(request));
+    hold_back(*request);
+    const auto receive = receives_.insert(receives_.end(), std::move(request));
+    if (!held(**receive) && deliver_unexpected(receive)) receives_.erase(receive);
   } else if (request->peer == rank_) {
     send_to_self(*request);
   } else if (streams_.open(request->peer)) {
@@ -163,7 +215,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 // A message to this rank itself goes to a matching receive, or is kept.
 void Channels::send_to_self(Request& send) {
   const Header header{send.nbytes, send.tag, send.form};
-  if (const std::shared_ptr<Request> request = match(rank_, header)) {
+  if (const std::shared_ptr<Request> request = take_match(rank_, header)) {
     deliver(*request, rank_, header, send.data);
   } else {
     std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
@@ -208,6 +260,7 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
       return request.done.load(std::memory_order_acquire) || (!fatal && now_ns() >= deadline);
     });
     if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
+    request.seen.store(true, std::memory_order_relaxed);
     const FaultKind result = request.fault.load(std::memory_order_relaxed);
     if (result == FaultKind::kMismatch) waiting.fail(Fault{result, rank_, request.peer});
     return result;
@@ -246,6 +299,7 @@ void Channels::fail_all(FaultKind fault) {
   }
   for (const auto& request : receives_) finish(*request, fault);
   receives_.clear();
+  held_ = 0;
   for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
     IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
     if (incoming.arriving && !incoming.unmatched && incoming.header.zero_copy()) cancel_zero_copy(peer);

@@ -17,52 +17,20 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/dtype.hpp"
+#include "p2p/receive_buffers.hpp"
+#include "p2p/request.hpp"
 #include "p2p/streams.hpp"
 #include "protocol/frames.hpp"
 #include "protocol/waiter.hpp"
 
 namespace unisono {
 
-constexpr int kAnyRank = -1;
-constexpr int kAnyTag = -1;
 // The limit of the memory for one peer's unexpected messages; kUnexpectedOverhead is added for each. Beyond
 // it messages wait in their sender, and so do all later messages of that sender. A rank that itself sends n
 // bytes accepts n more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the
 // largest message accepts the one that is sent to it.
 constexpr uint64_t kUnexpectedBytes = 64 << 20;
 constexpr uint64_t kUnexpectedOverhead = 128;
-
-// A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
-struct Request {
-  bool sending;
-  int peer;  // receive: kAnyRank until matched
-  int tag;
-  uint32_t form;
-  unsigned char* data;
-  uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
-  Nanoseconds deadline = INT64_MAX;
-  uint64_t moved = 0;  // bytes, the header not counted
-  size_t header_moved = 0;
-  bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
-  bool exact = false;      // receive: a shorter message is refused, too
-  bool sized = false;      // receive: of any size, into memory that is made when a message matches
-  std::unique_ptr<unsigned char[]> own;  // that memory
-  bool cancelled = false;                // set before `done`
-  std::atomic<FaultKind> fault{FaultKind::kNone};
-  std::atomic<bool> done{false};
-
-  bool takes(const MessageHeader& header) const {
-    return form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
-  }
-  // A message that it takes is its own now. Throws std::bad_alloc.
-  void accept(const MessageHeader& header) {
-    nbytes = header.nbytes;
-    if (!sized) return;
-    own.reset(new unsigned char[nbytes]);
-    data = own.get();
-  }
-};
 
 // What a header says about a message.
 struct MessageEnvelope {
@@ -99,8 +67,10 @@ class Channels {
   int spins() const { return wait_policy_.spins; }
 
   // Starts a request and moves small messages that can be moved now. Lets go of `caller_lock` before it waits
-  // for another thread or copies much.
-  void post(std::shared_ptr<Request> request, ReleasableLock& caller_lock);
+  // for another thread or copies much. False: its memory is in use (see ReceiveBuffers), and nothing has
+  // changed.
+  bool post(std::shared_ptr<Request> request, ReleasableLock& caller_lock);
+  ReceiveBuffers& receive_buffers() { return receive_buffers_; }
   // Leaves the open requests to the background thread, for callers that do not wait at once.
   void detach(ReleasableLock& caller_lock);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
@@ -164,8 +134,14 @@ class Channels {
   void refuse_frame(int peer, const FrameError& bad);
   void erase_unexpected(std::list<UnexpectedMessage>::iterator message);
   void finish_incoming(int peer);
-  std::shared_ptr<Request> match(int peer, const Header& header);
-  bool deliver_unexpected(Request& request);
+  using Receives = std::deque<std::shared_ptr<Request>>;
+  Receives::iterator first_match(int peer, const Header& header);
+  std::shared_ptr<Request> take_match(int peer, const Header& header);
+  bool held(const Request& receive) const;
+  void hold_back(Request& receive);
+  bool is_sent_from(const unsigned char* data, uint64_t nbytes) const;
+  void deliver_held();
+  bool deliver_unexpected(Receives::iterator receive);
   template <class Wait>
   FaultKind probing(Waiter& waiting, Wait wait);
   std::optional<MessageEnvelope> progress_to(int peer, int tag);
@@ -190,7 +166,9 @@ class Channels {
   const WaitPolicy wait_policy_, background_wait_policy_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
-  std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
+  Receives receives_;                                        // not yet matched, in order
+  size_t held_ = 0;                                          // of these, those with `readers`
+  ReceiveBuffers receive_buffers_;
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   std::list<UnexpectedMessage> unexpected_;

@@ -91,6 +91,7 @@ bool Channels::receive_now(Request& wanted, int spins) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
   const IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
+  if (!idle() && is_sent_from(wanted.data, wanted.nbytes)) return false;
   if (!is_running() || !receives_.empty() || !unexpected_.empty() || incoming.arriving ||
       incoming.header_moved > 0)
     return false;

@@ -17,7 +17,7 @@ std::optional<MessageEnvelope> Channels::first_unexpected(int peer, int tag) con
   for (const bool whole : {true, false})
     for (const UnexpectedMessage& message : unexpected_)
       if (message.whole == whole && matches(peer, tag, message.peer, message.header.tag) &&
-          (whole || !has_earlier_receive(message.peer, message.header.tag)))
+          ((whole && held_ == 0) || !has_earlier_receive(message.peer, message.header.tag)))
         return envelope(message.peer, message.header);
   for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     const IncomingMessage& one = incoming_[static_cast<size_t>(source)];
@@ -84,6 +84,9 @@ bool Channels::cancel(Request& request) {
   if (found == receives_.end()) return false;
   const std::shared_ptr<Request> posted = std::move(*found);
   receives_.erase(found);
+  if (!posted->readers.empty()) --held_;
+  posted->readers.clear();
+  posted->seen.store(true, std::memory_order_relaxed);
   posted->cancelled = true;
   finish(*posted, FaultKind::kNone);
   return true;

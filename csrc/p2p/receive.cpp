@@ -34,7 +34,7 @@ bool Channels::read_header(int peer) {
 bool Channels::accept_message(int peer) {
   IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
   const Header& header = incoming.header;
-  incoming.request = match(peer, header);
+  incoming.request = take_match(peer, header);
   if (incoming.request) {
     Request& request = *incoming.request;
     request.peer = peer;
@@ -47,7 +47,8 @@ bool Channels::accept_message(int peer) {
     if (!incoming.unmatched) return true;
     incoming.request = nullptr;
   }
-  if (!can_store(peer, header.nbytes)) return false;
+  const bool wanted = first_match(peer, header) != receives_.end();  // by a receive that is held
+  if (!wanted && !can_store(peer, header.nbytes)) return false;
   allocate(peer, header, [&] {
     std::unique_ptr<unsigned char[]> bytes(new unsigned char[header.nbytes]);
     incoming.message =
@@ -118,7 +119,7 @@ void Channels::finish_incoming(int peer) {
     return;
   }
   incoming.message->whole = true;
-  const std::shared_ptr<Request> request = match(peer, incoming.header);
+  const std::shared_ptr<Request> request = take_match(peer, incoming.header);
   if (!request) return;
   deliver(*request, peer, incoming.header, incoming.message->bytes.get());
   erase_unexpected(incoming.message);

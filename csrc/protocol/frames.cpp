@@ -90,7 +90,7 @@ FrameError bad_control(FrameErrorKind kind, int64_t value) {
 
 FrameError check(const Fault& fault, int ranks) {
   const SizeMismatch& size_mismatch = fault.size_mismatch;
-  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kStopped)
+  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kReplaced)
     return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.kind));
   if (fault.found_by < 0 || fault.found_by >= ranks)
     return bad_control(FrameErrorKind::kRank, fault.found_by);

@@ -89,7 +89,9 @@ constexpr uint32_t kFacts = digest(
      VALUE(FaultKind::kNone), VALUE(FaultKind::kTimeout), VALUE(FaultKind::kPeerLost),
      VALUE(FaultKind::kPeerLeft), VALUE(FaultKind::kMismatch), VALUE(FaultKind::kInterrupted),
      VALUE(FaultKind::kAborted), VALUE(FaultKind::kNoMemory), VALUE(FaultKind::kBadFrame),
-     VALUE(FaultKind::kHostSilent), VALUE(FaultKind::kStopped), VALUE(ConnectionKind::kControl),
+     VALUE(FaultKind::kHostSilent), VALUE(FaultKind::kStopped), VALUE(FaultKind::kUnreadable),
+     VALUE(FaultKind::kUnwritable), VALUE(FaultKind::kNoAccess), VALUE(FaultKind::kReplaced),
+     VALUE(ConnectionKind::kControl),
      VALUE(ConnectionKind::kData), VALUE(ConnectionKind::kMessages), VALUE(kConnectionKinds),
 #define X(enumerator, what) VALUE(FrameErrorKind::enumerator),
      UNISONO_FLAWS(X)
