@@ -16,6 +16,7 @@ Channels::Channels(GroupState& group, const PeerProcesses& peers, int rank, Wait
       sends_(static_cast<size_t>(group.ranks())),
       incoming_(static_cast<size_t>(group.ranks())),
       zero_copy_sends_(static_cast<size_t>(group.ranks())),
+      offers_(static_cast<size_t>(group.ranks())),
       unexpected_bytes_(static_cast<size_t>(group.ranks())),
       streams_(group, rank, std::move(sockets), control),
       control_(control) {}
@@ -44,26 +45,28 @@ void Channels::finish(Request& request, FaultKind fault) {
 void Channels::progress(LargeMessages large) {
   if (failed_) return;
   streams_.poll_sockets();
-  for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
-    if (peer == rank_) continue;
-    push(peer, large);
-    pull(peer, large);
-  }
-  if (held_ > 0) deliver_held();
+  do {
+    has_answers_ = false;
+    for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
+      if (peer == rank_) continue;
+      push(peer, large);
+      pull(peer, large);
+    }
+    if (held_ > 0) deliver_held();
+    if (may_store_ && large == LargeMessages::kNow) store_offers();
+  } while (has_answers_);
 }
 
 void Channels::push(int peer, LargeMessages large) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
-    if (!request.zero_copy && request.header_moved == 0) begin_zero_copy(request);
-    const uint32_t zero_copy = request.zero_copy ? Header::kZeroCopy : 0;
-    const Header header{request.nbytes, request.tag, request.form | zero_copy};
-    const auto* const head = reinterpret_cast<const unsigned char*>(&header);
-    if (request.header_moved < sizeof header)
-      request.header_moved += streams_.write(peer, head + request.header_moved,
-                                             sizeof header - request.header_moved, request.nbytes > 0);
-    if (request.header_moved < sizeof header) return;
+    if (!write_header(peer, request)) return;
+    if (request.frame != MessageFrame::kMessage && request.frame != MessageFrame::kGranted) {
+      if (request.frame == MessageFrame::kOffer) offers(peer).offered[request.number] = queue.front();
+      queue.pop_front();
+      continue;
+    }
     if (!request.zero_copy)
       request.moved +=
           streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
@@ -98,17 +101,16 @@ bool Channels::held(const Request& receive) const {
 }
 
 void Channels::hold_back(Request& receive) {
-  for (const auto& queue : sends_)
-    for (const auto& send : queue)
-      if (overlap(receive.data, receive.nbytes, send->data, send->nbytes)) receive.readers.push_back(send);
+  each_send([&](const auto& send) {
+    if (overlap(receive.data, receive.nbytes, send->data, send->nbytes)) receive.readers.push_back(send);
+  });
   if (!receive.readers.empty()) ++held_;
 }
 
 bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
-  return std::ranges::any_of(sends_, [&](const auto& queue) {
-    return std::ranges::any_of(
-        queue, [&](const auto& send) { return overlap(data, nbytes, send->data, send->nbytes); });
-  });
+  bool found = false;
+  each_send([&](const auto& send) { found = found || overlap(data, nbytes, send->data, send->nbytes); });
+  return found;
 }
 
 // Gives kept messages to the receives that are no longer held, in order.
@@ -148,13 +150,18 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
   }
 }
 
-// Delivers a matching unexpected message that is whole. For one that is still arriving, finish_incoming looks
-// for a receive.
+// Gives the first matching unexpected message to the receive, also one that is arriving or waits in its
+// sender. False: there is none.
 bool Channels::deliver_unexpected(Receives::iterator receive) {
   Request& request = **receive;
   for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (!message->whole || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
+    if (message->request || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
     if (held_ > 0 && first_match(message->peer, message->header) != receive) continue;
+    if (message->waits()) return grant_to(*receive, message);
+    request.peer = message->peer;
+    request.tag = message->header.tag;
+    message->request = *receive;
+    if (!message->whole) return true;  // finish_incoming delivers it
     deliver(request, message->peer, message->header, message->bytes.get());
     erase_unexpected(message);
     return true;
@@ -166,7 +173,8 @@ std::vector<MessageEnvelope> Channels::unexpected() {
   const std::lock_guard lock(mutex_);
   std::vector<MessageEnvelope> found;
   for (const UnexpectedMessage& message : unexpected_)
-    if (message.whole) found.push_back(envelope(message.peer, message.header));
+    if ((message.whole || message.waits()) && !message.request)
+      found.push_back(envelope(message.peer, message.header));
   for (size_t peer = 0; peer < incoming_.size(); ++peer)
     if (const IncomingMessage& one = incoming_[peer]; one.arriving && one.unmatched)
       found.push_back(envelope(static_cast<int>(peer), one.header));
@@ -205,6 +213,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
   } else if (request->peer == rank_) {
     send_to_self(*request);
   } else if (streams_.open(request->peer)) {
+    may_store_ = true;
     sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
   } else {
     finish(*request, FaultKind::kNoMemory);
@@ -293,10 +302,11 @@ FaultKind Channels::out_of_memory(Waiter& waiter) {
 
 void Channels::fail_all(FaultKind fault) {
   failed_ = true;
-  for (auto& queue : sends_) {
-    for (const auto& request : queue) finish(*request, fault);
-    queue.clear();
-  }
+  each_send([&](const auto& request) { finish(*request, fault); });
+  for (auto& queue : sends_) queue.clear();
+  for (Offers& one : offers_) one.offered.clear();
+  for (UnexpectedMessage& message : unexpected_)
+    if (const auto request = std::exchange(message.request, nullptr)) finish(*request, fault);
   for (const auto& request : receives_) finish(*request, fault);
   receives_.clear();
   held_ = 0;
@@ -321,8 +331,9 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
     deadline = request.deadline;
     awaited = request.peer;
   };
-  for (const auto& queue : sends_)
-    for (const auto& request : queue) take_earlier(*request);
+  each_send([&](const auto& request) { take_earlier(*request); });
+  for (const UnexpectedMessage& message : unexpected_)
+    if (message.request) take_earlier(*message.request);
   for (const auto& request : receives_) take_earlier(*request);
   for (const IncomingMessage& incoming : incoming_)
     if (incoming.request) take_earlier(*incoming.request);

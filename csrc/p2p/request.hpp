@@ -34,6 +34,8 @@ struct Request {
   bool sized = false;      // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;  // that memory
   bool cancelled = false;                // set before `done`
+  MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
+  uint64_t number = 0;                          // of its offer
   // Receive: sends under way that read its buffer. It is held back until they are done.
   std::vector<std::shared_ptr<Request>> readers;
   std::atomic<bool> seen{false};  // the caller knows that it is done

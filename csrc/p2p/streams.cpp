@@ -162,18 +162,9 @@ void SocketStreams::watch(int peer, bool for_room) {
 
 void SocketStreams::set_events(int peer) {
   const RemoteStream& stream = remote_streams_[static_cast<size_t>(peer)];
-  epoll_event event{0, {.u32 = static_cast<uint32_t>(peer)}};
-  if (stream.watches_input) event.events |= EPOLLIN;
+  epoll_event event{EPOLLIN, {.u32 = static_cast<uint32_t>(peer)}};
   if (stream.watches_output) event.events |= EPOLLOUT;
   epoll_ctl(poll_, EPOLL_CTL_MOD, stream.fd, &event);
-}
-
-void SocketStreams::listen(int peer, bool wanted) {
-  if (group_.on_this_host(peer)) return;
-  RemoteStream& stream = remote_streams_[static_cast<size_t>(peer)];
-  if (stream.watches_input == wanted || stream.ended) return;
-  stream.watches_input = wanted;
-  set_events(peer);
 }
 
 void SocketStreams::disconnect(int peer) {

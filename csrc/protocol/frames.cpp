@@ -142,10 +142,13 @@ FrameError check(const DataHeader& header) {
 FrameError check(const MessageHeader& header, bool zero_copy) {
   if (header.zero_copy() && !zero_copy)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kZeroCopyFlag, header.word);
+  if (static_cast<uint32_t>(header.frame()) >= kMessageFrames)
+    return bad(ConnectionKind::kMessages, FrameErrorKind::kKind, static_cast<uint32_t>(header.frame()));
   if (!is_form(header.form())) return bad(ConnectionKind::kMessages, FrameErrorKind::kDType, header.form());
   if (header.tag < 0)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kTag, static_cast<uint32_t>(int32_t{header.tag}));
-  const uint64_t item = itemsize(static_cast<DType>(dtype_of_form(header.form())));
+  const bool has_length = header.frame() == MessageFrame::kMessage || header.frame() == MessageFrame::kOffer;
+  const uint64_t item = has_length ? itemsize(static_cast<DType>(dtype_of_form(header.form()))) : 1;
   if (header.nbytes > kMostBytes || header.nbytes % item != 0)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kLength, header.nbytes);
   return {};
