@@ -146,7 +146,7 @@ def begin(planner: Planner[Any], work: MessageWork) -> MessageWork:
     """Post a work, and keep it until it is done."""
     try:
         work.start()
-        if not work.done():
+        if not work.ended():
             planner.outstanding_messages.keep(work)
             work.detach()
     except BaseException:  # as by Ctrl-C, perhaps right after it was posted
