@@ -79,9 +79,8 @@ void Channels::push(int peer, LargeMessages large) {
 }
 
 Channels::Receives::iterator Channels::first_match(int peer, const Header& header) {
-  return std::ranges::find_if(receives_, [&](const auto& request) {
-    return matches(request->peer, request->tag, peer, header.tag);
-  });
+  return std::ranges::find_if(
+      receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, header.tag); });
 }
 
 // The receive that gets this message now, no longer among `receives_`; nullptr: there is none, or it is held.

@@ -26,8 +26,8 @@
 
 namespace unisono {
 
-// Unexpected messages are stored, up to this many bytes from each peer; kUnexpectedOverhead is added for each.
-// Beyond it a message is offered: its header comes, and its bytes wait in their sender until a receive
+// Unexpected messages are stored, up to this many bytes from each peer; kUnexpectedOverhead is added for
+// each. Beyond it a message is offered: its header comes, and its bytes wait in their sender until a receive
 // matches or there is room. So tags can be taken in any order. A rank that itself sends n bytes stores n
 // more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the largest message
 // stores the one that is sent to it.
@@ -107,10 +107,10 @@ class Channels {
     int peer;
     Header header;
     std::unique_ptr<unsigned char[]> bytes;
-    bool whole = false;                        // all bytes have arrived
-    uint64_t number = 0;                       // of its offer
-    bool asked = false;                        // the offer was granted
-    std::shared_ptr<Request> request{};        // the receive that gets it
+    bool whole = false;                  // all bytes have arrived
+    uint64_t number = 0;                 // of its offer
+    bool asked = false;                  // the offer was granted
+    std::shared_ptr<Request> request{};  // the receive that gets it
     bool stored() const { return bytes != nullptr; }
     bool waits() const { return number != 0 && !asked; }  // in its sender
   };
@@ -208,9 +208,9 @@ class Channels {
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   Unexpected unexpected_;
-  std::vector<Offers> offers_;  // by peer
-  bool may_store_ = false;      // there may be room for an offer
-  bool has_answers_ = false;    // what has arrived made something to send
+  std::vector<Offers> offers_;              // by peer
+  bool may_store_ = false;                  // there may be room for an offer
+  bool has_answers_ = false;                // what has arrived made something to send
   std::vector<uint64_t> unexpected_bytes_;  // by peer
   SocketStreams streams_;
   ControlPlane* const control_;

@@ -103,7 +103,9 @@ bool Channels::receive_now(Request& wanted, int spins) {
     return false;
   Header header{};
   const auto buffer_of = [&]() -> std::optional<std::span<unsigned char>> {
-    if (header.frame() != MessageFrame::kMessage || header.zero_copy() || header.nbytes > kEagerBytes || !wanted.takes(header)) return std::nullopt;
+    if (header.frame() != MessageFrame::kMessage || header.zero_copy() || header.nbytes > kEagerBytes ||
+        !wanted.takes(header))
+      return std::nullopt;
     if (wanted.tag != kAnyTag && wanted.tag != header.tag) return std::nullopt;
     wanted.accept(header);
     return std::span(wanted.data, header.nbytes);

@@ -25,8 +25,8 @@ bool Channels::write_header(int peer, Request& request) {
                       Header::of(request.form, request.frame, request.zero_copy)};
   const bool more = request.nbytes > 0 && request.frame != MessageFrame::kOffer;
   const auto* const head = reinterpret_cast<const unsigned char*>(&header);
-  request.header_moved += streams_.write(peer, head + request.header_moved,
-                                         sizeof header - request.header_moved, more);
+  request.header_moved +=
+      streams_.write(peer, head + request.header_moved, sizeof header - request.header_moved, more);
   return request.header_moved == sizeof header;
 }
 

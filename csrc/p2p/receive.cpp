@@ -120,7 +120,8 @@ void Channels::pull(int peer, LargeMessages large) {
   }
 }
 
-// A receive may have matched a kept message while that was arriving. It gets the message now that it is whole.
+// A receive may have matched a kept message while that was arriving. It gets the message now that it is
+// whole.
 void Channels::finish_incoming(int peer) {
   IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
   incoming.arriving = false;

@@ -32,8 +32,8 @@ struct Request {
   bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
   bool exact = false;      // receive: a shorter message is refused, too
   bool sized = false;      // receive: of any size, into memory that is made when a message matches
-  std::unique_ptr<unsigned char[]> own;  // that memory
-  bool cancelled = false;                // set before `done`
+  std::unique_ptr<unsigned char[]> own;         // that memory
+  bool cancelled = false;                       // set before `done`
   MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
   uint64_t number = 0;                          // of its offer
   // Receive: sends under way that read its buffer. It is held back until they are done.

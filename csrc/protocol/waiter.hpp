@@ -67,7 +67,7 @@ class PeerProcesses {
 
   GroupState& group_;
   FileDescriptors pidfds_;
-  std::vector<int> watched_;                  // ranks with a descriptor, from the one after this rank on
+  std::vector<int> watched_;  // ranks with a descriptor, from the one after this rank on
   mutable std::atomic<size_t> next_turn_{0}, next_program_{0};  // in `watched_`
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;

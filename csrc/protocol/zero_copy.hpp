@@ -70,8 +70,8 @@ struct ZeroCopyTransfer {
   bool is_broken(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }
   // Receiver: copies the whole message alone, after one end could not copy a piece: the system may refuse the
-  // other end. kUnwritable, kUnreadable: the receiver's memory, or the sender's. kNoAccess: the system refuses
-  // the copy. kPeerLost: the process is another one.
+  // other end. kUnwritable, kUnreadable: the receiver's memory, or the sender's. kNoAccess: the system
+  // refuses the copy. kPeerLost: the process is another one.
   static FaultKind repeat(const ProcessIdentity& sender, uint64_t from, void* into, size_t nbytes);
   // Receiver: call to stop early. Closes the zero-copy transfer, and waits briefly for the claimed pieces;
   // whether all are completed. `dead`: whether the sender is dead.

@@ -81,8 +81,9 @@ OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, 
 }
 
 // nullopt: the memory is in use, see ReceiveBuffers.
-std::optional<std::shared_ptr<Request>> post(Engine& engine, bool sending, int peer, int tag, int dtype, bool object,
-                              bool exact, Address data, size_t nbytes, double timeout_s) {
+std::optional<std::shared_ptr<Request>> post(Engine& engine, bool sending, int peer, int tag, int dtype,
+                                             bool object, bool exact, Address data, size_t nbytes,
+                                             double timeout_s) {
   engine.check_process();
   if (sending || peer != kAnyRank) engine.member(peer);
   if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
@@ -210,8 +211,9 @@ void bind_messages(nb::class_<Engine>& engine) {
 void bind_request(nb::module_& m) {
   nb::class_<Request>(m, "Request", "A send or a receive under way.")
       .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
-      .def("see", [](Request& r) { r.seen.store(r.done.load(std::memory_order_acquire)); },
-           "Call when the caller learns whether it is done.")
+      .def(
+          "see", [](Request& r) { r.seen.store(r.done.load(std::memory_order_acquire)); },
+          "Call when the caller learns whether it is done.")
       .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
       .def_ro("peer", &Request::peer)
       .def_ro("cancelled", &Request::cancelled)

@@ -50,7 +50,7 @@ class Message:
 
 @dataclass
 class Round:
-    """form: "sendrecv", "batch", "isend" (then irecv), "refused"; of the last only `rank` and `call` count."""
+    """form: "sendrecv", "batch", "isend" (then irecv), "refused" (only `rank` and `call` count)."""
 
     form: str
     messages: list[Message] = field(default_factory=list)
@@ -100,8 +100,12 @@ def _round(draw: random.Random, size: int, numel: int, lengths: tuple[int, ...],
     for tag in range(draw.randint(1, 2 if MANY in lengths else 6)):
         source, target = draw.randrange(size), draw.randrange(size)
         length = min(draw.choice(lengths), numel // 2 if MANY not in lengths else numel)
-        message = Message(source, target, tag, _slice(draw, numel, length), _slice(draw, numel, length), False)
-        if not _two_share([one.received for one in made.messages if one.target == target] + [message.received]):
+        message = Message(
+            source, target, tag, _slice(draw, numel, length), _slice(draw, numel, length), False
+        )
+        if not _two_share(
+            [one.received for one in made.messages if one.target == target] + [message.received]
+        ):
             made.messages.append(message)
     return made
 

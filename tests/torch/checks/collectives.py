@@ -312,7 +312,7 @@ def check_batch_isend_irecv(rank, size):
 
 
 def check_exchange_in_place(rank, size):
-    """The peer's numbers, whatever the size and the strides; or ValueError, if the receive is called first."""
+    """The peer's numbers, whatever the size and the strides; ValueError, if the receive is called first."""
     right, left = (rank + 1) % size, (rank - 1) % size
     for n in (3, 5000, 200_000):
         for strided in (False, True):

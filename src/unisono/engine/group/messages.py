@@ -4,8 +4,8 @@ Messages between two ranks with the same tag arrive in the order they were sent.
 its receiver expects, and at most its size; otherwise the receive raises `Mismatch`. Two ranks that both send
 first do not deadlock, whatever the size: a rank that waits also accepts other messages.
 
-An unexpected message is kept, up to 64 MiB from each rank. Beyond that, messages wait in the sender, and so
-do all later messages of that sender. A rank that itself sends n bytes keeps n more.
+An unexpected message is kept, up to 64 MiB from each rank. Beyond that, messages wait in the sender until a
+receive matches, in any order of tags. A rank that itself sends n bytes keeps n more.
 """
 
 from __future__ import annotations
