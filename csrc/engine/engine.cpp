@@ -209,10 +209,11 @@ uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {
   return mixed | 1;  // 0 means "no operation"
 }
 
-// The dtype as ranks report it: above its four bits the number of the codec, from 1 on.
+// The dtype as ranks report it; of a call with codes, whose dtype is float32, the codec.
 static uint8_t form(DType dtype, const EdgeCoding& coding) {
-  const size_t codec = coding.kernels == nullptr ? 0 : static_cast<size_t>(coding.codec) + 1;
-  return static_cast<uint8_t>(static_cast<size_t>(dtype) | codec << kCodecShift);
+  static_assert(kDTypeCount <= kFirstCodec && kFirstCodec + kCodecCount <= 256, "both fit into a byte");
+  if (coding.kernels == nullptr) return static_cast<uint8_t>(dtype);
+  return static_cast<uint8_t>(kFirstCodec + static_cast<size_t>(coding.codec));
 }
 
 void Engine::record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint) {

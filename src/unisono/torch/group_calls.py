@@ -153,7 +153,7 @@ class GroupCalls:
             at_once = self._send_now if what == "send" else self._recv_now
             if at_once(x, peer, tag, None) is not None:
                 return DONE
-        call = TensorArguments(what, moves_only=True)
+        call = TensorArguments(what)
         buffer = call.read(x) if what == "send" else call.write(x)
         event = self._event("recvAnySource" if peer is None else what, [x])
         native = method(buffer, peer, tag)

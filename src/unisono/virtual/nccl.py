@@ -167,15 +167,15 @@ class _UnevenCollectives:
         lists, x = flat(outputs), single("all_gather", inputs)
         if _as_one(lists, x, self._size):
             opts = options(AllgatherOptions, opts, timeout=timeout)
-            call = TensorArguments("all_gather", moves_only=True)
+            call = TensorArguments("all_gather")
             return self._run(
                 self._group.all_gather, opts, lists, call, call.write_as_one(lists), call.read(x)
             )
         if all(out.numel() == x.numel() for out in lists) or any(out.dim() == 0 for out in lists):
             return PLAIN_METHODS["allgather"](self, outputs, inputs, opts, timeout)
         opts = options(AllgatherOptions, opts, timeout=timeout)
-        call = TensorArguments("all_gather", moves_only=True)
-        written = [call.write(out) for out in lists]
+        call = TensorArguments("all_gather")
+        written = call.write_each(lists)
         return self._run(self._group.all_gather_v, opts, lists, call, written, call.read(x))
 
     def reduce_scatter(
