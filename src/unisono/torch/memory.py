@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 
 import unisono
+from unisono.engine.memory.buffers import DTYPES
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -18,11 +19,13 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
     Args:
         size: the lengths of the axes, one by one or as a sequence.  dtype: PyTorch's default, if not given.
     Raises:
-        MemoryError: not enough memory.
+        TypeError: collectives do not know the dtype: quantized ones.  MemoryError: not enough memory.
     """
     lengths = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
     shape = torch.Size(lengths)  # type: ignore[arg-type]
     wanted = dtype or torch.get_default_dtype()
+    if str(wanted).removeprefix("torch.") not in DTYPES:
+        raise TypeError(f"a tensor of {wanted} has a scale and a zero point; make one of its int_repr()")
     if not shape.numel():
         return torch.empty(shape, dtype=wanted)
     memory = unisono.empty(shape.numel() * wanted.itemsize, "uint8")

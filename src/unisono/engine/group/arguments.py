@@ -9,7 +9,7 @@ from unisono import _native
 from unisono.engine.memory.buffers import DTYPES, REDUCIBLE, instead
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
-from unisono.plans import StepFunction
+from unisono.plans import CONTRACTS, StepFunction
 
 _OPS = (ReduceOp, PremulSum)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
@@ -84,6 +84,8 @@ def check_op(kind: str, op: Any) -> None:
 
 def check_reducible(kind: str, dtype: int, op: Op) -> None:
     """Raises TypeError, ValueError: the operation has no meaning for the dtype, or for this collective."""
+    if not CONTRACTS[kind_of(kind).plan].reduces:
+        return
     if DTYPES[dtype] not in REDUCIBLE:
         raise TypeError(f"{kind}: {DTYPES[dtype]} is moved, not reduced{instead(DTYPES[dtype])}")
     if not _native.reducible(dtype, op.value):
