@@ -309,9 +309,19 @@ void Engine::throw_if_in_signal_handler() const {
         "called from a signal handler while an operation of the same group is under way");
 }
 
+void Engine::note_caller() {
+  const std::thread::id me = std::this_thread::get_id();
+  std::thread::id known = first_caller_.load(std::memory_order_relaxed);
+  if (known == me) [[likely]]
+    return;
+  if (known == std::thread::id() && first_caller_.compare_exchange_strong(known, me)) return;
+  several_threads_.store(true, std::memory_order_relaxed);
+}
+
 FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* caller_lock) {
   check_process();
   throw_if_in_signal_handler();
+  note_caller();
   if (tickets_issued_.load(std::memory_order_relaxed) == tickets_completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
@@ -325,6 +335,7 @@ FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* caller_lock) {
 
 uint64_t Engine::start(CollectiveCall&& call) {
   check_process();
+  note_caller();
   return enqueue(std::move(call));
 }
 

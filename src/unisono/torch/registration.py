@@ -13,6 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks, shrinking
+from unisono.torch_internals.c10d import forget_failed_coalescing
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -31,6 +32,7 @@ def register() -> None:
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
     hooks.before_attaching(_pass_dispatcher)
+    forget_failed_coalescing(_drop_batch)
     hooks.records_itself("unisono")
     shrinking.shrinks_itself(_is_ours)
     module: Any = c10d  # Any: for a type checker its classes are constants
@@ -50,6 +52,12 @@ def _pass_dispatcher(group: Any) -> None:
     """Make a group of Unisono call PyTorch's hooks; others do."""
     if _is_ours(group):
         group.pass_dispatcher()
+
+
+def _drop_batch(group: Any) -> None:
+    """Forget the works of a block of `_coalescing_manager` that has raised; they go on."""
+    if getattr(group, "_batch", None) is not None:
+        group._batch = None
 
 
 def _is_ours(group: Any) -> bool:

@@ -7,6 +7,7 @@ waits in the engine and takes the GIL only to set a result. The engine's progres
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
 import time
@@ -14,13 +15,14 @@ from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from unisono._native import call_each, outcome, stop_threads_at_the_end
 from unisono.engine.diagnosis import except_hook
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, message
 from unisono.torch_internals import autograd
 from unisono.torch_internals.c10d import Work
 
@@ -285,7 +287,11 @@ class WorkFutures:
         An error must reach a caller that waits in C++. So it must be an error of the future, not a value: a
         callback raises it. PyTorch turns it into a RuntimeError whose text lists all Python frames below the
         callback. So the callback here is native, and so is the code that runs the callbacks of others.
+
+        Raises:
+            RuntimeError: another package has replaced Python's threads.
         """
+        _refuse_replaced_threads()
         start: torch.futures.Future[None] = torch.futures.Future()
         future: torch.futures.Future[list[torch.Tensor]] = start.then(
             cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, partial(_outcome, work)))
@@ -359,6 +365,20 @@ class WorkFutures:
                     self._wake_or_start_thread()
             yield complete
             del item, work, complete  # a work keeps its tensors alive
+
+
+def _refuse_replaced_threads() -> None:
+    """Refuse gevent's and eventlet's monkey patches: the thread that waits in C++ would never begin."""
+    start = _thread.start_new_thread
+    if not isinstance(start, BuiltinFunctionType):
+        package = getattr(start, "__module__", "").partition(".")[0] or repr(start)
+        raise RuntimeError(
+            message(
+                "a future of a Work needs a thread of the system",
+                observed=f"{package} has replaced Python's threads",
+                remedy="Call work.wait(), or patch with thread=False.",
+            )
+        )
 
 
 def _completion(work: UnisonoWork, complete: Callable[[], object]) -> Iterator[Callable[[], object]]:
