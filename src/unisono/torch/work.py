@@ -7,7 +7,6 @@ waits in the engine and takes the GIL only to set a result. The engine's progres
 
 from __future__ import annotations
 
-import _thread
 import sys
 import threading
 import time
@@ -15,12 +14,12 @@ from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from unisono._native import call_each, outcome, stop_threads_at_the_end
+from unisono.engine.base.limits import replaced_threads
 from unisono.engine.diagnosis import except_hook
 from unisono.errors import UnisonoError, message
 from unisono.torch_internals import autograd
@@ -304,7 +303,12 @@ class WorkFutures:
         return future
 
     def call_when_done(self, work: UnisonoWork, complete: Callable[[], object]) -> None:
-        """Call `complete` once `work` is done, with or without an error; always in another thread."""
+        """Call `complete` once `work` is done, with or without an error; always in another thread.
+
+        Raises:
+            RuntimeError: another package has replaced Python's threads.
+        """
+        _refuse_replaced_threads()
         if work.ordered:
             with self._changed:
                 self._items.append((work, complete))
@@ -368,10 +372,8 @@ class WorkFutures:
 
 
 def _refuse_replaced_threads() -> None:
-    """Refuse gevent's and eventlet's monkey patches: the thread that waits in C++ would never begin."""
-    start = _thread.start_new_thread
-    if not isinstance(start, BuiltinFunctionType):
-        package = getattr(start, "__module__", "").partition(".")[0] or repr(start)
+    """Refuse the threads of gevent: the one that waits in C++ would never begin."""
+    if package := replaced_threads():
         raise RuntimeError(
             message(
                 "a future of a Work needs a thread of the system",
