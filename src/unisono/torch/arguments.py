@@ -130,14 +130,14 @@ class TensorArguments:
             self._staged(x, copy)
         return buffer
 
-    def op(self, given: Any, x: torch.Tensor, ranks: int, *, here: bool = True) -> Any:
+    def op(self, given: Any, x: torch.Tensor, ranks: int, like_nccl: bool, *, here: bool = True) -> Any:
         """Translate the reduce operation. here: this rank gets the result, in `x`.
 
-        The Group refuses AVG of integers, as Gloo does. On a virtual GPU it is that of NCCL: the sum divided by
-        `ranks`, rounded towards zero. [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
+        The Group refuses AVG of integers, as Gloo does. NCCL's, on a virtual GPU, is the sum divided by `ranks`,
+        rounded towards zero: [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
         """
         op = reduce_op(given)
-        if op is not un.AVG or x.dtype not in _INTEGERS or not x.is_cuda:
+        if op is not un.AVG or x.dtype not in _INTEGERS or not (like_nccl and x.is_cuda):
             return op
         self._averaged = (x, ranks) if here else None
         return un.SUM

@@ -74,7 +74,7 @@ class Collectives(GroupCalls):
         if x.layout is torch.sparse_coo:
             return self._sparse_sum(x, opts)
         call = TensorArguments("all_reduce")
-        op = call.op(opts.reduceOp, x, self._size)
+        op = call.op(opts.reduceOp, x, self._size, self._like_nccl)
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
 
     def all_reduce_coded(self, x: Tensor, codec: Codec, feedback: Tensor | None = None) -> Work:
@@ -117,8 +117,9 @@ class Collectives(GroupCalls):
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
         call = TensorArguments("reduce")
-        op = call.op(opts.reduceOp, x, self._size, here=opts.rootRank == self._rank)
-        buffer = call.inout(x) if opts.rootRank == self._rank else call.read(x)
+        here = opts.rootRank == self._rank
+        op = call.op(opts.reduceOp, x, self._size, self._like_nccl, here=here)
+        buffer = call.inout(x) if here else call.read(x)
         return self._run(self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=op)
 
     @any_device
@@ -137,7 +138,7 @@ class Collectives(GroupCalls):
         inputs = input_tensors if isinstance(input_tensors[0], torch.Tensor) else input_tensors[0]
         call = TensorArguments("reduce_scatter")
         buffers = [call.read(x) for x in inputs]
-        op = call.op(opts.reduceOp, out, self._size)
+        op = call.op(opts.reduceOp, out, self._size, self._like_nccl)
         return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
 
     @any_device
@@ -148,7 +149,7 @@ class Collectives(GroupCalls):
         """Reduce a tensor; rank i gets its i-th part."""
         opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
         call = TensorArguments("reduce_scatter")
-        op = call.op(opts.reduceOp, output, self._size)
+        op = call.op(opts.reduceOp, output, self._size, self._like_nccl)
         out, read = call.write(output), call.read(given)
         return self._run(self._group.reduce_scatter, opts, [output], call, out, read, op)
 

@@ -97,6 +97,7 @@ class GroupCalls:
     _backend: str  # the backend's name
     _work: type[UnisonoWork] = UnisonoWork
     _moves_cuda = False  # the memory of virtual GPUs: see virtual/nccl.py
+    _like_nccl = False  # with NCCL's limits and results for that memory
     _coalescing = False  # inside a call that makes several calls of the Group, with one event
     _recent: deque[UnisonoWork]
 

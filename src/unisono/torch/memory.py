@@ -8,7 +8,6 @@ from itertools import pairwise
 import torch
 
 import unisono
-from unisono.engine.memory.buffers import DTYPES
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -23,6 +22,8 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
     """
     lengths = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
     shape = torch.Size(lengths)  # type: ignore[arg-type]
+    from unisono.engine.memory.buffers import DTYPES  # not at every `import torch`
+
     wanted = dtype or torch.get_default_dtype()
     if str(wanted).removeprefix("torch.") not in DTYPES:
         raise TypeError(f"a tensor of {wanted} has a scale and a zero point; make one of its int_repr()")

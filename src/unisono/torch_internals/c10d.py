@@ -206,15 +206,15 @@ def forget_failed_coalescing(forget: Callable[[Any], None]) -> None:
     @contextlib.contextmanager
     @functools.wraps(original)
     def forgetting(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        entered = False
+        group = group or need(NAMES["default group"])()
+        lists = need(NAMES["state"]).pg_coalesce_state
+        nested = group in lists
         try:
             with original(group, *args, **kwargs) as manager:
-                entered = True
                 yield manager
         except BaseException:
-            if entered:
-                group = group or need(NAMES["default group"])()
-                need(NAMES["state"]).pg_coalesce_state.pop(group, None)
+            if not nested:
+                lists.pop(group, None)
                 forget(group)
             raise
 
