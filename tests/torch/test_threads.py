@@ -26,7 +26,7 @@ from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.store import TorchStore
-from unisono.torch.work import UnisonoWork, WorkFutures
+from unisono.torch.work import TransferWork, UnisonoWork, WorkFutures
 
 LIMIT_S = 20.0
 
@@ -75,13 +75,12 @@ def start_in_gevent(*_):
     raise AssertionError("no thread is started")
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_future_refuses_threads_that_are_none_of_the_system(monkeypatch, ordered):
+@pytest.mark.parametrize("kind", [UnisonoWork, TransferWork])
+def test_a_future_refuses_threads_that_are_none_of_the_system(monkeypatch, kind):
     start_in_gevent.__module__ = "gevent.thread"
     monkeypatch.setattr("_thread.start_new_thread", start_in_gevent)
     futures = WorkFutures("futures")
-    work = UnisonoWork(Told(), [], futures)
-    work.ordered = ordered
+    work = kind(Told(), [], futures)
     with pytest.raises(RuntimeError, match=r"gevent has replaced .*thread=False"):
         work.get_future()
 
