@@ -112,9 +112,10 @@ FrameError check(const RankStatus& status) {
   for (const CallRecord& call : status.history) {
     if (call.seq > status.started) return bad(ConnectionKind::kControl, FrameErrorKind::kStatus, call.seq);
     if (call.seq == 0) continue;
-    const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
-    if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(FrameErrorKind::kDType, call.dtype);
-    if (call.block > (codec == 0 ? 0 : kMostBlock) || call.coding >= (codec == 0 ? 1 : kCodings))
+    const bool coded = call.dtype >= kFirstCodec;
+    if (call.dtype >= (coded ? kFirstCodec + kCodecCount : kDTypeCount))
+      return bad_control(FrameErrorKind::kDType, call.dtype);
+    if (call.block > (coded ? kMostBlock : 0) || call.coding >= (coded ? kCodings : 1))
       return bad_control(FrameErrorKind::kDType, call.block);
     if (call.op >= kReduceOpCount) return bad_control(FrameErrorKind::kOperation, call.op);
   }

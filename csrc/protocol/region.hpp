@@ -87,7 +87,7 @@ struct CallRecord {
   uint64_t fingerprint;
   uint64_t numel;
   int32_t root;
-  uint8_t kind, dtype, op, algorithm;  // dtype: above kCodecShift the codec, from 1 on
+  uint8_t kind, dtype, op, algorithm;  // dtype: from kFirstCodec on a codec
   uint32_t block;                      // of the codec; 0: it has none
   uint32_t coding;  // which edges carry codes, and whether errors are fed back: see CodingBits
 };

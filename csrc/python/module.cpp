@@ -58,6 +58,7 @@ bool is_scalar(nb::handle object) {
 std::optional<BufferView> look(nb::handle object) {
   if (const auto seen = look_at_array(object)) return seen;
   if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
+  if (is_array_of_its_own(object)) return std::nullopt;
   Py_buffer buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
     PyErr_Clear();

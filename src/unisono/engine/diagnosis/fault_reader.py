@@ -291,7 +291,8 @@ def _mismatch(context: FaultContext, fault: FaultRecord) -> FaultReport:
     calls = {_describe_call(reported.ranks[rank].call(first)) for rank in there}
     size_mismatch = fault.size_mismatch
     sizes = _sizes(fault) if len(calls) == 1 and size_mismatch.seq == first else None
-    return _report(context, "mismatch", reported, sequence=first, sizes=sizes)
+    several = context.engine.several_threads
+    return _report(context, "mismatch", reported, sequence=first, sizes=sizes, several_threads=several)
 
 
 def _sizes(fault: FaultRecord) -> SizeFault:

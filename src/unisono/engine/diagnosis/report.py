@@ -131,6 +131,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         cause: the exception that made a rank leave or abort.
         detail: what was wrong with a frame, or which limit was reached.
         ranks: the status of every rank, in order.
+        several_threads: more than one thread of the reporter has called the group.
         sizes, message: for sizes that do not fit.
         unexpected: the first unexpected messages; more_unexpected: how many more.
 
@@ -155,6 +156,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cause: str = ""
     detail: str = ""
     ranks: tuple[RankSnapshot, ...] = ()
+    several_threads: bool = False
     sizes: SizeFault | None = None
     message: MessageFault | None = None
     unexpected: tuple[UnexpectedMessage, ...] = ()
