@@ -35,7 +35,9 @@ LEAVING_PATIENCE_S = 2.0
 LEAVING = 2**64 - 1
 """The number of a report that is a close reason. Any other number is that of a collective."""
 
-ENDED_CALLS: tuple[report.FaultKind, ...] = ("timeout", "mismatch", "no_memory", "bad_frame")
+ENDED_CALLS: tuple[report.FaultKind, ...] = (
+    "timeout", "mismatch", "no_memory", "bad_frame", "unreadable", "unwritable", "no_access",
+)  # fmt: skip
 """Faults of one call; those of later calls name it. The others are of a rank, and any call may find them."""
 
 MOST_MESSAGES = 4

@@ -172,7 +172,7 @@ def _memory(report: FaultReport, where: str) -> str:
     assert rank is not None
     owner = f"rank {rank} ({_process(report, rank)})"
     if report.kind == "no_access":
-        headline = f"the system refuses rank {report.found_by} to copy from the memory of {owner}"
+        headline = f"the system refuses {_name(report, report.found_by)} to copy from the memory of {owner}"
         remedy = "See what has changed since the group was made (a sandbox); UNISONO_ZERO_COPY=0 avoids it."
     else:
         used = "read" if report.kind == "unreadable" else "written"
