@@ -8,7 +8,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAR", "ModuleSettings", "ProgramCache", "kinds_of", "set_counter", "warn_counter"]
 
+T = TypeVar("T")
 PLAIN = (bool, int, float, str, bytes, type(None))
 SMALL = 32  # entries of a list whose contents count
 FAR = (
@@ -52,13 +53,13 @@ def kinds_of(inputs: Any, floats: torch.dtype | None = None) -> Any:
     return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__
 
 
-class ProgramCache(dict[Any, Any]):
+class ProgramCache(dict[Any, T]):
     """What was found of programs, by their keys. The least recently used goes where there are `PROGRAMS`.
 
     Ranks that look the same keys up in the same order have the same ones.
     """
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Any, value: T) -> None:
         """Keep it as the newest."""
         self.pop(key, None)
         while len(self) >= PROGRAMS:

@@ -125,7 +125,7 @@ class _Search:
         self._shapes: Shapes | None = None
         self._model = model
         self._settings: ModuleSettings | None = None
-        self._proved = ProgramCache()  # of inputs, settings of modules, gradients
+        self._proved: ProgramCache[None] = ProgramCache()  # of inputs, settings of modules, gradients
         self._found: Cut | None = None
         self._set_once: set[tuple[str, str]] = set()
         self.of_all = True  # every parameter counts as trained, whatever is frozen now

@@ -81,7 +81,7 @@ class ContextModel:
         self._device = mesh.axes.device_type
         self._ranks = self._group(mesh)
         self._settings: ModuleSettings | None = None
-        self._known = ProgramCache()
+        self._known: ProgramCache[ContextProgram] = ProgramCache()
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
         self._meet = [mesh.context] if programs is None else [mesh.context, mesh.group("pipeline")]

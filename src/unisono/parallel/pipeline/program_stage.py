@@ -45,7 +45,7 @@ class StagePrograms:
         )
         self._name, self._dtype = self._recorder.name, dtype
         self._settings: ModuleSettings | None = None
-        self._known = ProgramCache()
+        self._known: ProgramCache[StageProgram] = ProgramCache()
         self._current: Any = None
         with torch.enable_grad():
             graph = self._recorded(sample)
