@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 
@@ -51,6 +52,8 @@ class CheckpointWork:
         self._folder, self._group = folder, group
         self._planner, self._writer = _CopyPlanner(), dcp.FileSystemWriter(folder)
         self._metadata: Any = None  # of rank 0
+        real = torch.accelerator.is_available()
+        self._device = torch.accelerator.current_device_index() if real else None
         plans = gather_on_rank_0(lambda: self._local_plan(tensors()), group)
         self._plan: Any = scatter_from_rank_0(lambda: self._plans_of_all(plans), group)
 
@@ -70,14 +73,15 @@ class CheckpointWork:
         on_every_rank(lambda: self._planner.copy(self._plan.items), self._group)
 
     def write(self, publish: Callable[[], object]) -> None:
-        """Write. publish: what rank 0 does when the checkpoint is whole."""
-        results = gather_on_rank_0(self._written, self._group)
+        """Write; also in another thread. publish: what rank 0 does when the checkpoint is whole."""
+        with torch.accelerator.device_index(self._device):
+            results = gather_on_rank_0(self._written, self._group)
 
-        def finish() -> None:
-            self._writer.finish(self._metadata, results)
-            publish()
+            def finish() -> None:
+                self._writer.finish(self._metadata, results)
+                publish()
 
-        on_rank_0(finish, self._group)
+            on_rank_0(finish, self._group)
 
     def _written(self) -> Any:
         try:

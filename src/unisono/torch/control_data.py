@@ -141,8 +141,8 @@ class _Pulse:
         try:
             while not self._done.wait(PULSE_S):
                 _broadcast(b"", self._group, 0, self._device)
-        except RuntimeError:
-            pass  # the group has failed: so the next call of rank 0 says
+        except (RuntimeError, ValueError):
+            pass  # the group has failed, or ended: so the next call of rank 0 says
 
 
 def _ranks(group: Any) -> list[int]:
