@@ -28,7 +28,7 @@ from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
-from .graph.containers import tensors_in
+from .graph.containers import cast, tensors_in
 from .graph.fused import split_
 from .graph.model_copy import model_copy
 from .graph.python_draws import draws_in_python, python_states
@@ -112,7 +112,7 @@ class CutCheck:
         device = mesh.axes.device_type
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
-            batch = as_f32(batch)
+            batch = cast(batch, torch.float32)
         scatter_(self._model)
         for path, sizes in self._cut.fused.items():  # both have the same parameters
             split_(self._model, path, sizes)
@@ -176,17 +176,6 @@ def _same_rows(batch: Any, mesh: PlanMesh) -> None:
             "ranks of one tensor group give different rows. Give them the same part of each batch; "
             "run.shard(loader) does"
         )
-
-
-def as_f32(batch: Any) -> Any:
-    """Return a batch whose floating tensors are f32."""
-    if isinstance(batch, Tensor):
-        return batch.float() if batch.is_floating_point() else batch
-    if isinstance(batch, dict):
-        return {key: as_f32(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(as_f32(value) for value in batch)
-    return batch
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import nn
 
 from unisono.torch.control_data import on_every_rank
 
-from .plan import UnfitPlanError
+from .plan import UnfitError
 
 __all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
 
@@ -61,7 +61,7 @@ def make_optimizers(
     for place, other in enumerate(told):
         if other is not None:  # that rank does not go on, so this one must not wait for it
             rank = dist.get_global_rank(group, place)
-            raise UnfitPlanError(f"parallelize: optimizer= raised on rank {rank}: {other}")
+            raise UnfitError(f"parallelize: optimizer= raised on rank {rank}: {other}")
     return found  # type: ignore[no-any-return]
 
 
@@ -71,7 +71,7 @@ def _made(make: Optimizer, given: Parameters) -> Any:
     except ValueError as error:
         if "empty parameter list" not in str(error):
             raise
-        raise UnfitPlanError(
+        raise UnfitError(
             f"parallelize: an optimizer got no parameter on rank {dist.get_rank()}, which trains "
             f"{', '.join([*given.named][:3])}{', ...' if len(given) > 3 else ''}. Give each optimizer a "
             'group, which may be empty on some ranks: SGD([{"params": [...]}])'
@@ -97,27 +97,27 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
                 f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
             )
         if isinstance(one, torch.optim.SparseAdam):
-            raise UnfitPlanError(
+            raise UnfitError(
                 "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
                 "Use Adam"
             )
         if _needs_closure(one):
-            raise UnfitPlanError(
+            raise UnfitError(
                 f"parallelize: {type(one).__name__}.step needs a closure that computes the loss again, and "
                 "a run computes it once a step. Use an optimizer whose step() takes no argument: AdamW"
             )
     if not found or (swap and len(found) > 1):
-        raise UnfitPlanError(
+        raise UnfitError(
             f"parallelize: optimizer returned {len(found)} optimizers, expected "
             f"one{'' if swap else ' or more'}"
         )
     has = [p for one in found for group in one.param_groups for p in group["params"]]
     if len(set(has)) < len(has):
-        raise UnfitPlanError("parallelize: two optimizers have the same parameter, which each would change")
+        raise UnfitError("parallelize: two optimizers have the same parameter, which each would change")
     known = set(given)
     foreign = sum(p not in known for p in has)
     if foreign:
-        raise UnfitPlanError(
+        raise UnfitError(
             f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
             "make it of the list that the function gets"
         )
@@ -145,7 +145,7 @@ def check_groups(
     """
     here, there = ([len(one.param_groups) for one in some] for some in (optimizers, made))
     if made and here != there:
-        raise UnfitPlanError(
+        raise UnfitError(
             f"{next(iter(new.named))!r} is trained from now on, and nothing says in which group: optimizer= "
             f"made optimizers of {here} groups, and makes {there} of the {len(new)} new ones alone. Let it "
             "make the same groups, even empty ones; or write before this step "

@@ -1,8 +1,10 @@
-"""Runs the model forward only, and joins the results of micro-batches."""
+"""Runs the model forward only, without gradients, and joins the results of micro-batches."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 __all__ = ["joined", "prediction", "proved_schedule"]
+
+
+@contextlib.contextmanager
+def evaluating() -> Iterator[None]:
+    """No gradients, and none of the inference tensors that the caller's `torch.inference_mode()` makes: on
+    gathered parameters that are such, no later step could train. Also a decorator.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # the first one alone would switch gradients on
+        yield
 
 
 def proved_schedule(plan: Plan, parts: int) -> Schedule:

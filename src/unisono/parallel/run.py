@@ -25,7 +25,6 @@ from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
-from .evaluation_mode import evaluating
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
@@ -52,7 +51,7 @@ from .pipeline.timeline import Span, Timeline
 from .plain_copy import copy_weights, places_in
 from .plan import Plan
 from .precision import LossScaler
-from .prediction import joined, prediction, proved_schedule
+from .prediction import evaluating, joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace

@@ -13,8 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .plan import UnfitPlanError
-
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
 Key = tuple[int, str]  # a parameter's number, and what of it
 
@@ -109,7 +107,7 @@ def _bytes(tensor: Tensor) -> memoryview:
     seen.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise UnfitPlanError(
+        raise ValueError(
             f"the disk takes contiguous CPU tensors, not one on {tensor.device} with strides "
             f"{tensor.stride()}"
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from unisono.torch.control_data import on_rank_0, recv_data, send_data
+from unisono.torch.control_data import gather_on_rank_0, on_rank_0
 
 from .layouts.cost import Link
 
@@ -246,10 +246,7 @@ def write_trace(watched: StepTrace, path: Path) -> None:
         }
         kept |= {"ts": watched.base_ns / 1e3 + event["ts"], "dur": event["dur"]}
         rows.append(kept | {"args": {"bytes": _nbytes(event)} if row == "collectives" else {}})
-    others = range(1, dist.get_world_size())
-    if dist.get_rank():
-        send_data(rows, 0)
-    gathered = [rows, *map(recv_data, others)] if dist.get_rank() == 0 else []
+    gathered = gather_on_rank_0(lambda: rows)
     on_rank_0(lambda: path.write_text(json.dumps(_merge_traces(gathered))))
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .control_encoding import Outcome, opened
+from .control_encoding import RankOutcome, opened
 
 __all__ = [
     "broadcast_data",
@@ -51,7 +51,7 @@ def on_rank_0(do: Callable[[], T], group: Any = None) -> T:
             pass  # rank 0 is at work
         return opened(data)  # type: ignore[no-any-return]
     with _Pulse(group):
-        outcome = Outcome(do)
+        outcome = RankOutcome(do)
     _broadcast(outcome.data, group, 0)
     return outcome.result()  # type: ignore[no-any-return]
 
@@ -63,7 +63,7 @@ def on_every_rank(do: Callable[[], T], group: Any = None) -> list[T]:
         Exception: what `do` raised on the first of the ranks on which it failed; on all ranks.
     Example: on_every_rank(lambda: value) gathers the values of all ranks.
     """
-    outcome = Outcome(do)
+    outcome = RankOutcome(do)
     if not dist.is_initialized():
         return [outcome.result()]
     return outcome.among(_all_gather(outcome.data, group), dist.get_rank(group))
@@ -75,7 +75,7 @@ def gather_on_rank_0(do: Callable[[], T], group: Any = None) -> list[T]:
     Raises:
         Exception: what `do` raised on the first of the ranks on which it failed; on all ranks.
     """
-    outcome, ranks, found = Outcome(do), _ranks(group), []
+    outcome, ranks, found = RankOutcome(do), _ranks(group), []
     if dist.get_rank(group):
         _send(outcome.data, ranks[0], group)
     else:
@@ -106,14 +106,14 @@ def broadcast_data(value: T, group: Any = None, src: int = 0) -> T:
     """The value of rank `src` of the group, on all its ranks."""
     if dist.get_rank(group) != src:
         return opened(_broadcast(b"", group, src))  # type: ignore[no-any-return]
-    outcome = Outcome(lambda: value)
+    outcome = RankOutcome(lambda: value)
     _broadcast(outcome.data, group, src)
     return outcome.result()  # type: ignore[no-any-return]
 
 
 def send_data(value: Any, dst: int, group: Any = None) -> None:
     """Send a value to rank `dst` of the job."""
-    outcome = Outcome(lambda: value)
+    outcome = RankOutcome(lambda: value)
     _send(outcome.data, dst, group)
     outcome.result()
 
@@ -141,8 +141,8 @@ class _Pulse:
         try:
             while not self._done.wait(PULSE_S):
                 _broadcast(b"", self._group, 0, self._device)
-        except RuntimeError:
-            pass  # the group has failed: so the next call of rank 0 says
+        except (RuntimeError, ValueError):
+            pass  # the group has failed, or ended: so the next call of rank 0 says
 
 
 def _ranks(group: Any) -> list[int]:

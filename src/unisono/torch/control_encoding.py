@@ -11,7 +11,7 @@ import builtins
 import dataclasses
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from torch import Tensor
 from unisono.engine.encoding import decode, encode
 from unisono.engine.encoding.class_registry import class_name, field_names, find, look_up, make
 
-__all__ = ["Outcome", "opened"]
+__all__ = ["RankOutcome", "opened"]
 
 UNSENDABLE = (TypeError, ValueError, RecursionError)
 ENCODED = {type(None), bool, int, float, complex, str, bytes, bytearray}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Built:
+class _InstanceRecord:
     """An instance of a class. parts: the values of a NamedTuple, the pairs of a dict, the fields of a
     dataclass, or what PLAIN says.
     """
@@ -39,14 +39,14 @@ class _Built:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Packed:
+class _ConvertedValue:
     """What the encoding does not send as it is."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class _Raised:
+class _ErrorRecord:
     """An error. text: as it prints; args and state: what makes it again, if they can be sent."""
 
     name: str
@@ -55,7 +55,7 @@ class _Raised:
     state: dict[str, Any]
 
 
-class Outcome:
+class RankOutcome:
     """What a function made or raised.
 
     Attributes:
@@ -86,16 +86,16 @@ class Outcome:
 def opened(data: bytes) -> Any:
     """What another rank made, of its bytes; or raise what it raised."""
     found = decode(data)
-    if isinstance(found, _Raised):
+    if isinstance(found, _ErrorRecord):
         raise _error(found)
-    return _whole(found.value) if isinstance(found, _Packed) else found
+    return _whole(found.value) if isinstance(found, _ConvertedValue) else found
 
 
 def _encoded(thing: Any) -> bytes:
     try:
         return encode(thing)  # a long list of numbers at the speed of C
     except TypeError:
-        return encode(_Packed(_plain(thing)))
+        return encode(_ConvertedValue(_plain(thing)))
 
 
 def _plain(thing: Any) -> Any:
@@ -105,21 +105,30 @@ def _plain(thing: Any) -> Any:
         return kind(map(_plain, thing))
     if kind is dict:
         return {_plain(key): _plain(value) for key, value in thing.items()}
-    if kind in PLAIN:
-        return _Built(class_name(kind), tuple(map(_plain, PLAIN[kind][0](thing))))
-    if isinstance(thing, dict):
-        return _Built(class_name(kind), tuple((_plain(key), _plain(value)) for key, value in thing.items()))
-    if isinstance(thing, tuple) and hasattr(kind, "_fields"):
-        return _Built(class_name(kind), tuple(map(_plain, thing)))
-    names = field_names(kind)  # of a dataclass or a Struct
-    if names is not None:
-        return _Built(class_name(kind), tuple((name, _plain(getattr(thing, name))) for name in names))
     if kind in ENCODED or isinstance(thing, (np.ndarray, np.generic, enum.Enum)):
         return thing
-    raise TypeError(
-        f"a {kind.__module__}.{kind.__qualname__} cannot be sent to other ranks; give plain data, tensors, "
-        "or dataclasses of them"
-    )
+    parts = _parts(thing)
+    if parts is None:
+        raise TypeError(
+            f"a {kind.__module__}.{kind.__qualname__} cannot be sent to other ranks; give plain data, "
+            "tensors, or dataclasses of them, whose classes are at the top level of a module"
+        )
+    return _InstanceRecord(class_name(kind), tuple(map(_plain, parts)))
+
+
+def _parts(thing: Any) -> Iterable[Any] | None:
+    """What `_instance` makes a thing of again; None: it cannot."""
+    kind = type(thing)
+    if kind in PLAIN:
+        return PLAIN[kind][0](thing)
+    if look_up(class_name(kind)) is not kind:
+        return None  # other ranks would not find it either
+    if isinstance(thing, dict):
+        return thing.items()
+    if isinstance(thing, tuple) and hasattr(kind, "_fields"):
+        return thing
+    names = field_names(kind)  # of a dataclass or a Struct
+    return None if names is None else [(name, getattr(thing, name)) for name in names]
 
 
 def _whole(thing: Any) -> Any:
@@ -129,7 +138,7 @@ def _whole(thing: Any) -> Any:
         return kind(map(_whole, thing))
     if kind is dict:
         return {_whole(key): _whole(value) for key, value in thing.items()}
-    return _instance(thing) if kind is _Built else thing
+    return _instance(thing) if kind is _InstanceRecord else thing
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -166,7 +175,7 @@ PLAIN: dict[type, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] =
 MAKERS = {class_name(kind): maker for kind, (_, maker) in PLAIN.items()}
 
 
-def _instance(built: _Built) -> Any:
+def _instance(built: _InstanceRecord) -> Any:
     """Without the `__init__` of its class."""
     if built.name in MAKERS:
         return MAKERS[built.name](*map(_whole, built.parts))
@@ -187,12 +196,12 @@ def _error_data(error: Exception) -> bytes:
     if isinstance(error, OSError) and name.startswith("builtins:"):
         args = error.__reduce__()[1]  # with its file
     try:
-        return encode(_Raised(name, text, tuple(map(_plain, args)), _plain(vars(error))))
+        return encode(_ErrorRecord(name, text, tuple(map(_plain, args)), _plain(vars(error))))
     except UNSENDABLE:
-        return encode(_Raised("", f"{type(error).__name__}: {text}", (), {}))
+        return encode(_ErrorRecord("", f"{type(error).__name__}: {text}", (), {}))
 
 
-def _error(raised: _Raised) -> Exception:
+def _error(raised: _ErrorRecord) -> Exception:
     """The error again, made without the `__init__` of a class of Unisono, which may need keywords."""
     package, kind = re.split("[.:]", raised.name)[0], raised.name.rpartition(":")[2]
     cls: Any = look_up(raised.name) if package in ("builtins", "unisono") else None

@@ -129,8 +129,14 @@ def check_what_cannot_be_sent_is_refused_on_all(rank, size):
     for call in (on_rank_0, on_every_rank, gather_on_rank_0):
         with pytest.raises(TypeError, match="a builtins.function cannot be sent to other ranks"):
             call(lambda: [lambda: 3])
-    with pytest.raises(TypeError, match="cannot be sent"):
-        broadcast_data(object() if rank == 0 else None)
+
+    class Local(NamedTuple):
+        a: int
+
+    made = dataclasses.make_dataclass("Made", ["a"])
+    for thing in (object(), Local(1), [made(1)], torch.nn.Linear(1, 1)):
+        with pytest.raises(TypeError, match="cannot be sent"):
+            broadcast_data(thing if rank == 0 else None)
 
 
 def check_rank_0_may_take_longer_than_the_timeout(rank, size):

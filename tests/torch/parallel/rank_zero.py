@@ -31,7 +31,7 @@ def all_raise(
     began = time.monotonic()
     with pytest.raises(kind, match=text):
         do()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45  # the timeout of the group is longer
     dist.barrier()
 
 

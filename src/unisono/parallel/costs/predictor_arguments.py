@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from unisono.parallel.plan import Plan, UnfitPlanError
+from unisono.parallel.plan import Plan
 
 __all__ = ["check_plan", "check_predictor"]
 
@@ -39,12 +39,10 @@ def check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> N
     if not isinstance(plan, Plan):
         raise TypeError(f"StepPredictor: plan is a {type(plan).__name__}, expected a Plan")
     if plan.precision == "autocast":
-        raise UnfitPlanError("StepPredictor: precision='autocast' is not priced, bf16 is")
+        raise ValueError("StepPredictor: precision='autocast' is not priced, bf16 is")
     for name, held in (("hosts", hosts), ("speeds", speeds)):
         if held and len(held) != plan.ranks:
-            raise UnfitPlanError(
-                f"StepPredictor: {plan} needs {plan.ranks} ranks, and {name} has {len(held)}"
-            )
+            raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and {name} has {len(held)}")
 
 
 def _is_rate(speed: object) -> bool:

@@ -21,7 +21,6 @@ from unisono.parallel.cut_check import (
     Loss,
     NoDropout,
     alone,
-    as_f32,
     scatter_,
     train,
 )
@@ -29,6 +28,7 @@ from unisono.parallel.divergence import difference
 from unisono.parallel.families import identity
 from unisono.parallel.generators import drawing
 from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.model_copy import model_copy
 from unisono.parallel.unit_outputs import own_memory
 from unisono.torch.control_data import on_every_rank
@@ -98,7 +98,7 @@ class ExpertCheck:
         """
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
-            batch = as_f32(batch)
+            batch = cast(batch, torch.float32)
         scatter_(self._model)
         whole, cut = self._model, model_copy(self._model)
         with torch.enable_grad():

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.parallel.plan import UnfitPlanError
+from unisono.parallel.plan import UnfitError
 
 from .containers import strange_in
 from .noted_call import ModuleOp
@@ -32,7 +32,7 @@ FLOPS_PER_BYTE = 10.0  # what a byte between stages costs
 PLACES = 200  # that are compared
 
 
-class StageError(UnfitPlanError):
+class StageError(UnfitError):
     """A program cannot be cut into stages; the text names the module and says what to write."""
 
 

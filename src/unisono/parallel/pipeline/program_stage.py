@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.argument_templates import template
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.pipeline.module_results import ModuleResults
-from unisono.parallel.program_state import ModuleSettings, kinds_of
+from unisono.parallel.program_state import ModuleSettings, ProgramCache, kinds_of
 from unisono.parallel.recording import ModelRecorder
 from unisono.torch.control_data import on_every_rank, on_rank_0
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.program import Graph, Node
 
 __all__ = ["ProgramStage", "StagePrograms"]
-
-PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
 
 
 class StagePrograms:
@@ -47,7 +45,7 @@ class StagePrograms:
         )
         self._name, self._dtype = self._recorder.name, dtype
         self._settings: ModuleSettings | None = None
-        self._known: dict[Any, StageProgram] = {}
+        self._known: ProgramCache[StageProgram] = ProgramCache()
         self._current: Any = None
         with torch.enable_grad():
             graph = self._recorded(sample)
@@ -56,9 +54,7 @@ class StagePrograms:
         self._sample = sample
 
     def _recorded(self, inputs: Any) -> Graph:
-        if self._dtype is not None:
-            inputs = mapped(inputs, lambda t: t.to(self._dtype) if t.is_floating_point() else t)
-        return self._recorder.record(inputs)
+        return self._recorder.record(cast(inputs, self._dtype))
 
     def note(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Follow `model`, which is cut now. `group`: the ranks of this pipeline."""
@@ -82,13 +78,9 @@ class StagePrograms:
         self._current = self._settings.now()
         for inputs in batches:
             key = self._key(inputs)
-            if key in self._known:
-                continue
-            self._settings.give(self._recorder.shapes)
-            program = self._agreed(inputs)
-            while len(self._known) >= PROGRAMS:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = program
+            if not self._known.use(key):
+                self._settings.give(self._recorder.shapes)
+                self._known[key] = self._agreed(inputs)
 
     def of(self, inputs: Any) -> StageProgram:
         """The program of these inputs, which `confirm` has seen."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.plan import UnfitPlanError
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.torch.control_data import on_rank_0
-
-if TYPE_CHECKING:
-    from unisono.parallel.plan import Plan
 
 
 class PipelineStages(nn.Module):
@@ -83,13 +80,13 @@ def first_pieces(pieces: Sequence[nn.Module], plan: Plan, sample: Any, *, on_met
 def check_starts(starts: Sequence[int], pieces: int) -> None:
     """Raise ValueError where stages begin at pieces that a model does not have."""
     if starts and not 0 < starts[0] <= starts[-1] < pieces:
-        raise UnfitPlanError(f"cuts={tuple(starts)} do not fit a model of {pieces} pieces")
+        raise UnfitError(f"cuts={tuple(starts)} do not fit a model of {pieces} pieces")
 
 
 def check_no_cuts(plan: Plan, model: nn.Module) -> None:
     """Raise ValueError for `cuts` of a model whose stages are cut from its program."""
     if plan.cuts is not None:
-        raise UnfitPlanError(
+        raise UnfitError(
             f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "
             "its program. Leave cuts out, or write parallelize(..., pieces=[first, second, ...])"
         )
@@ -115,7 +112,7 @@ def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> 
     """
     slow = slow or (1.0,) * stages
     if len(costs) < stages:
-        raise UnfitPlanError(f"the model has {len(costs)} pieces, too few for {stages} stages")
+        raise UnfitError(f"the model has {len(costs)} pieces, too few for {stages} stages")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)

@@ -26,7 +26,7 @@ from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
-from unisono.parallel.plan import Plan, UnfitPlanError
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import apart, gathered_units, own_units
@@ -228,7 +228,7 @@ class DryStep:
                 why = f"a step of this model reads values of tensors, which a dry run lacks: {error}"
                 raise CaptureError(why) from error
             if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
-                raise UnfitPlanError(str(error)) from error
+                raise UnfitError(str(error)) from error
             raise
 
     def _called(self, units: DryAxis) -> list[nn.Module]:
