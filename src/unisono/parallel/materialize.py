@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .families import entries
 from .graph.fused import Split, like
+from .structure import entries
 
 Init = Callable[[nn.Module], Any]
 Kept = Callable[[str, nn.Parameter], None]

@@ -14,7 +14,6 @@ from unisono.engine.environment import env
 from unisono.parallel.arguments import two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
-from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.gpu_attention import gpu_attention
@@ -27,10 +26,11 @@ from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters
-from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts
+from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
+from unisono.parallel.structure import structure_of
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 
@@ -107,13 +107,12 @@ class StepPredictor:
         self._packed = may_be_packed(self._batch[0])
         self._base = Shapes(model, None if pieces is None else list(pieces))
         check_model(self._base.model, Plan())
-        self._family = family_of(self._base.model, self._base.also, cuts)
+        self._structure = structure_of(self._base.model, self._base.also, cuts, own_loss=loss is None)
         for module in self._base.model.modules():  # as the runtime does
             config: Any = getattr(module, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
-        self._output = identity if loss is None else self._family.output
-        self._given, self._explicit = pieces is not None, cuts
+        self._output, self._explicit = self._structure.output, cuts
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
         self._hardware = tuple(hardware)
         settings = env.read()
@@ -231,7 +230,7 @@ class StepPredictor:
 
         def record(rows: int) -> TracedStep:
             dtype = None if plan.precision == "f32" else TYPES[plan.precision]
-            layout = StepLayout(units=self._paths(self._family.units), cut=cut, dtype=dtype)
+            layout = StepLayout(units=self._paths(self._structure.units), cut=cut, dtype=dtype)
             try:
                 with gpu_attention(on_gpu=self._own_device), single_texts(single):
                     shapes = Shapes(self._base)
@@ -305,11 +304,10 @@ class StepPredictor:
             )
         kinds = self._explicit or {}
         if any(kind != "whole" for kind in kinds.values()):
-            return cut_of(self._base.model, self._family.cuts, plan.tensor)
-        whole = [path for path, kind in self._family.cuts.items() if kind == "whole"] if kinds else []
+            return cut_of(self._base.model, self._structure.kinds, plan.tensor)
         with torch.enable_grad(), single_texts(single):
             return prove(
-                Shapes(self._base), self._micro(self._few)[0], plan.tensor, whole=frozenset(whole),
+                Shapes(self._base), self._micro(self._few)[0], plan.tensor, whole=frozenset(self._structure.kinds),
                 opened=opened, sequence=plan.sequence,
             )  # fmt: skip
 
@@ -320,24 +318,20 @@ class StepPredictor:
 
     def _stages(self, plan: Plan) -> StageStarts:
         """Where stages begin."""
-        key = plan.stages, plan.cuts, plan.precision
+        key = plan.stages, plan.cuts, plan.precision, plan.context > 1
         if key not in self._starts:
-            family = self._family
-            tensor = isinstance(self._batch[0], torch.Tensor)
-            plain = self._given or isinstance(self._base.model, nn.Sequential)
-            if plain or (family.pieces and not family.no_pieces and tensor):
-                self._starts[key] = StageStarts(self._of_pieces(plan, family))
+            if self._structure.pieces and plan.context == 1:
+                self._starts[key] = StageStarts(self._of_pieces(plan, self._structure.pieces))
             else:
                 self._starts[key] = self._of_program(plan)
         return self._starts[key]
 
-    def _of_pieces(self, plan: Plan, family: ModelFamily) -> tuple[tuple[str, int], ...]:
-        counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
+    def _of_pieces(self, plan: Plan, pieces: Sequence[nn.Module]) -> tuple[tuple[str, int], ...]:
         paths = {module: path for path, module in reversed([*self._base.model.named_modules()])}
-        found, starts = [], plan.cuts or balance(counted, plan.stages)
-        check_starts(starts, len(family.pieces))
+        found, starts = [], plan.cuts or balance(counted_costs(pieces), plan.stages)
+        check_starts(starts, len(pieces))
         for start in starts:
-            first = next((module for module in family.pieces[start].modules() if module in paths), None)
+            first = next((module for module in pieces[start].modules() if module in paths), None)
             if first is None:
                 raise ValueError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))
@@ -372,7 +366,7 @@ class StepPredictor:
     ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> parameters on one rank of the tensor axis."""
         model = traced.model
-        modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
+        modules = [model.get_submodule(path) for path in self._paths(self._structure.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
         kept = set(gathered_units(model, own_units(model, modules), plan)) if sharded else set()
         kept.update(apart(model, kept_in_f32(model, plan)))

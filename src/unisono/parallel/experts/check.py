@@ -26,7 +26,7 @@ from unisono.parallel.cut_check import (
     train,
 )
 from unisono.parallel.divergence import difference
-from unisono.parallel.families import identity
+from unisono.parallel.structure import identity
 from unisono.parallel.generators import drawing
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.model_copy import model_copy

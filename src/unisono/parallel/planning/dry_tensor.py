@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from unisono.parallel.generators import RngRegion
-from unisono.parallel.graph.capture import CaptureError, call
+from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import Shapes
+from unisono.parallel.structure import ModelStructure, chained
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 
@@ -49,20 +49,20 @@ def cut_of_program(
     parts: int,
     *,
     sequence: bool,
-    pieces: Sequence[nn.Module] | None,
+    structure: ModelStructure | None,
     opened: frozenset[str],
 ) -> Cut:
     """The cut that `parallelize` would choose.
 
     Args:
-        shapes: the model without values.    pieces: of it, in a pipeline of them.
+        shapes: the model without values.    structure: of it, in a pipeline of pieces.
         opened: modules that span stages.
     Raises:
         CaptureError: the program cannot be recorded, or nothing of it can be cut.
     """
     forward = None
-    if pieces is not None:
-        shapes, forward = Shapes(shapes.model, list(pieces)), _chain
+    if structure is not None:
+        shapes, forward = Shapes(shapes.model, structure.pieces), chained(spreads=structure.spreads)
     cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
     if not cut.dims:
         raise CaptureError(f"tensor={parts} cuts nothing of the model")
@@ -83,8 +83,3 @@ def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) 
     run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
     return set(model.parameters()) - whole
 
-
-def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
-    for piece in pieces:
-        inputs = call(piece, inputs)
-    return inputs
