@@ -157,7 +157,7 @@ def set_up(
     if plan.context > 1 or plan.tensor == 1:
         forget_caches(model)
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, structure.output)
+    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, structure)
     in_pieces = bool(structure.pieces) and plan.context == 1
     axis, trial = spread(model, mesh, experts, check, fill, structure.output, pieces=in_pieces)
     programs: StagePrograms | None = None
@@ -332,7 +332,7 @@ def _staged(
     plan = mesh.plan
     stages: list[Any]
     if programs is None:
-        stages = stages_of(structure, starts)
+        stages = stages_of(structure, starts, model)
     else:
         stages = [ProgramStage(programs, stage, model) for stage in range(plan.stages)]
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of

@@ -44,6 +44,16 @@ class ModelStructure:
     output: Callable[[Any], Any] = identity
     spreads: bool = False
 
+    @property
+    def given(self) -> bool:
+        """Whether the pieces are the caller's."""
+        return self.spreads
+
+    def left_out(self, model: nn.Module) -> list[str]:
+        """The parameters of a model that no piece has."""
+        inside = {value for piece in self.pieces for value in piece.parameters()}
+        return [name for name, value in model.named_parameters() if value not in inside]
+
 
 def structure_of(
     model: nn.Module,

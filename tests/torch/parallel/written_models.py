@@ -15,7 +15,7 @@ from parallel import models
 from parallel.plain_training import same, under
 from parallel.run_features import in_group
 from unisono.parallel import sharded_parameters
-from unisono.parallel.families import entries
+from unisono.parallel.structure import entries
 from unisono.parallel.graph.model_copy import model_copy
 
 LOSS = functional.cross_entropy

@@ -46,11 +46,12 @@ def _in_f32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
-class PieceStage(nn.ModuleList):
+class PieceStage(nn.Module):
     """Pieces, one after the other. The first stage takes the model's inputs, the others what comes.
 
     Args:
         spreads: a tuple is the arguments of the next piece, and not one argument.
+        unused: modules that no piece runs, for weights and checkpoints.
     Raises:
         TypeError: what goes to the next stage is neither a tensor nor a tuple of tensors.
     """
@@ -64,15 +65,22 @@ class PieceStage(nn.ModuleList):
         return False
 
     def __init__(
-        self, pieces: Sequence[nn.Module], *, first: bool = False, last: bool = False, spreads: bool = False
+        self,
+        pieces: Sequence[nn.Module],
+        *,
+        first: bool,
+        last: bool,
+        spreads: bool,
+        unused: Sequence[nn.Module] = (),
     ) -> None:
-        super().__init__(pieces)
+        super().__init__()
+        self.pieces, self.unused = nn.ModuleList(pieces), nn.ModuleList(unused)
         self._first, self._last, self._spreads = first, last, spreads
 
     def forward(self, came: Sequence[Tensor], inputs: Any) -> Any:
         if not self._first:
             inputs = tuple(came) if self._spreads else (came[0] if len(came) == 1 else tuple(came),)
-        value = run_pieces([*self], inputs, spreads=self._spreads)
+        value = run_pieces([*self.pieces], inputs, spreads=self._spreads)
         return value if self._last else self._sent(value)
 
     def _sent(self, value: Any) -> Any:
@@ -80,24 +88,40 @@ class PieceStage(nn.ModuleList):
         if not all(isinstance(part, Tensor) for part in parts):
             kinds = ", ".join(type(part).__name__ for part in parts)
             raise TypeError(
-                f"a stage ends with a {type(self[-1]).__name__}, which returned a {type(value).__name__} "
+                f"a stage ends with a {type(self.pieces[-1]).__name__}, which returned a {type(value).__name__} "
                 f"({kinds}): what goes to the next stage is a tensor, or a tuple of tensors. Let stages begin "
                 "elsewhere: Plan(cuts=...)"
             )
         if len(parts) == 1 and value is parts and not self._spreads:
             raise TypeError(
-                f"a stage ends with a {type(self[-1]).__name__}, which returned a tuple of one tensor: the "
+                f"a stage ends with a {type(self.pieces[-1]).__name__}, which returned a tuple of one tensor: the "
                 "next stage takes a tensor, or a tuple of several. Let stages begin elsewhere: Plan(cuts=...)"
             )
         return value
 
 
-def stages_of(structure: ModelStructure, starts: Sequence[int]) -> list[PieceStage]:
+def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module) -> list[PieceStage]:
     """The stages of a model in pieces. starts: the first piece of each stage but the first.
 
     Raises:
-        ValueError: a module with buffers would be in two stages, each with its own.
+        ValueError: a module with buffers would be in two stages, each with its own; or pieces leave out a
+            parameter of a module around them.
     """
+    unused = {name.rpartition(".")[0]: name for name in structure.left_out(model)}
+    around = next((n for at, n in unused.items() if _holds(model, at, structure.pieces)), None)
+    if around is not None:
+        raise ValueError(
+            f'pieces= leaves out the parameter "{around}" of {type(model).__name__}, which has pieces within '
+            "the module of that parameter. Give it to a piece of your own"
+        )
+    own = set(model.parameters())
+    for piece in structure.pieces:
+        for name, value in piece.named_parameters():
+            if value not in own:
+                raise ValueError(
+                    f'pieces= has a {type(piece).__name__} with the parameter "{name}", which is not of '
+                    f"{type(model).__name__} and would not train. Make its module a part of the model"
+                )
     pieces, bounds = structure.pieces, [*itertools.pairwise([0, *starts, len(structure.pieces)])]
     homes: dict[nn.Module, int] = {}
     for stage, (first, stop) in enumerate(bounds):
@@ -109,9 +133,21 @@ def stages_of(structure: ModelStructure, starts: Sequence[int]) -> list[PieceSta
                 )
     last = len(bounds) - 1
     return [
-        PieceStage(pieces[first:stop], first=stage == 0, last=stage == last, spreads=structure.spreads)
+        PieceStage(
+            pieces[first:stop],
+            first=stage == 0,
+            last=stage == last,
+            spreads=structure.spreads,
+            unused=[model.get_submodule(path) for path in unused] if stage == 0 else (),
+        )
         for stage, (first, stop) in enumerate(bounds)
     ]
+
+
+def _holds(model: nn.Module, path: str, pieces: Sequence[nn.Module]) -> bool:
+    """Whether a module has modules that run in pieces."""
+    inside = {module for piece in pieces for module in piece.modules()}
+    return not inside.isdisjoint(model.get_submodule(path).modules())
 
 
 def first_pieces(structure: ModelStructure, plan: Plan, sample: Any, *, on_meta: bool) -> Sequence[int]:

@@ -151,7 +151,7 @@ class DryRun:
             return [ProgramStage(programs, stage, model) for stage in range(plan.stages)]  # type: ignore[arg-type]
         cuts = plan.cuts or balance(counted_costs(structure.pieces), plan.stages)  # as without a sample
         check_starts(cuts, len(structure.pieces))
-        return stages_of(structure, cuts)
+        return stages_of(structure, cuts, model)
 
     def _boundaries(self, stages: list[Any], shapes: Shapes) -> dict[tuple[int, int], Specs]:
         """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""
