@@ -106,7 +106,6 @@ class CutCheck:
         Raises:
             ValueError: it trains another model; the text names a module, and what to write.
         """
-        _same_rows(batch, mesh)
         device = mesh.axes.device_type
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
@@ -164,19 +163,6 @@ def _agree(
 
 
 # ---- both ways ----
-
-
-def _same_rows(batch: Any, mesh: PlanMesh) -> None:
-    """Refuse ranks of a tensor group that give different rows."""
-    group = mesh.group("tensor")
-    sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_in(list(batch))]
-    told: list[Any] = [None] * mesh.plan.tensor
-    dist.all_gather_object(told, sums, group=group)
-    if any(other != told[0] for other in told):
-        raise ValueError(
-            "ranks of one tensor group give different rows. Give them the same part of each batch; "
-            "run.shard(loader) does"
-        )
 
 
 def as_f32(batch: Any) -> Any:

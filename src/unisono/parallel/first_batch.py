@@ -12,9 +12,10 @@ from unisono.torch_internals.fake import is_about_data
 
 from .arguments import two
 from .batches import RankBatches, cut_rows, rows_of
-from .graph.capture import call
+from .graph.capture import call, quiet
 from .graph.shapes import Shapes
 from .run import Run
+from .same_data import DataComparison
 from .structure import is_chain
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def guessed(model: nn.Module) -> Any:
         return None
     shapes = Shapes(model)
     try:
-        with shapes.mode, torch.no_grad():
+        with quiet(), shapes.mode, torch.no_grad():
             call(shapes.model, shapes.inputs(inputs))
     except Exception as error:  # noqa: BLE001  the first batch decides
         return inputs if is_about_data(error) else None
@@ -82,6 +83,7 @@ class FirstBatchRun(Run):
     ) -> None:
         self.plan, self.model, self.mesh, self.epoch = begun.mesh.plan, model, begun.mesh, 0
         self._set_up, self._more = set_up, more
+        self._data = DataComparison(self.mesh.everyone.world)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -92,15 +94,15 @@ class FirstBatchRun(Run):
     def _begin(self, inputs: Any) -> None:
         plan, *options = self._more
         rows = -(-rows_of([inputs]) // plan.micro_batches)
-        built, epoch = self._set_up(cut_rows(inputs, 0, max(1, rows))), self.epoch
+        built, epoch, data = self._set_up(cut_rows(inputs, 0, max(1, rows))), self.epoch, self._data
         self.__class__ = Run  # type: ignore[assignment]
         for name in ("_set_up", "_more"):
             delattr(self, name)
         Run.__init__(self, built, plan, *options)
-        self.epoch = epoch
+        self.epoch, self._data = epoch, data
 
     def shard(self, loader: Iterable[Any]) -> RankBatches:
-        return RankBatches(loader, self.mesh.everyone.row, self._more[0].data)
+        return RankBatches(loader, self.mesh.everyone.row, self._more[0].data, self._data)
 
     def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
         self._begin(two(batch, own_loss=self._more[2] is None)[0])

@@ -310,7 +310,7 @@ def _programs(
     forget_caches(model)
     dtype = None if plan.precision == "f32" else TYPES[plan.precision]
     try:
-        return StagePrograms(model, sample, plan.stages, dtype)
+        return StagePrograms(model, sample, plan.stages, dtype, masks=plan.context > 1)
     except CaptureError as error:
         raise CaptureError(
             f"pipeline={plan.pipeline}: stages are cut from the program of {type(model).__name__}, which "

@@ -221,8 +221,8 @@ class StepPredictor:
     # ---- what plans share ----
 
     def _micro_batch(self, plan: Plan, rows: int, starts: StageStarts) -> TracedStep:
-        recorded = plan.context > 1 or bool(starts.items)  # with the masks that shapes have
-        return self._traced(plan, rows, starts.opened, single=not recorded and not self._packed)
+        single = plan.context == 1 and not self._packed  # else with the masks that shapes have
+        return self._traced(plan, rows, starts.opened, single=single)
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str], *, single: bool) -> TracedStep:
         """A recorded step. `single`: of a model that takes each row for one text."""
@@ -345,7 +345,7 @@ class StepPredictor:
             inputs = mapped(inputs, lambda t: t.to(TYPES[plan.precision]) if t.is_floating_point() else t)
             with shapes.mode:
                 shapes.model.to(TYPES[plan.precision])
-        with torch.enable_grad():
+        with torch.enable_grad(), single_texts(plan.context == 1 and not self._packed):
             graph = Recorder(shapes).run(shapes.model, inputs)
         program = StageProgram(graph, shapes.model, choose_starts(graph, plan.stages))
         return StageStarts.of_program(program, self._few)

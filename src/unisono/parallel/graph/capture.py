@@ -33,7 +33,7 @@ from .saved_results import saved_result
 from .shapes import CaptureError, Shapes
 from .slots import argument_names, slots_in, slots_of_call
 
-__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture"]
+__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture", "quiet"]
 
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
@@ -110,7 +110,7 @@ class Recorder:
             self._new(tensor, "input")
         try:
             told = self.attention if self._attention else None
-            with _quiet(), calls_told(told), self._shapes.mode, _Operators(self), _Functions(self):
+            with quiet(), calls_told(told), self._shapes.mode, _Operators(self), _Functions(self):
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
@@ -373,7 +373,7 @@ class _Functions(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """PyTorch logs what an operator raises on shapes; this package raises it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True

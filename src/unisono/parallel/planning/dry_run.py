@@ -91,12 +91,12 @@ class DryRun:
             check_model(model, self._everyone)
             experts = spread_by_chance(model, plan)
         in_pieces = bool(structure.pieces) and plan.context == 1
-        recorded = plan.context > 1 or (plan.pipeline > 1 and not in_pieces)  # with the masks of shapes
-        single = not recorded and not may_be_packed(task.inputs_of(task.sample))
+        single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
             check_no_cuts(plan, task.model)
-            programs = _DryPrograms(self, shapes)
+            with single_texts(single):
+                programs = _DryPrograms(self, shapes)
         elif plan.pipeline > 1:
             structure.output = identity  # the last piece returns what the loss takes
         if plan.tensor > 1:
