@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from unisono.torch_internals.training import module_at
+
 from .gradients import gradient
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ def differing_gradients(parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> 
 
 def text(tensor: int, model: nn.Module, structure: ModelStructure, path: str, what: str) -> str:
     """The error of a plan that does not train as one process does. path: of the first module that differs."""
-    kind = type(model.get_submodule(path)).__name__
+    kind = type(module_at(model, path)).__name__
     where = f'"{path}" ({kind})' if path else f"{kind}"
     if what.startswith("the gradient"):
         what += ": each rank sees its own features (or heads) only"

@@ -19,7 +19,7 @@ from .same_data import DataComparison
 from .structure import is_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from .model_setup import ModelSetup, SetupBeginning
 

@@ -16,9 +16,9 @@ from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts
+from .first_batch import FirstBatchRun, guessed, needs_inputs
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .first_batch import FirstBatchRun, guessed, needs_inputs
 from .model_setup import ModelSetup, SetupBeginning, begin, set_up
 from .optimizer_groups import Optimizer
 from .plan import Plan

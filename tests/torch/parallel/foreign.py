@@ -291,10 +291,11 @@ def check_a_program_that_depends_on_data(folder: Path) -> None:
 
 
 def check_ranks_of_a_tensor_group_need_the_same_rows(folder: Path) -> None:
-    run = up.parallelize(models.gpt(), TENSOR, optimizer=adamw, loss=models.token_loss)
-    with pytest.raises(ValueError, match=r"give different rows.*run\.shard"):
-        run.step(models.text_batches(2, 4)[dist.get_rank()])
-    run.step(models.text_batches(2, 4)[0])
+    for plan in (TENSOR, up.Plan(pipeline=2), up.Plan(pipeline=2, micro_batches=2)):
+        run = up.parallelize(models.gpt(), plan, optimizer=adamw, loss=models.token_loss)
+        with pytest.raises(ValueError, match=r"give different rows.*run\.shard"):
+            run.step(models.text_batches(2, 4)[dist.get_rank()])
+        run.step(models.text_batches(2, 4)[0])
 
 
 def check_a_model_that_cannot_be_copied(folder: Path) -> None:
@@ -304,8 +305,10 @@ def check_a_model_that_cannot_be_copied(folder: Path) -> None:
         return model
 
     batches = models.text_batches(2, 4)
+    pairs = {"*.fc1": "column", "*.fc2": "row"}
     with pytest.raises(ValueError, match=r"Sequential cannot be copied .*check=False"):
-        under(TENSOR, make, batches, models.token_loss)
+        under(TENSOR, make, batches, models.token_loss, cuts=pairs)
+    under(TENSOR, make, batches, models.token_loss, cuts=pairs, check=False)
     with pytest.raises(ValueError, match=r"Sequential cannot be copied .* cannot be recorded"):
         under(TENSOR, make, batches, models.token_loss, sample=batches[0][0])
 

@@ -33,6 +33,7 @@ from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, ow
 from unisono.parallel.structure import structure_of
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
+from unisono.torch_internals.training import module_at
 
 from .collective_calls import PricedCollective, collective_calls
 from .compressed_gradients import of_stages
@@ -366,12 +367,12 @@ class StepPredictor:
     ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> parameters on one rank of the tensor axis."""
         model = traced.model
-        modules = [model.get_submodule(path) for path in self._paths(self._structure.units)]
+        modules = [module_at(model, path) for path in self._paths(self._structure.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
         kept = set(gathered_units(model, own_units(model, modules), plan)) if sharded else set()
         kept.update(apart(model, kept_in_f32(model, plan)))
         paths = [path for path, module in model.named_modules() if module in kept]  # outer ones first
-        inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
+        inside = {id(value): path for path in paths for value in module_at(model, path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():
             call = traced.homes.get(name, (-1, NO_UNIT))[0]

@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
+from unisono.torch_internals.training import module_at
 
 from .attention_call import ATTENTION, FUNCTION, bound, calls_told
 from .containers import mapped, numbers_of, tensors_in
@@ -339,7 +340,7 @@ class Recorder:
 
     def _error(self, error: Exception, model: nn.Module) -> CaptureError:
         path = self.graph.frames[self.frames[-1]].path if self.frames else ""
-        kind = type(model.get_submodule(path)).__name__
+        kind = type(module_at(model, path)).__name__
         where = f'"{path}" ({kind})' if path else kind
         lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(PACKAGES)]
         at = f"{lines[-1].filename}:{lines[-1].lineno}: {lines[-1].line}" if lines else "PyTorch itself"

@@ -17,6 +17,7 @@ from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.structure import ModelStructure, run_pieces
+from unisono.torch_internals.training import module_at
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
@@ -138,7 +139,7 @@ def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module
             first=stage == 0,
             last=stage == last,
             spreads=structure.spreads,
-            unused=[model.get_submodule(path) for path in unused] if stage == 0 else (),
+            unused=[module_at(model, path) for path in unused] if stage == 0 else (),
         )
         for stage, (first, stop) in enumerate(bounds)
     ]
@@ -147,7 +148,7 @@ def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module
 def _holds(model: nn.Module, path: str, pieces: Sequence[nn.Module]) -> bool:
     """Whether a module has modules that run in pieces."""
     inside = {module for piece in pieces for module in piece.modules()}
-    return not inside.isdisjoint(model.get_submodule(path).modules())
+    return not inside.isdisjoint(module_at(model, path).modules())
 
 
 def first_pieces(structure: ModelStructure, plan: Plan, sample: Any, *, on_meta: bool) -> Sequence[int]:

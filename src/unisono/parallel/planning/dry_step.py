@@ -42,9 +42,9 @@ from .memory_account import MemoryPeak, MemoryTracker
 from .storage_watch import StorageWatch
 
 if TYPE_CHECKING:
-    from unisono.parallel.structure import ModelStructure
     from unisono.parallel.graph.shapes import Shapes
     from unisono.parallel.plan import Plan
+    from unisono.parallel.structure import ModelStructure
 
     from .dry_context import DryContext
     from .task import TrainingTask
