@@ -262,7 +262,10 @@ class Run:
         Raises:
             RuntimeError: no step was watched.
         """
-        return CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
+        report = CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
+        context = self._built.runtime.context
+        report.notes = [] if context is None else context.notes
+        return report
 
     def trace(self, path: str | Path) -> None:
         """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0

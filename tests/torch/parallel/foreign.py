@@ -105,6 +105,7 @@ def check_what_mixes_features_between_two_layers_is_not_cut(folder: Path) -> Non
 def check_heads_of_a_written_number(folder: Path) -> None:
     batches = models.text_batches(4, 4)
     by_hand = {"1.query": "column", "1.key": "column", "1.value": "column", "1.out_proj": "row"}
+    by_hand |= {"2.fc1": "column", "2.fc2": "row"}
     make = lambda: text(Attention(fixed=True), models.Block())  # noqa: E731
     refused(make, batches, models.token_loss, r'"1\.out_proj" .*cuts=\{"1\.\*": "whole"\}', cuts=by_hand)
     run = proved(make, batches, models.token_loss, "1.query.weight", "1.out_proj.weight", "2.fc1.weight")

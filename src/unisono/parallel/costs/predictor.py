@@ -126,12 +126,13 @@ class StepPredictor:
             self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         self._machine = recall(settings).calibration if machine is None else machine
         tried = trial and not own_device and should_try(model, self._batch)
+        self._trial: ModelTrial | None = None
+        if tried:
+            rows = rows_of(self._batch)
+            self._trial = ModelTrial(model, self._batch, rows, self._output, self._loss.loss, optimizer)
         self._pricing = HostPricing(
-            self._compute, self._machine, self._hardware, own_device,
-            ModelTrial(model, self._batch, rows_of(self._batch), self._output, self._loss.loss, optimizer)
-            if tried else None,
-            self._operators,
-        )  # fmt: skip
+            self._compute, self._machine, self._hardware, own_device, self._trial, self._operators
+        )
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
@@ -153,7 +154,9 @@ class StepPredictor:
     @property
     def source(self) -> str:
         """Where the costs of operators are from."""
-        return self._source
+        if self._trial is None or not self._trial.problem:
+            return self._source
+        return f"{self._source}; without the model's own Python, as a copy did not run: {self._trial.problem}"
 
     def forecast(self, plan: Plan) -> StepForecast:
         """The seconds of a step under this plan, by cause.
@@ -193,7 +196,7 @@ class StepPredictor:
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
-            self._source, exchanges,
+            self.source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
             self._slow(plan),
