@@ -141,7 +141,6 @@ class CutCheck:
             for attempt in (still, drawn):
                 _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, structure))
 
-
     def _structure(self, model: nn.Module, pieces: Sequence[nn.Module] | None) -> ModelStructure:
         return structure_of(model, pieces, self._cuts, staged=bool(pieces))
 

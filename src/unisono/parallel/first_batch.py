@@ -1,4 +1,4 @@
-"""The inputs on which a model is recorded where the caller gives no sample: guessed, or those of the first batch."""
+"""The inputs on which a model is recorded where no sample is given: guessed, or those of the first batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def needs_inputs(
     """Whether the model has to be recorded before it is cut."""
     explicit = any(kind != "whole" for kind in (cuts or {}).values())
     chained = plan.context == 1 and (pieces is not None or is_chain(model))
-    return plan.tensor > 1 and not explicit or plan.pipeline > 1 and not chained
+    return (plan.tensor > 1 and not explicit) or (plan.pipeline > 1 and not chained)
 
 
 def guessed(model: nn.Module) -> Any:
@@ -87,8 +87,8 @@ class FirstBatchRun(Run):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"run.{name}: {type(self.model).__name__} is recorded on the inputs of the first batch, and is set "
-            "up in the first step. Write parallelize(..., sample=inputs of a batch) to have it at once"
+            f"run.{name}: {type(self.model).__name__} is recorded on the inputs of the first batch, and set up "
+            "in the first step. Write parallelize(..., sample=inputs of a batch) to have it at once"
         )
 
     def _begin(self, inputs: Any) -> None:

@@ -1,6 +1,4 @@
-"""What is different for Hugging Face's models: what a loss takes of them, and how their files are written.
-
-`save_pretrained` is streamed: rank 0 holds one file's weights at most.
+"""Writes what Hugging Face's `save_pretrained` writes, streamed: rank 0 holds one file's weights at most.
 
 A model of `transformers` gives its weights with its configuration, one of `peft` its adapters only. Neither
 library is imported here: the model brings it.
@@ -20,26 +18,9 @@ from torch import Tensor, nn
 from .plain_class import plain_class
 from .weights import FirstRankWriter, export
 
-__all__ = ["loss_input", "save_pretrained", "write_configuration"]
+__all__ = ["save_pretrained", "write_configuration"]
 
 Weights = Callable[[], Iterator[tuple[str, "Tensor | None"]]]
-
-GIVE_LOGITS = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-
-
-def loss_input(model: nn.Module) -> Callable[[Any], Any]:
-    """What a loss takes of the output of a model: these classes of `transformers` give their logits."""
-    own = any(base.__module__.startswith("transformers.models.") for base in type(model).__mro__)
-    return _logits if own and type(model).__name__ in GIVE_LOGITS else _whole
-
-
-def _logits(output: Any) -> Any:
-    found = getattr(output, "logits", None)
-    return found if isinstance(found, Tensor) else output
-
-
-def _whole(output: Any) -> Any:
-    return output
 
 
 def save_pretrained(

@@ -173,7 +173,9 @@ def set_up(
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     region = None if decision is None else _cut(model, decision, mesh)
     if plan.pipeline == 1:
-        units = shard_units(model, structure.units, mesh, last=True, initial=initial, exact=kept, experts=axis)
+        units = shard_units(
+            model, structure.units, mesh, last=True, initial=initial, exact=kept, experts=axis
+        )
         runtime = PipelineRuntime(units, mesh, structure.output, single=True)
         built = ModelSetup(model, units, mesh, structure, runtime, [], (), names)
     else:
@@ -296,9 +298,7 @@ def _check_proved(model: nn.Module, cut: Cut, plan: Plan) -> None:
         )
 
 
-def _programs(
-    model: nn.Module, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any
-) -> StagePrograms:
+def _programs(model: nn.Module, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any) -> StagePrograms:
     """The program from which stages are cut."""
     if pieces is not None:
         raise ValueError(
@@ -335,7 +335,7 @@ def _staged(
     else:
         stages = [ProgramStage(programs, stage, model) for stage in range(plan.stages)]
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
-    here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
+    here: dict[int, Any] = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
     ties = ties_of(model, stages, rank_of, mesh)
     container = PipelineStages(here, None if plan.precision == "f32" else plan.stages - 1)
     inside = set(container.modules())

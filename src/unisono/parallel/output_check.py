@@ -125,6 +125,7 @@ class OutputCheck:
         _raise_any(wrong, mesh)
 
     def _difference(self, few: Any, found: Any, mesh: PlanMesh) -> str | None:
+        assert self._copy is not None
         with torch.no_grad(), drawing(SEED, mesh.axes.device_type), _evaluating(self._copy):
             wanted = self._output(call(self._copy, few))
         pairs = [*tensors_in(wanted)], [*tensors_in(found)]
@@ -195,14 +196,14 @@ class _PiecesProof:
             self.differs = there and f"The programs of {name} and of its pieces differ: {there}"
         if self.differs and used:
             return (
-                f'pieces= leaves out the parameter "{min(used)}" of {name}, which its forward takes, as far as '
-                f"can be seen. Give it to a piece. {self.differs}"
+                f'pieces= leaves out the parameter "{min(used)}" of {name}, which its forward takes, as far '
+                f"as can be seen. Give it to a piece. {self.differs}"
             )
         if self.differs and copy is None:
             return (
                 f"nothing proves that pieces= compute what {name} does, and it is too large to be copied "
-                f"unasked, or cannot be copied. {self.differs}. Write parallelize(..., check=True): the first "
-                f"step compares both on {ROWS} rows. Or check=False, if you have compared them"
+                f"unasked, or cannot be copied. {self.differs}. Write parallelize(..., check=True): the "
+                f"first step compares both on {ROWS} rows. Or check=False, if you have compared them"
             )
         return None
 

@@ -55,8 +55,8 @@ def parallelize(
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
             dict with "labels".
-        pieces: for pipelines, the modules in order, in place of stages that are cut from the program. Each takes
-            the output of the one before; a tuple is its arguments. They have to compute what the model does.
+        pieces: for pipelines, the modules in order, in place of stages that are cut from the program. Each
+            takes the output of the one before; a tuple is its arguments. They compute what the model does.
         cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
             place of the cut that follows from the model's program; or -> "whole", exceptions from it.
         sample: inputs of one micro-batch. The tensor axis and stages are cut from the program that they run,

@@ -27,7 +27,7 @@ from .graph.containers import tensors_in
 if TYPE_CHECKING:
     from .mesh import PlanMesh
 
-__all__ = ["DataComparison", "check_items", "check_orders", "drawing_as", "draw_states"]
+__all__ = ["DataComparison", "check_items", "check_orders", "draw_states", "drawing_as"]
 
 BATCHES = 3  # of a run that are compared
 TENSORS, PLACES = 4, 32  # of a batch, and of each tensor
@@ -145,13 +145,13 @@ def _other_batches(told: Sequence[Sequence[float]]) -> str:
     for rank, (length, *rows) in enumerate(told):
         if length != told[0][0]:
             return (
-                f"run.shard: the loader has {told[0][0]} batches on rank 0, and {length} on rank {rank} (-1: it "
-                f"does not say). {REMEDY}"
+                f"run.shard: the loader has {told[0][0]} batches on rank 0, and {length} on rank {rank} "
+                f"(-1: it does not say). {REMEDY}"
             )
         if not _compared(alike, told[0][1:], rows):
             return (
-                f"run.shard: the loader gives other batches on rank {rank} than on rank 0, as one that is cut "
-                f"by rank, or that each rank shuffles by itself. {REMEDY}"
+                f"run.shard: the loader gives other batches on rank {rank} than on rank 0, as one that is "
+                f"cut by rank, or that each rank shuffles by itself. {REMEDY}"
             )
     return ""
 
@@ -198,7 +198,10 @@ def check_items(load: Any, drawn: Sequence[Any], *, by_rows: bool) -> None:
     if other is None:
         return
     again = told()  # a dataset that draws by itself says something else now
-    if all(not isinstance(new, str) and _compared(identical, old, new) for old, new in zip(each, again, strict=True)):
+    if all(
+        not isinstance(new, str) and _compared(identical, old, new)
+        for old, new in zip(each, again, strict=True)
+    ):
         raise ValueError(
             f"run.shard: the dataset has other items on rank {other} than on rank 0, at the same indices, as "
             f"one that is cut by rank. {REMEDY}"
@@ -224,8 +227,8 @@ def check_orders(mine: Sequence[Any] | None, total: int | None, name: str) -> No
     expected = len(sets[0]) * len(sets[1]) / total if total else BY_CHANCE + 1
     if apart and (expected > BY_CHANCE or sum(map(len, sets)) == total):
         raise ValueError(
-            f"run.shard: the loader's {name} draws {len(sets[0])} items on rank 0, and none of them on another "
-            f"rank: it is cut by rank. {REMEDY}"
+            f"run.shard: the loader's {name} draws {len(sets[0])} items on rank 0, and none of them on "
+            f"another rank: it is cut by rank. {REMEDY}"
         )
 
 
@@ -238,7 +241,7 @@ def draw_states(*generators: torch.Generator) -> Any:
     return (
         [each.get_state() for each in (torch.default_generator, *generators)],
         random.getstate(),
-        np.random.get_state(),  # noqa: NPY002
+        np.random.get_state(),
     )
 
 
@@ -250,7 +253,7 @@ def drawing_as(states: Any, *generators: torch.Generator) -> Iterator[None]:
         if states is SAME:
             torch.default_generator.manual_seed(0)
             random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
+            np.random.seed(0)
         else:
             _set(states, generators)
         yield
@@ -262,4 +265,4 @@ def _set(states: Any, generators: Sequence[torch.Generator]) -> None:
     for each, state in zip((torch.default_generator, *generators), states[0], strict=True):
         each.set_state(state)
     random.setstate(states[1])
-    np.random.set_state(states[2])  # noqa: NPY002
+    np.random.set_state(states[2])

@@ -1,4 +1,4 @@
-"""How the tensor axis cuts a model: proved from its recorded program, or by the caller's `cuts`, and then tried."""
+"""How the tensor axis cuts a model: proved from its recorded program, or as `cuts` say, and then tried."""
 
 from __future__ import annotations
 

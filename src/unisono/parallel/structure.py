@@ -11,14 +11,20 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .graph.capture import call
 from .graph.fused import has_hooks
-from .hugging_face import loss_input
 from .tensor_parallel import KINDS
 
 __all__ = ["ModelStructure", "chained", "entries", "identity", "run_pieces", "structure_of", "writes_input"]
+
+GIVE_LOGITS = (
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+)  # of `transformers`
 
 
 def identity(output: Any) -> Any:
@@ -80,6 +86,17 @@ def structure_of(
     for pattern, kind in (cuts or {}).items():
         found.kinds |= dict.fromkeys(_paths(model, pattern, kind), kind)
     return found
+
+
+def loss_input(model: nn.Module) -> Callable[[Any], Any]:
+    """What a loss takes of the output of a model: these classes of `transformers` give their logits."""
+    own = any(base.__module__.startswith("transformers.models.") for base in type(model).__mro__)
+    return _logits if own and type(model).__name__ in GIVE_LOGITS else identity
+
+
+def _logits(output: Any) -> Any:
+    found = getattr(output, "logits", None)
+    return found if isinstance(found, Tensor) else output
 
 
 def run_pieces(pieces: Sequence[nn.Module], inputs: Any, *, spreads: bool) -> Any:

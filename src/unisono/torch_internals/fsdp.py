@@ -174,7 +174,7 @@ def is_sharded(unit: Any, name: str) -> bool:
 
 
 def hidden_by_methods(root: Any) -> str:
-    """A child or tensor that the methods of a sharded module would hide from its forward; "": there is none."""
+    """A child or tensor that methods of a sharded module would hide from its forward; "": there is none."""
     methods = {name for name in dir(FSDPModule) if not hasattr(torch.nn.Module, name)}
     for path, module in root.named_modules():
         for name in (*module._modules, *module._parameters, *module._buffers):

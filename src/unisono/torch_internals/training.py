@@ -202,7 +202,7 @@ def check_dimensions(norm: Any, x: Tensor) -> None:
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:
-    """The module of a path. `get_submodule` reads attributes: it finds a method that a child is called after."""
+    """The module of a path. `get_submodule` reads attributes, such as a method with the name of a child."""
     for name in path.split(".") if path else ():
         child = model._modules[name]
         assert child is not None

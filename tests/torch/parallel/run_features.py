@@ -303,8 +303,7 @@ def check_several_outputs_and_other_shapes(folder: Path) -> None:
         return Spread(Two(), Two(), Last(16, 4))
 
     for schedule in ("1f1b", "zb-h1"):
-        alone, plan = model(), up.Plan(pipeline=2, micro_batches=3, schedule=schedule)
-        given = model()
+        alone, given, plan = model(), model(), up.Plan(pipeline=2, micro_batches=3, schedule=schedule)
         run = up.parallelize(given, plan, optimizer=adamw, loss=functional.cross_entropy, pieces=[*given])
         optimizer = adamw(alone.parameters())
         for rows in (7, 3, 2, 7):

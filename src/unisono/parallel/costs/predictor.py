@@ -156,7 +156,8 @@ class StepPredictor:
         """Where the costs of operators are from."""
         if self._trial is None or not self._trial.problem:
             return self._source
-        return f"{self._source}; without the model's own Python, as a copy did not run: {self._trial.problem}"
+        what = f"without the model's own Python, as a copy did not run: {self._trial.problem}"
+        return f"{self._source}; {what}"
 
     def forecast(self, plan: Plan) -> StepForecast:
         """The seconds of a step under this plan, by cause.
@@ -311,8 +312,8 @@ class StepPredictor:
             return cut_of(self._base.model, self._structure.kinds, plan.tensor)
         with torch.enable_grad(), single_texts(single):
             return prove(
-                Shapes(self._base), self._micro(self._few)[0], plan.tensor, whole=frozenset(self._structure.kinds),
-                opened=opened, sequence=plan.sequence,
+                Shapes(self._base), self._micro(self._few)[0], plan.tensor,
+                whole=frozenset(self._structure.kinds), opened=opened, sequence=plan.sequence,
             )  # fmt: skip
 
     @property

@@ -86,17 +86,13 @@ class PieceStage(nn.Module):
 
     def _sent(self, value: Any) -> Any:
         parts = value if type(value) is tuple else (value,)
-        if not all(isinstance(part, Tensor) for part in parts):
+        single = len(parts) == 1 and value is parts and not self._spreads  # the next stage would get a tensor
+        if single or not all(isinstance(part, Tensor) for part in parts):
             kinds = ", ".join(type(part).__name__ for part in parts)
             raise TypeError(
-                f"a stage ends with a {type(self.pieces[-1]).__name__}, which returned a {type(value).__name__} "
-                f"({kinds}): what goes to the next stage is a tensor, or a tuple of tensors. Let stages begin "
-                "elsewhere: Plan(cuts=...)"
-            )
-        if len(parts) == 1 and value is parts and not self._spreads:
-            raise TypeError(
-                f"a stage ends with a {type(self.pieces[-1]).__name__}, which returned a tuple of one tensor: the "
-                "next stage takes a tensor, or a tuple of several. Let stages begin elsewhere: Plan(cuts=...)"
+                f"a stage ends with a {type(self.pieces[-1]).__name__}, which returned a "
+                f"{type(value).__name__} ({kinds}): what goes to the next stage is a tensor, or a tuple of "
+                "several. Let stages begin elsewhere: Plan(cuts=...)"
             )
         return value
 
@@ -130,7 +126,7 @@ def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module
             if homes.setdefault(module, stage) != stage and any(True for _ in module.buffers(recurse=False)):
                 raise ValueError(
                     f"a {type(module).__name__} with buffers runs in stages {homes[module]} and {stage}, each "
-                    "of which would have its own. Let stages begin elsewhere: Plan(cuts=...); or use two modules"
+                    "of which would have its own. Let stages begin elsewhere, Plan(cuts=...), or use two"
                 )
     last = len(bounds) - 1
     return [

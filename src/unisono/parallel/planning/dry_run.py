@@ -143,7 +143,9 @@ class DryRun:
                 if parameter.is_floating_point() and parameter not in exact:
                     parameter.data = parameter.data.to(TYPES[self._plan.precision])
 
-    def _stages(self, model: nn.Module, structure: ModelStructure, programs: _DryPrograms | None) -> list[Any]:
+    def _stages(
+        self, model: nn.Module, structure: ModelStructure, programs: _DryPrograms | None
+    ) -> list[Any]:
         plan = self._plan
         if plan.pipeline == 1:
             return []

@@ -82,4 +82,3 @@ def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) 
 
     run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
     return set(model.parameters()) - whole
-

@@ -254,7 +254,7 @@ def resolved(
 
 
 def _unrecorded(model: nn.Module, optimizer: Optimizer, error: CaptureError) -> Plan:
-    """A plan of a model that cannot be recorded: the data axis, and ZeRO 3 where replicas would fill a rank."""
+    """A plan of a model that cannot be recorded: the data axis, with ZeRO 3 where replicas fill a rank."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     task = TrainingTask(model, torch.zeros(1), ranks, optimizer, None)
     held, trained, moments = task.state_bytes
