@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
 
 from .generators import drawing, seed_of
-from .same_data import DataComparison, check_items, check_orders, draw_states, drawing_as
+from .same_data import DataComparison, check_items, check_orders, drawing_alike
 
 
 def sizes(rows: int, parts: int) -> list[int]:
@@ -178,27 +178,24 @@ class RankBatches(Iterable[Any]):
 
     def _draw(self, *, again: bool) -> None:
         """Take the order that rank 0 draws. `again`: that of the epoch from which a state was loaded."""
-        generators = self._sampler_generator, self._loader.generator or torch.default_generator  # type: ignore[attr-defined]
-        before = None if self._compared or dist.get_rank() else draw_states(*generators)
         drawn: list[Any] = self._drawn(again=again) if dist.get_rank() == 0 else [None, None, None]
-        drawn.append(before)
         dist.broadcast_object_list(drawn, src=0)
-        self._order, self._generator, self._after, before = drawn
+        self._order, self._generator, self._after = drawn
         if not self._compared:
             self._compared = True
-            self._compare(before, generators)
+            self._compare()
 
-    def _compare(self, states: Any, generators: Sequence[torch.Generator]) -> None:
-        """Compare the samplers and the datasets of ranks. states: of rank 0's generators before it drew."""
-        mine: Sequence[Any] | None = self._order
-        dataset: Any = self._loader.dataset  # type: ignore[attr-defined]
+    def _compare(self) -> None:
+        """Compare the samplers and the datasets of ranks."""
+        loader: Any = self._loader
+        mine: Sequence[Any] = self._order
         if dist.get_rank():
-            with drawing_as(states, *generators):
+            with drawing_alike(self._sampler_generator, *filter(None, [loader.generator])):
                 try:
                     mine = self._drawn(again=False)[0]
                 except Exception:  # noqa: BLE001  only rank 0 has to draw
-                    mine = None
-        total = len(dataset) if hasattr(dataset, "__len__") else None
+                    mine = []
+        total = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         check_orders(mine, total, type(self._sampler).__name__)
         check_items(self._loading, self._order, by_rows=self._by_rows)
 

@@ -81,14 +81,14 @@ class FirstBatchRun(Run):
     def __init__(
         self, model: nn.Module, begun: SetupBeginning, set_up: Callable[[Any], ModelSetup], *more: Any
     ) -> None:
-        self.plan, self.model, self.mesh, self.epoch = begun.mesh.plan, model, begun.mesh, 0
+        self.plan, self.model, self.mesh, self.epoch = more[0], model, begun.mesh, 0
         self._set_up, self._more = set_up, more
         self._data = DataComparison(self.mesh.everyone.world)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"run.{name}: {type(self.model).__name__} is recorded on the inputs of the first batch, and set up "
-            "in the first step. Write parallelize(..., sample=inputs of a batch) to have it at once"
+            f"run.{name}: {type(self.model).__name__} is recorded on the inputs of the first batch, and set "
+            "up in the first step. Write parallelize(..., sample=inputs of a batch) to have it at once"
         )
 
     def _begin(self, inputs: Any) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from .graph.containers import tensors_in
 if TYPE_CHECKING:
     from .mesh import PlanMesh
 
-__all__ = ["DataComparison", "check_items", "check_orders", "draw_states", "drawing_as"]
+__all__ = ["DataComparison", "check_items", "check_orders", "drawing_alike"]
 
 BATCHES = 3  # of a run that are compared
 TENSORS, PLACES = 4, 32  # of a batch, and of each tensor
@@ -176,7 +177,7 @@ def check_items(load: Any, drawn: Sequence[Any], *, by_rows: bool) -> None:
     keys = [keys[at * (len(keys) - 1) // max(1, ITEMS - 1)] for at in range(ITEMS)] if keys else []
 
     def told() -> list[Any]:
-        with drawing_as(SAME):
+        with drawing_alike():
             try:
                 mine: Any = probe(list(load([keys] if by_rows else keys[:1])))
             except Exception as error:  # noqa: BLE001  if all ranks have it, the loop raises it
@@ -208,22 +209,22 @@ def check_items(load: Any, drawn: Sequence[Any], *, by_rows: bool) -> None:
         )
 
 
-def check_orders(mine: Sequence[Any] | None, total: int | None, name: str) -> None:
-    """Compare what the samplers of ranks draw from equal generators. All ranks call this.
+def check_orders(mine: Sequence[Any], total: int | None, name: str) -> None:
+    """Compare what the samplers of ranks draw. All ranks call this.
 
     Args:
-        mine: what this rank's drew; None: it could not.    total: items of the dataset, if it says so.
+        mine: what this rank's drew.    total: items of the dataset, if it says so.
     Raises:
         ValueError: each rank's draws a part of the items, and no two the same.
     """
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, None if mine is None else hash(repr(mine)))
-    if None in told or len(set(told)) == 1:
+    dist.all_gather_object(told, zlib.crc32(repr(mine).encode()))
+    if len(set(told)) == 1:
         return
-    flat = [key for entry in mine or () for key in (entry if isinstance(entry, (list, tuple)) else [entry])]
+    flat = [key for entry in mine for key in (entry if isinstance(entry, (list, tuple)) else [entry])]
     dist.all_gather_object(told, flat)
     sets = [set(map(repr, keys)) for keys in told]
-    apart = sum(map(len, sets)) == len(set().union(*sets))
+    apart = sum(map(len, sets)) == len(set().union(*sets)) and all(sets)
     expected = len(sets[0]) * len(sets[1]) / total if total else BY_CHANCE + 1
     if apart and (expected > BY_CHANCE or sum(map(len, sets)) == total):
         raise ValueError(
@@ -232,37 +233,19 @@ def check_orders(mine: Sequence[Any] | None, total: int | None, name: str) -> No
         )
 
 
-SAME = (0, 0, 0)
-"""Seeds of PyTorch's, Python's and NumPy's generators."""
-
-
-def draw_states(*generators: torch.Generator) -> Any:
-    """The states of all generators that a sampler may draw from."""
-    return (
-        [each.get_state() for each in (torch.default_generator, *generators)],
-        random.getstate(),
-        np.random.get_state(),
-    )
-
-
 @contextmanager
-def drawing_as(states: Any, *generators: torch.Generator) -> Iterator[None]:
-    """Draw from these states, or as if seeded with SAME; afterwards all generators are as before."""
-    kept = draw_states(*generators)
+def drawing_alike(*generators: torch.Generator) -> Iterator[None]:
+    """Draw the same numbers on all ranks; afterwards all generators are as they were."""
+    every = (torch.default_generator, *generators)
+    kept = [each.get_state() for each in every], random.getstate(), np.random.get_state()
     try:
-        if states is SAME:
-            torch.default_generator.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)
-        else:
-            _set(states, generators)
+        for each in every:
+            each.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
         yield
     finally:
-        _set(kept, generators)
-
-
-def _set(states: Any, generators: Sequence[torch.Generator]) -> None:
-    for each, state in zip((torch.default_generator, *generators), states[0], strict=True):
-        each.set_state(state)
-    random.setstate(states[1])
-    np.random.set_state(states[2])
+        for each, state in zip(every, kept[0], strict=True):
+            each.set_state(state)
+        random.setstate(kept[1])
+        np.random.set_state(kept[2])

@@ -89,8 +89,8 @@ def shard_units(
     hidden = fsdp.hidden_by_methods(root)
     if hidden:
         raise ValueError(
-            f'"{hidden}" has the name of a method that fully_shard gives its module, which a forward would call '
-            "in its place. Give it another name, or leave out zero= and low precision"
+            f'"{hidden}" has the name of a method that fully_shard gives its module, which a forward '
+            "would call in its place. Give it another name, or leave out zero= and low precision"
         )
     wrapped = gathered_units(root, own, plan)
     alone = apart(root, exact)

@@ -39,7 +39,7 @@ KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
 
 
 def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
-    """The cut that a user or a rule by names wants. Nothing proves it.
+    """The cut that the caller wants. Nothing proves it.
 
     Args:
         kinds: path of a module -> how it is cut, one of KINDS.
@@ -70,11 +70,6 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
 
 def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]:
     """Parameter of a module -> the dim that this kind cuts."""
-    if kind not in KINDS:
-        raise ValueError(
-            f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
-            f'"{path}" and the other modules of its block as "whole", or leave out tensor='
-        )
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
         raise ValueError(f'"{path}" ({type(module).__name__}) has no matrix named weight; cut it "whole"')

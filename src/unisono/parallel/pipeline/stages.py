@@ -125,8 +125,8 @@ def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module
         for module in (part for piece in pieces[first:stop] for part in piece.modules()):
             if homes.setdefault(module, stage) != stage and any(True for _ in module.buffers(recurse=False)):
                 raise ValueError(
-                    f"a {type(module).__name__} with buffers runs in stages {homes[module]} and {stage}, each "
-                    "of which would have its own. Let stages begin elsewhere, Plan(cuts=...), or use two"
+                    f"a {type(module).__name__} with buffers runs in stages {homes[module]} and {stage}, "
+                    "which would each have its own. Let stages begin elsewhere, Plan(cuts=...), or use two"
                 )
     last = len(bounds) - 1
     return [
