@@ -237,7 +237,9 @@ def check_pieces_compute_what_the_model_does(folder: Path) -> None:
     for make, pieces in ((Words, plain), (Pooled, plain), (Pooled, spread)):
         for plan in (PIPELINE, SHARDED, up.Plan(data=2, swap="memory")):
             run = same(plan, make, batches, models.token_loss, pieces=pieces)
-            assert not run.state_dict() or set(run.state_dict()) == set(make().state_dict())
+            if plan.swap is None:  # a closed swap has no state
+                names = set(run.state_dict())
+                assert names in (set(), set(make().state_dict())), names
     for make, pieces, says in (
         (
             Pooled,
