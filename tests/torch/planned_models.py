@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from unisono.parallel.pipeline.stages import balance
+from unisono.parallel.pipeline.stages import balance, counted_costs
 from unisono.parallel.planning.kernel_memory import kernel_memory
 from unisono.parallel.planning.memory_account import MemoryTracker
 from unisono.parallel.planning.storage_watch import StorageWatch
@@ -219,11 +219,10 @@ LARGE: dict[str, Kind] = {
 
 def with_stages(plan: up.Plan, task: TrainingTask) -> up.Plan:
     """The plan, with the stages of pieces that a dry run takes. A sample would decide by measured times."""
-    family = task.family(task.model, None)
-    if plan.pipeline == 1 or plan.cuts or not task.in_pieces(family):
+    pieces = task.structure(task.model, None).pieces
+    if plan.pipeline == 1 or plan.cuts or not pieces:
         return plan
-    counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
-    return replace(plan, cuts=balance(counted, plan.stages))
+    return replace(plan, cuts=balance(counted_costs(pieces), plan.stages))
 
 
 def planned(**more: Any) -> up.ModelChoice:

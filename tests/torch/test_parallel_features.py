@@ -22,9 +22,9 @@ MODULES += (
     "new_groups",
 )
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
-LOOP += ("batch_kinds", "autocasts")
+LOOP += ("batch_kinds", "autocasts", "loaders")
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
-STAGES += ("unfrozen_operators",)
+STAGES += ("unfrozen_operators", "structures")
 
 
 # Each of their checks has processes of its own: they end process groups, or limit the memory of a process.

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
 from unisono.torch.control_data import on_rank_0
 
 from .generators import drawing, seed_of
+from .same_data import DataComparison, check_items, check_orders, drawing_alike
 
 
 def sizes(rows: int, parts: int) -> list[int]:
@@ -90,12 +92,18 @@ class RankBatches(Iterable[Any]):
     iterable must yield the same batches on every rank. Where a batch has fewer rows than there are data
     ranks, the last ones get none: `evaluate` and `predict` take that.
 
+    Args:
+        data: compares, in the first epoch, what ranks have; None: nothing does.
     Raises:
-        ValueError: the loader's sampler leaves each rank a part of the data already.
+        ValueError: the loader leaves each rank a part of the data already.
     """
 
-    def __init__(self, loader: Iterable[Any], part: int, parts: int) -> None:
+    def __init__(
+        self, loader: Iterable[Any], part: int, parts: int, data: DataComparison | None = None
+    ) -> None:
         _check_sampler(loader)
+        self._data, self._compared = data, data is None
+        self._number = 0 if data is None else data.number()
         self._loader, self._part, self._parts = loader, part, parts
         self._generator, self._taken, self._skipped = "", 0, 0
         self._after = ""  # the state of the sampler's generator after it drew this epoch
@@ -172,6 +180,23 @@ class RankBatches(Iterable[Any]):
     def _draw(self, *, again: bool) -> None:
         """Take the order that rank 0 draws. `again`: that of the epoch from which a state was loaded."""
         self._order, self._generator, self._after = on_rank_0(lambda: self._drawn(again=again))
+        if not self._compared:
+            self._compared = True
+            self._compare()
+
+    def _compare(self) -> None:
+        """Compare the samplers and the datasets of ranks."""
+        loader: Any = self._loader
+        mine: Sequence[Any] = self._order
+        if dist.get_rank():
+            with drawing_alike(self._sampler_generator, *filter(None, [loader.generator])):
+                try:
+                    mine = self._drawn(again=False)[0]
+                except Exception:  # noqa: BLE001  only rank 0 has to draw
+                    mine = []
+        total = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+        check_orders(mine, total, type(self._sampler).__name__)
+        check_items(self._loading, self._order, by_rows=self._by_rows)
 
     def _rows(self, first: int) -> Iterator[Any]:
         """This rank's rows of each batch of this epoch, from number `first` on."""
@@ -187,20 +212,23 @@ class RankBatches(Iterable[Any]):
 
     def _loaded(self, drawn: Sequence[Any]) -> DataLoader[Any]:
         """This rank's rows of the batches that a sampler drew; the batches where it draws whole ones."""
-        loader: Any = self._loader
-        order: dict[str, Any] = {"sampler": drawn, "batch_size": None}
         if self._by_rows:
-            order = {"batch_sampler": [batch[slice(*self._own(len(batch)))] or batch[:1] for batch in drawn]}
-        workers = torch.Generator().manual_seed(seed_of(self._generator, self._part))
+            drawn = [batch[slice(*self._own(len(batch)))] or batch[:1] for batch in drawn]
+        return self._loading(drawn, seed_of(self._generator, self._part), self._loader.num_workers)  # type: ignore[attr-defined]
+
+    def _loading(self, drawn: Sequence[Any], seed: int = 0, workers: int = 1) -> DataLoader[Any]:
+        """The batches of what a sampler drew."""
+        loader: Any = self._loader
+        order = {"batch_sampler": drawn} if self._by_rows else {"sampler": drawn, "batch_size": None}
         return DataLoader(
             loader.dataset,
             **order,
-            num_workers=loader.num_workers,
+            num_workers=min(workers, loader.num_workers),
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
-            generator=workers,
+            generator=torch.Generator().manual_seed(seed),
         )
 
     def _seeded(self, loaded: Iterable[Any], first: int) -> Iterator[Any]:
@@ -223,6 +251,9 @@ class RankBatches(Iterable[Any]):
     def _cut(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             self._pass.whole = batch
+            if self._data is not None and not self._compared:
+                self._compared = True
+                self._data.check_loader(self._number, batch, self._loader)
             yield cut_rows(batch, *self._own(rows_of(batch)))
 
 

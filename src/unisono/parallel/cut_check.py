@@ -25,13 +25,14 @@ from unisono.torch.control_data import on_every_rank
 
 from .batches import cut_rows, rows_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
-from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
+from .graph.capture import call
 from .graph.containers import cast, tensors_in
 from .graph.fused import split_
 from .graph.model_copy import model_copy
 from .graph.python_draws import draws_in_python, python_states
+from .structure import ModelStructure, identity, run_pieces, structure_of
 from .tensor_parallel import cut_model
 from .unit_outputs import own_memory
 
@@ -51,7 +52,7 @@ class CutModelError(Exception):
     """The cut copy raised."""
 
 
-def should_check(model: nn.Module, family: ModelFamily, cut: Cut, check: bool | None) -> bool:
+def should_check(model: nn.Module, cut: Cut, check: bool | None) -> bool:
     """Whether to try the cut.
 
     Raises:
@@ -62,8 +63,6 @@ def should_check(model: nn.Module, family: ModelFamily, cut: Cut, check: bool | 
         return bool(check and cut.dims)
     if check is not None or nbytes < LIMIT_BYTES:
         return check is not False
-    if family.proved:
-        return False
     raise ValueError(
         f"nothing proves that {type(model).__name__} can be cut so: its modules are cut by name, and its "
         f"{nbytes / 1e6:.0f} MB of parameters are too many to copy unasked. Write parallelize(..., "
@@ -108,7 +107,6 @@ class CutCheck:
         Raises:
             ValueError: it trains another model; the text names a module, and what to write.
         """
-        _same_rows(batch, mesh)
         device = mesh.axes.device_type
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
@@ -118,20 +116,18 @@ class CutCheck:
             split_(self._model, path, sizes)
         whole, (model, pieces) = self._model, model_copy((self._model, self._pieces))
         with torch.enable_grad():
-            forward = _forward(whole, family_of(whole, self._pieces, self._cuts), mesh, self._output)
+            forward = _forward(whole, self._structure(whole, self._pieces), mesh, self._output)
             drawn = python_states()
             with drawing(SEED, device), NoDropout():
                 wanted, batch = alone(whole, forward, batch, loss)
             if python_states() != drawn:
                 raise ValueError(f"{draws_in_python(type(whole).__name__)}, or leave out tensor=")
-            family = family_of(model, pieces, self._cuts)
+            structure = self._structure(model, pieces)
             region = cut_model(model, self._cut, mesh.part("tensor"), regathers=mesh.plan.sequence)
-            if not self._cut.proved:
-                family.localize(mesh.plan.tensor)
             sums = [TiedParameter(name, mesh.group("tensor"), 1, "up::sums") for name in self._cut.sums]
-            for module in [*family.units, model]:
+            for module in [*structure.units, model]:
                 module.register_forward_hook(own_memory)
-            forward = _forward(model, family, mesh, self._output)
+            forward = _forward(model, structure, mesh, self._output)
 
             def still() -> tuple[str, str] | None:
                 with drawing(SEED, device), NoDropout():
@@ -144,7 +140,10 @@ class CutCheck:
                     return differing_gradients(train(model, forward, batch, loss, sums).parameters, mesh)
 
             for attempt in (still, drawn):
-                _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, family))
+                _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, structure))
+
+    def _structure(self, model: nn.Module, pieces: Sequence[nn.Module] | None) -> ModelStructure:
+        return structure_of(model, pieces, self._cuts, staged=bool(pieces))
 
 
 def _agree(
@@ -165,17 +164,6 @@ def _agree(
 
 
 # ---- both ways ----
-
-
-def _same_rows(batch: Any, mesh: PlanMesh) -> None:
-    """Refuse ranks of a tensor group that give different rows."""
-    sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_in(list(batch))]
-    told = on_every_rank(lambda: sums, mesh.group("tensor"))
-    if any(other != told[0] for other in told):
-        raise ValueError(
-            "ranks of one tensor group give different rows. Give them the same part of each batch; "
-            "run.shard(loader) does"
-        )
 
 
 @torch.no_grad()
@@ -213,21 +201,14 @@ _DROPOUTS = {
 
 
 def _forward(
-    model: nn.Module, family: ModelFamily, mesh: PlanMesh, output: Callable[[Any], Any]
+    model: nn.Module, structure: ModelStructure, mesh: PlanMesh, output: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     """What the plan computes: the model, or its pieces one after the other."""
 
-    def call(module: Any, inputs: Any) -> Any:
-        if isinstance(inputs, dict):
-            return module(**inputs)
-        return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
-
     def forward(inputs: Any) -> Any:
-        if mesh.plan.pipeline == 1 or not family.pieces:
+        if mesh.plan.pipeline == 1 or not structure.pieces:
             return output(call(model, inputs))
-        for piece in family.pieces:
-            inputs = call(piece, inputs)
-        return inputs
+        return run_pieces(structure.pieces, inputs, spreads=structure.spreads)
 
     return forward
 

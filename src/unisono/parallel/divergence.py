@@ -10,11 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from unisono.torch_internals.training import module_at
+
 from .gradients import gradient
 
 if TYPE_CHECKING:
-    from .families import ModelFamily
     from .mesh import PlanMesh
+    from .structure import ModelStructure
 
 TOLERANCE = 1e-3  # of the largest value; a right cut differs by 1e-6, a wrong one by 1e-1
 FLOOR = (
@@ -106,22 +108,22 @@ def differing_gradients(parameters: dict[str, nn.Parameter], mesh: PlanMesh) -> 
     return None
 
 
-def text(tensor: int, model: nn.Module, family: ModelFamily, path: str, what: str) -> str:
+def text(tensor: int, model: nn.Module, structure: ModelStructure, path: str, what: str) -> str:
     """The error of a plan that does not train as one process does. path: of the first module that differs."""
-    kind = type(model.get_submodule(path)).__name__
+    kind = type(module_at(model, path)).__name__
     where = f'"{path}" ({kind})' if path else f"{kind}"
     if what.startswith("the gradient"):
         what += ": each rank sees its own features (or heads) only"
     return (
         f"tensor={tensor} does not train {type(model).__name__} as one process does. In {where}, {what}. "
         "Between a layer cut by column and the next one cut by row, every function must take each feature "
-        f"(or head) by itself, and no parameter may be whole. {_remedy(tensor, family, path)}"
+        f"(or head) by itself, and no parameter may be whole. {_remedy(tensor, structure, path)}"
     )
 
 
-def _remedy(tensor: int, family: ModelFamily, path: str) -> str:
+def _remedy(tensor: int, structure: ModelStructure, path: str) -> str:
     """What to write: the cut modules of the smallest module around `path` stay whole."""
-    cut = [place for place, kind in family.cuts.items() if kind != "whole"]
+    cut = [place for place, kind in structure.kinds.items() if kind != "whole"]
     while path:
         path = path.rpartition(".")[0]
         inside = [place for place in cut if not path or place.startswith(f"{path}.")]

@@ -29,6 +29,7 @@ from .graph.containers import tensors_in
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
+    from .same_data import DataComparison
 
 Weigh = Callable[[Any], "float | Tensor"] | str | None
 EVEN = 1e-9
@@ -177,6 +178,7 @@ def cut_batch(
     several: bool = False,
     changed: bool = False,
     forward: bool = False,
+    data: DataComparison | None = None,
 ) -> CutBatch:
     """Cut this rank's batch into micro-batches, and weigh each in the loss of all ranks.
 
@@ -187,8 +189,9 @@ def cut_batch(
         several: the batch is one of several that are weighed together.
         changed: this rank trains other parameters than before.
         forward: ranks may have no rows; they run a row that counts nothing.
+        data: compares what ranks have in the first batches; None: nothing does.
     Raises:
-        ValueError: ranks that share rows have different numbers of them; or, without `weigh`, parts of the
+        ValueError: ranks that share rows have different ones; or, without `weigh`, parts of the
             batch have different shares of ignored labels.
     """
     mine, most = rows_of(list(batch)), mesh.plan.micro_batches
@@ -196,9 +199,12 @@ def cut_batch(
         _check_alike(batch, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
     noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
-    table = _gather([mine, *noted.told, float(changed)], mesh)
+    told = [] if data is None else data.numbers(batch)
+    table = _gather([mine, *noted.told, float(changed), *told], mesh)
     other = bool(table[..., 3].any())
     rows = _checked(table[..., 0].long(), mesh, forward=forward)
+    if data is not None and told:
+        data.check(table[..., 4:], mesh)
     parts = min(most, *filter(None, rows))
     if any(min(most, one) != parts for one in filter(None, rows)):
         micros = micro_batches(batch, parts) if mine else []

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .families import entries
+from unisono.torch_internals.training import module_at
+
 from .graph.fused import Split, like
+from .structure import entries
 
 Init = Callable[[nn.Module], Any]
 Kept = Callable[[str, nn.Parameter], None]
@@ -193,7 +195,7 @@ class Initializer:
                     "fills one module's own parameters and buffers"
                 )
         for path, _ in group:
-            now = self._model.get_submodule(path)
+            now = module_at(self._model, path)
             if isinstance(now, Split):
                 leaves = [leaf for leaf in now.fused if f"{path}.{leaf}" in values]
                 values |= now.parts(path, {leaf: values.pop(f"{path}.{leaf}") for leaf in leaves})

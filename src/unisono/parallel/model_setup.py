@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -19,7 +17,6 @@ from .cut_check import CutCheck, should_check
 from .experts.axis import ExpertAxis
 from .experts.check import ExpertCheck
 from .experts.spread import spread
-from .families import ModelFamily, family_of, identity
 from .gradients import TiedParameter
 from .graph.capture import CaptureError
 from .graph.cut import Cut
@@ -35,11 +32,12 @@ from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PieceStage, PipelineStages, check_no_cuts, first_pieces, forget
+from .pipeline.stages import PipelineStages, check_no_cuts, first_pieces, forget, stages_of
 from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
-from .shared import Decision, decide, guess
+from .shared import Decision, decide
+from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
 from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
@@ -58,7 +56,7 @@ class ModelSetup:
     model: nn.Module
     units: DataAxis
     mesh: PlanMesh
-    family: ModelFamily
+    structure: ModelStructure
     runtime: PipelineRuntime
     ties: list[TiedParameter]
     cuts: tuple[int, ...]  # the first piece of each stage but the first
@@ -84,7 +82,7 @@ class ModelSetup:
         assert not isinstance(self.units, ParameterSwap)
         self.mesh = mesh
         self.units.follow(mesh)
-        self.runtime = PipelineRuntime(self.units, mesh, self.family.output, single=True)
+        self.runtime = PipelineRuntime(self.units, mesh, self.structure.output, single=True)
 
     def follow_frozen(self) -> None:
         """Train those parameters that require gradients now."""
@@ -97,7 +95,7 @@ class ModelSetup:
         inside = [
             (path, module) for path, module in self.model.named_modules() if module not in self.elsewhere
         ]
-        return ModelBuffers(inside, self.family.units if self.mesh.plan.recompute else (), mesh)
+        return ModelBuffers(inside, self.structure.units if self.mesh.plan.recompute else (), mesh)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -111,9 +109,34 @@ class ModelSetup:
         }
 
 
+@dataclass
+class SetupBeginning:
+    """What is agreed before a model is recorded: its values, and the groups of the plan."""
+
+    initial: Initializer
+    drawn: int  # a seed of rank 0's generator
+    mesh: PlanMesh
+
+
+def begin(
+    model: nn.Module, plan: Plan, *, seed: int | None = None, init: Init | None = None, **_more: Any
+) -> SetupBeginning:
+    """Agree on a model and a plan, and make the groups. All ranks call this.
+
+    Raises:
+        ValueError: ranks have other models or plans, or the model does not fit any plan.
+    """
+    check_model(model, plan)
+    initial, drawn = Initializer(model, seed=seed, init=init), 0
+    if dist.is_initialized():  # otherwise the mesh says so
+        initial.seed, drawn = agree(model, plan, initial.seed)
+    return SetupBeginning(initial, drawn, PlanMesh.of(plan, initial.device))
+
+
 def set_up(
     model: nn.Module,
     plan: Plan,
+    begun: SetupBeginning | None = None,
     *,
     pieces: Sequence[nn.Module] | None = None,
     cuts: dict[str, str] | None = None,
@@ -126,42 +149,41 @@ def set_up(
     weigh: object = None,
 ) -> ModelSetup:
     """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
-    hooks = _checked(model, plan, weigh)
-    initial, drawn = Initializer(model, seed=seed, init=init), 0
-    if dist.is_initialized():  # otherwise the mesh says so
-        initial.seed, drawn = agree(model, plan, initial.seed)
-    mesh = PlanMesh.of(plan, initial.device)
-    family = family_of(model, pieces, cuts)
-    if own_loss:
-        family.output, family.no_pieces = identity, family.no_pieces or "pieces return no loss"
+    begun = begun or begin(model, plan, seed=seed, init=init)
+    hooks, initial, mesh = ParameterHooks.of(model, plan, weigh), begun.initial, begun.mesh
+    structure = structure_of(model, pieces, cuts, staged=plan.pipeline > 1, own_loss=own_loss)
     same_everywhere(model)
     if plan.context > 1 or plan.tensor == 1:
         forget_caches(model)
     fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, family.output)
-    staged = _are_pieces(model, family, pieces, sample)
-    axis, trial = spread(model, mesh, experts, check, fill, family.output, pieces=staged)
-    programs = _programs(model, family, plan, pieces, sample) if plan.pipeline > 1 else None
+    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, structure)
+    in_pieces = bool(structure.pieces) and plan.context == 1
+    axis, trial = spread(model, mesh, experts, check, fill, structure.output, pieces=in_pieces)
+    programs: StagePrograms | None = None
     starts: Sequence[int] = ()
-    if plan.pipeline > 1 and programs is None:
-        starts = first_pieces(family.pieces, plan, sample, on_meta=bool(initial))
-    decision, tried = _decided(model, family, plan, cuts, sample, programs, pieces, check, fill)
+    if plan.pipeline > 1 and in_pieces:
+        starts = first_pieces(structure, plan, sample, on_meta=bool(initial))
+    elif plan.pipeline > 1:
+        programs = _programs(model, plan, pieces, sample)
+    decision, tried = _decided(model, structure, plan, cuts, sample, programs, pieces, check, fill)
     if decision is not None:
         others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
         names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
-    context = ContextModel.of(model, family.output, mesh, decision, programs)
+    context = ContextModel.of(model, structure.output, mesh, decision, programs)
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
-    region = None if decision is None else _cut(model, family, decision, mesh)
+    region = None if decision is None else _cut(model, decision, mesh)
     if plan.pipeline == 1:
-        units = shard_units(model, family.units, mesh, last=True, initial=initial, exact=kept, experts=axis)
-        runtime = PipelineRuntime(units, mesh, family.output, single=True)
-        built = ModelSetup(model, units, mesh, family, runtime, [], (), names)
+        units = shard_units(
+            model, structure.units, mesh, last=True, initial=initial, exact=kept, experts=axis
+        )
+        runtime = PipelineRuntime(units, mesh, structure.output, single=True)
+        built = ModelSetup(model, units, mesh, structure, runtime, [], (), names)
     else:
-        built = _staged(model, family, mesh, programs, starts, names, initial, axis)
+        built = _staged(model, structure, mesh, programs, starts, names, initial, axis)
     hooks.check_names(names)
     _complete(built, region)
     built.others, built.hooks = norms.begin(), hooks
-    built.seed, built.trial, built.region, built.decision = drawn, trial or tried, region, decision
+    built.seed, built.trial, built.region, built.decision = begun.drawn, trial or tried, region, decision
     built.compared = compared
     _follow(built, context, sample)
     built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
@@ -172,23 +194,17 @@ def set_up(
     return built
 
 
-def _checked(model: nn.Module, plan: Plan, weigh: object) -> ParameterHooks:
-    """Check a model, and take the hooks of its parameters."""
-    check_model(model, plan)
-    return ParameterHooks.of(model, plan, weigh)
-
-
 def _complete(built: ModelSetup, region: RngRegion | None) -> None:
     """Tell the units what is known now."""
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and built.mesh.plan.recompute:
-        _leave_regions(built.family.units, region)
+        _leave_regions(built.structure.units, region)
 
 
 def _decided(
     model: nn.Module,
-    family: ModelFamily,
+    structure: ModelStructure,
     plan: Plan,
     cuts: dict[str, str] | None,
     sample: Any,
@@ -201,12 +217,11 @@ def _decided(
     if plan.tensor == 1:
         return None, None
     opened, trial = None if programs is None else programs.first.open, None
-    decision = decide(model, family, plan, cuts=cuts, sample=sample, opened=opened)
+    decision = decide(model, structure, plan, cuts=cuts, sample=sample, opened=opened)
     forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
-    _check_cut(model, decision, plan)
     _check_proved(model, decision.cut, plan)
-    if plan.expert == 1 and should_check(model, family, decision.cut, check):  # else that of experts does
-        trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, family.output)
+    if plan.expert == 1 and should_check(model, decision.cut, check):  # else that of experts does
+        trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, structure.output)
     _split(model, decision.cut)
     return decision, trial
 
@@ -217,14 +232,11 @@ def _split(model: nn.Module, cut: Cut) -> None:
         split_(model, path, sizes)
 
 
-def _cut(model: nn.Module, family: ModelFamily, decision: Decision, mesh: PlanMesh) -> RngRegion:
+def _cut(model: nn.Module, decision: Decision, mesh: PlanMesh) -> RngRegion:
     """Cut `model` in place. With recompute=True nothing of a unit is kept, so nothing is gathered again."""
     regathers = mesh.plan.sequence and not mesh.plan.recompute
     alone = mesh.plan.pipeline == 1 and mesh.plan.context == 1
-    region = cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers, alone=alone)
-    if not decision.cut.proved:
-        family.localize(mesh.plan.tensor)
-    return region
+    return cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers, alone=alone)
 
 
 def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
@@ -237,7 +249,7 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     if context is None:
         return
     calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
-    units = [unit for unit in built.family.units if calls and unit not in built.elsewhere]
+    units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
     context.follow(units, sample)
     built.runtime.context = context
 
@@ -275,23 +287,6 @@ def _names(model: nn.Module) -> dict[str, str]:
     return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
 
 
-def _check_cut(model: nn.Module, decision: Decision, plan: Plan) -> None:
-    if not decision.cut.dims and not decision.cut.proved:
-        kinds = sorted(
-            {
-                type(module).__name__
-                for module in model.modules()
-                if next(module.parameters(False), None) is not None
-            }
-        )
-        raise ValueError(
-            f"tensor={plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
-            f"are in {', '.join(kinds)}, and its program could not be recorded: {decision.error}. Write "
-            "parallelize(..., sample=inputs of a batch), or "
-            'cuts={"path.of.module": "column", "path.of.next": "row"})'
-        )
-
-
 def _check_proved(model: nn.Module, cut: Cut, plan: Plan) -> None:
     """Refuse a cut by names with an axis that needs the program of the cut model."""
     axis = "expert" if plan.expert > 1 else "context" if plan.context > 1 else None
@@ -303,48 +298,29 @@ def _check_proved(model: nn.Module, cut: Cut, plan: Plan) -> None:
         )
 
 
-def _are_pieces(
-    model: nn.Module, family: ModelFamily, pieces: Sequence[nn.Module] | None, sample: Any
-) -> bool:
-    """Whether the stages of a pipeline are pieces that run one after the other."""
-    alone = sample is None or isinstance(sample, torch.Tensor)
-    known = bool(family.pieces) and not family.no_pieces and alone
-    return pieces is not None or isinstance(model, nn.Sequential) or known
-
-
-def _programs(
-    model: nn.Module, family: ModelFamily, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any
-) -> StagePrograms | None:
-    """The program from which stages are cut; None: pieces that run one after the other are the stages."""
-    if plan.context == 1 and _are_pieces(model, family, pieces, sample):
-        return None
+def _programs(model: nn.Module, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any) -> StagePrograms:
+    """The program from which stages are cut."""
     if pieces is not None:
         raise ValueError(
             f"context={plan.context} cuts the stages of a pipeline from the program of "
             f"{type(model).__name__}: leave out pieces=, and write sample=inputs of a batch"
         )
     check_no_cuts(plan, model)
-    inputs = sample if sample is not None else guess(model)
-    remedy = "Write parallelize(..., sample=inputs of a batch), or pieces=[first, second, ...]"
-    if inputs is None:
-        raise ValueError(
-            f"pipeline={plan.pipeline}: nothing says in which order {type(model).__name__} runs its modules: "
-            f"no sample= was given, and no inputs follow from its first layer. {remedy}"
-        )
     forget_caches(model)
     dtype = None if plan.precision == "f32" else TYPES[plan.precision]
     try:
-        return StagePrograms(model, inputs, plan.stages, dtype)
+        return StagePrograms(model, sample, plan.stages, dtype, masks=plan.context > 1)
     except CaptureError as error:
         raise CaptureError(
             f"pipeline={plan.pipeline}: stages are cut from the program of {type(model).__name__}, which "
-            f"could not be recorded: {error}. {remedy}"
+            f"could not be recorded: {error}. Write parallelize(..., sample=inputs of a batch), or "
+            "pieces=[first, second, ...]"
         ) from error
 
 
 def _staged(
     model: nn.Module,
-    family: ModelFamily,
+    structure: ModelStructure,
     mesh: PlanMesh,
     programs: StagePrograms | None,
     starts: Sequence[int],
@@ -355,15 +331,11 @@ def _staged(
     plan = mesh.plan
     stages: list[Any]
     if programs is None:
-        bounds = [0, *starts, len(family.pieces)]
-        stages = [
-            PieceStage(family.pieces[first:stop], first=first == 0)
-            for first, stop in itertools.pairwise(bounds)
-        ]
+        stages = stages_of(structure, starts, model)
     else:
         stages = [ProgramStage(programs, stage, model) for stage in range(plan.stages)]
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
-    here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
+    here: dict[int, Any] = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
     ties = ties_of(model, stages, rank_of, mesh)
     container = PipelineStages(here, None if plan.precision == "f32" else plan.stages - 1)
     inside = set(container.modules())
@@ -377,7 +349,7 @@ def _staged(
         forget(model, here.values())
     units = shard_units(
         container,
-        [unit for unit in family.units if unit in inside],
+        [unit for unit in structure.units if unit in inside],
         mesh,
         last=False,  # the container casts
         initial=initial,
@@ -386,11 +358,11 @@ def _staged(
     )
     output: Callable[[Any], Any] = identity
     if programs is not None:
-        output = family.output
+        output = structure.output
         for stage in here.values():
             stage.return_bare()
         programs.note(model, mesh.group("pipeline"))
     runtime = PipelineRuntime(units, mesh, output, single=False)
-    built = ModelSetup(model, units, mesh, family, runtime, ties, tuple(starts), names)
+    built = ModelSetup(model, units, mesh, structure, runtime, ties, tuple(starts), names)
     built.programs, built.elsewhere = programs, elsewhere
     return built

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from unisono.torch_internals.autograd import in_backward
-from unisono.torch_internals.training import is_compiled
+from unisono.torch_internals.training import is_compiled, module_at
 
 from .graph.call_structure import CallStructure, RecordedCalls, given_by, returned_by
 from .graph.cut import Cut
@@ -54,7 +54,7 @@ class ModelCalls:
         """Check the other modules around those that are cut, too, and count calls in each forward."""
         known = {check.path for check in self._checks}
         for path in [path for path, found in self._cut.calls.items() if found.takes and path not in known]:
-            _CheckedForward(model.get_submodule(path), path, self)
+            _CheckedForward(module_at(model, path), path, self)
         if self._model is not None and self._cut.proved:
             _ModelForward(self._model, self)
 

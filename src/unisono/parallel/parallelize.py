@@ -16,9 +16,10 @@ from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts
+from .first_batch import FirstBatchRun, guessed, needs_inputs
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .model_setup import ModelSetup, set_up
+from .model_setup import ModelSetup, SetupBeginning, begin, set_up
 from .optimizer_groups import Optimizer
 from .plan import Plan
 from .planning.choice import ModelChoice
@@ -54,11 +55,13 @@ def parallelize(
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face's GPT-2 and Llama-like
             models give their logits. None: the model computes its loss, and a batch is its inputs, such as a
             dict with "labels".
-        pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
+        pieces: for pipelines, the modules in order, in place of stages that are cut from the program. Each
+            takes the output of the one before; a tuple is its arguments. They compute what the model does.
         cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
             place of the cut that follows from the model's program; or -> "whole", exceptions from it.
-        sample: inputs of one micro-batch. The cut of the tensor axis is proved on their shapes, and the
-            pieces' cost is measured on them, to balance stages.
+        sample: inputs of one micro-batch. The tensor axis and stages are cut from the program that they run,
+            and the pieces' cost is measured on them. None: inputs that fit the first layer; where there are
+            none, the run is set up by its first batch, and has no `optimizer` before.
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, after the module's own initialisation.
         check: try a tensor cut, or the expert axis, in the first step: copies of the model train on a few
@@ -106,12 +109,23 @@ def _run(
         torch.set_float32_matmul_precision("high")
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
-    return Run(_set_up(model, plan, options), plan, optimizer, loss, weigh, prediction)
+    more = plan, optimizer, loss, weigh, prediction
+    sample, pieces, cuts = (options[name] for name in ("sample", "pieces", "cuts"))
+    begun = begin(model, plan, **options)
+    if sample is None and needs_inputs(model, plan, pieces, cuts):
+        options["sample"] = guessed(model)
+        if options["sample"] is None:
+            return FirstBatchRun(
+                model, begun, lambda inputs: _set_up(model, plan, options | {"sample": inputs}, begun), *more
+            )
+    return Run(_set_up(model, plan, options, begun), *more)
 
 
-def _set_up(model: nn.Module, plan: Plan, options: dict[str, Any]) -> ModelSetup:
+def _set_up(
+    model: nn.Module, plan: Plan, options: dict[str, Any], begun: SetupBeginning | None = None
+) -> ModelSetup:
     with replaced_parameters_raise(model):
-        return set_up(model, plan, **options)
+        return set_up(model, plan, begun, **options)
 
 
 def _elastic(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from unisono.torch_internals.training import module_at
+
 from .plan import Plan, UnfitError
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
         if not called:
             path = next(iter(named.values()))
             raise UnfitError(
-                f'Plan: keep_f32: "{path}" is a {type(model.get_submodule(path)).__name__}, whose modules '
+                f'Plan: keep_f32: "{path}" is a {type(module_at(model, path)).__name__}, whose modules '
                 f'are called, and not itself. Write "{path}.*"'
             )
         found |= called

@@ -53,6 +53,7 @@ from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
+from .same_data import DataComparison
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
@@ -113,7 +114,7 @@ class Run:
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
-        self.steps = 0
+        self.steps, self._data = 0, DataComparison(self.mesh.everyone.world)
         self._check: ForecastCheck | None = None  # of the first steps with a forecast
         if prediction is not None and dist.get_rank() == 0:
             self._check = ForecastCheck(prediction, self.mesh.axes.device_type)
@@ -146,7 +147,7 @@ class Run:
 
     def shard(self, loader: Iterable[Any]) -> RankBatches:
         """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
-        return RankBatches(loader, self.mesh.everyone.row, self.plan.data)
+        return RankBatches(loader, self.mesh.everyone.row, self.plan.data, self._data)
 
     def _groups(self) -> list[Any]:
         meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
@@ -262,7 +263,10 @@ class Run:
         Raises:
             RuntimeError: no step was watched.
         """
-        return CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
+        report = CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
+        context = self._built.runtime.context
+        report.notes = [] if context is None else context.notes
+        return report
 
     def trace(self, path: str | Path) -> None:
         """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0
@@ -582,6 +586,7 @@ class Run:
         several = into.calls > 0 or not update
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
+        options["data"] = self._data
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
             self._follow_frozen()

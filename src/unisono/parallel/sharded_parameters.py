@@ -86,6 +86,12 @@ def shard_units(
         initial.fill(root)
         return ReplicatedParameters(root, mesh, experts)
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
+    hidden = fsdp.hidden_by_methods(root)
+    if hidden:
+        raise ValueError(
+            f'"{hidden}" has the name of a method that fully_shard gives its module, which a forward '
+            "would call in its place. Give it another name, or leave out zero= and low precision"
+        )
     wrapped = gathered_units(root, own, plan)
     alone = apart(root, exact)
     inside = {part for module in alone for part in module.modules()}

@@ -1,4 +1,4 @@
-"""How the tensor axis cuts a model: proved from its recorded program, or by names and then tried."""
+"""How the tensor axis cuts a model: proved from its recorded program, or as `cuts` say, and then tried."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import nn
 
 from unisono.torch.control_data import on_rank_0
 
-from .families import ModelFamily
-from .graph.capture import CaptureError, Shapes, call
+from .graph.capture import CaptureError, Shapes
 from .graph.cut import Cut
 from .graph.proof import prove
 from .plan import Plan, UnfitError
 from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter, warn_counter
+from .structure import ModelStructure, chained
 from .tensor_parallel import cut_of
 
-__all__ = ["Decision", "chain", "decide"]
+__all__ = ["Decision", "decide"]
 
 
 Confirm = Callable[[Iterable[Any]], None]
@@ -29,20 +29,18 @@ class Decision:
 
     Attributes:
         cut: what to do.
-        error: why the program could not be recorded, if that is so.
         of_all: the cut is right whichever parameters are trained.
     """
 
     def __init__(
         self,
         cut: Cut,
-        confirm: Confirm | None,
-        error: CaptureError | None,
+        confirm: Confirm | None = None,
         note: Callable[[nn.Module], None] | None = None,
         *,
         of_all: bool = False,
     ) -> None:
-        self.cut, self.error, self.of_all = cut, error, of_all
+        self.cut, self.of_all = cut, of_all
         self._confirm, self._note = confirm, note
 
     def note(self, model: nn.Module) -> None:
@@ -62,7 +60,7 @@ class Decision:
 
 def decide(
     model: nn.Module,
-    family: ModelFamily,
+    structure: ModelStructure,
     plan: Plan,
     *,
     cuts: dict[str, str] | None,
@@ -73,7 +71,7 @@ def decide(
 
     Args:
         cuts: the user's. Those that are all "whole" are exceptions from the automatic cut.
-        sample: inputs like those of a batch; None: what the model's first layer takes.
+        sample: inputs like those of a batch.
         opened: modules that span stages of a pipeline, where all is whole; None: stages are pieces.
     Raises:
         ValueError: there is no cut; the text says what to write.
@@ -91,20 +89,9 @@ def decide(
             'but for those that are "whole", or sequence='
         )
     if explicit:
-        return Decision(cut_of(model, family.cuts, plan.tensor), None, None)
-    whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
-    search = _Search(model, family, plan, whole, opened)
-    given = sample if sample is not None else guess(model)
-    error = CaptureError("no sample= was given, and no inputs follow from the first layer")
-    if given is not None:
-        try:
-            found = search.cut(given)
-            return Decision(found, search.confirm, None, search.note, of_all=search.of_all)
-        except CaptureError as failed:
-            error = failed
-    if sample is not None or error.final or opened is not None or plan.sequence:
-        raise error
-    return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
+        return Decision(cut_of(model, structure.kinds, plan.tensor))
+    search = _Search(model, structure, plan, opened)
+    return Decision(search.cut(sample), search.confirm, search.note, of_all=search.of_all)
 
 
 class _Search:
@@ -113,15 +100,15 @@ class _Search:
     def __init__(
         self,
         model: nn.Module,
-        family: ModelFamily,
+        structure: ModelStructure,
         plan: Plan,
-        whole: frozenset[str],
         opened: frozenset[str] | None,
     ) -> None:
-        self._pieces = family.pieces if plan.pipeline > 1 and opened is None else None
+        self._structure = structure
+        self._pieces = structure.pieces if plan.pipeline > 1 and opened is None else None
         self._opened = opened or frozenset()
         self._sequence = plan.sequence
-        self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
+        self._parts, self._whole, self._name = plan.tensor, frozenset(structure.kinds), type(model).__name__
         self._shapes: Shapes | None = None
         self._model = model
         self._settings: ModuleSettings | None = None
@@ -177,7 +164,7 @@ class _Search:
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
-        forward = None if self._pieces is None else chain
+        forward = None if self._pieces is None else chained(spreads=self._structure.spreads)
         try:
             return prove(
                 self._shapes,
@@ -262,30 +249,3 @@ def unforeseen(model: str, error: Exception) -> str:
 def _require(parameters: Sequence[nn.Parameter], gradients: bool) -> None:
     for parameter in parameters:
         parameter.requires_grad_(gradients)
-
-
-def chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
-    """What pieces return, one after the other."""
-    for piece in pieces:
-        inputs = call(piece, inputs)
-    return inputs
-
-
-def guess(model: nn.Module) -> Any:
-    """Inputs that fit the first layer: token ids, or rows of its features. None: nothing fits."""
-    main = getattr(model, "main_input_name", None)
-    if main is not None:
-        if main != "input_ids":
-            return None
-        ids = torch.zeros(2, 8, dtype=torch.long)
-        config: Any = getattr(model, "config", None)
-        more = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
-        return {"input_ids": ids, **more}
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            return torch.zeros(2, 8, dtype=torch.long)
-        if isinstance(module, nn.Linear):
-            return torch.zeros(2, module.in_features)
-        if next(module.parameters(recurse=False), None) is not None:
-            return None
-    return None

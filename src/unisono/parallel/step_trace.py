@@ -11,7 +11,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -201,7 +201,13 @@ def _nbytes(event: dict[str, Any]) -> int:
 
 
 class CommunicationReport(list[CollectiveRecord]):
-    """Every collective of a step; as text one line for each kind of call, and the sum of each axis."""
+    """Every collective of a step; as text one line for each kind of call, and the sum of each axis.
+
+    Attributes:
+        notes: what this run does otherwise than its plan could, and why.
+    """
+
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         head = (
@@ -214,6 +220,7 @@ class CommunicationReport(list[CollectiveRecord]):
             lines.append(f"{operation:15}{axis:9}{ranks:6}{_figures(calls)}  {where}: {why}")
         for axis, calls in _group_by(self, lambda c: c.axis).items():
             lines.append(f"{'in all':15}{axis:9}{'':6}{_figures(calls)}")
+        lines += self.notes
         return "\n".join(lines)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from .batches import micro_batches as cut
 from .batches import rows_of
-from .families import family_of
 from .spill import Disk, SpillStorage
+from .structure import entries
 from .swap import ParameterSwap
 from .written_parameters import FORWARDS
 
@@ -47,7 +47,7 @@ class Swapped:
     ) -> None:
         self.model, self._loss, self._clip = model, loss, clip
         self.optimizer = optimizer(list(model.parameters()))
-        modules = family_of(model, None, None).units if units is None else units
+        modules = entries(model) if units is None else units
         self._swap = ParameterSwap(model, modules, store or Disk())
         self._swap.watched = FORWARDS
         self.step_s = 0.0

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from unisono.torch_internals.training import module_at
+
 from . import tensor_moves
 from .generators import RngRegion
 from .graph.containers import tensors_in
@@ -38,7 +40,7 @@ KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
 
 
 def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
-    """The cut that a user or a rule by names wants. Nothing proves it.
+    """The cut that the caller wants. Nothing proves it.
 
     Args:
         kinds: path of a module -> how it is cut, one of KINDS.
@@ -49,7 +51,7 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
     names = {id(value): name for name, value in reversed([*model.named_parameters()])}
     for path, kind in kinds.items():
         if kind != "whole":
-            module = model.get_submodule(path)
+            module = module_at(model, path)
             for leaf, dim in _dims(path, module, kind, parts).items():
                 name = names[id(getattr(module, leaf))]
                 if cut.dims.setdefault(name, dim) != dim:
@@ -69,11 +71,6 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
 
 def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]:
     """Parameter of a module -> the dim that this kind cuts."""
-    if kind not in KINDS:
-        raise UnfitError(
-            f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
-            f'"{path}" and the other modules of its block as "whole", or leave out tensor='
-        )
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
         raise UnfitError(f'"{path}" ({type(module).__name__}) has no matrix named weight; cut it "whole"')
@@ -98,7 +95,7 @@ def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]
 def _check_ties(model: nn.Module, cut: Cut) -> None:
     """A parameter with several places is cut at all of them."""
     first: dict[int, str] = {}
-    inside = {model.get_submodule(path) for path in cut.modules}
+    inside = {module_at(model, path) for path in cut.modules}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             name = first.setdefault(id(parameter), f"{path}.{leaf}".lstrip("."))
@@ -148,7 +145,7 @@ def run_cut(
     leaves, made = leaves_of(model, cut), dict[int, nn.Parameter]()
     kept: list[nn.Parameter] = []  # so that their ids stay their own
     for path, dims in leaves.items():
-        module = model.get_submodule(path)
+        module = module_at(model, path)
         for leaf, dim in dims.items():
             value = module._parameters.get(leaf)
             if value is not None and id(value) not in made:
@@ -198,7 +195,7 @@ def run_locally(
     written = Written(model, cut.sizes)
     written.wrap()
     for path in {**leaves, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
-        make(path, model.get_submodule(path), leaves.get(path, {}))
+        make(path, module_at(model, path), leaves.get(path, {}))
     written.wrap_others()
     for module in model.modules():  # their shortcuts in evaluation would take parameters as they are
         if isinstance(module, nn.TransformerEncoder):

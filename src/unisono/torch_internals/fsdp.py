@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from unisono.errors import message
 
 from .probe import MissingPrivateName, PrivateName, find, need, optional
+from .training import module_at
 
 FSDP = "torch.distributed.fsdp._fully_shard."
 
@@ -166,10 +167,20 @@ def is_sharded(unit: Any, name: str) -> bool:
     """Whether a module inside `unit` that is sharded by itself has the parameter of this name."""
     path = name.rpartition(".")[0]
     while path:
-        if isinstance(unit.get_submodule(path), FSDPModule):
+        if isinstance(module_at(unit, path), FSDPModule):
             return True
         path = path.rpartition(".")[0]
     return False
+
+
+def hidden_by_methods(root: Any) -> str:
+    """A child or tensor that methods of a sharded module would hide from its forward; "": there is none."""
+    methods = {name for name in dir(FSDPModule) if not hasattr(torch.nn.Module, name)}
+    for path, module in root.named_modules():
+        for name in (*module._modules, *module._parameters, *module._buffers):
+            if name in methods:
+                return f"{path}.{name}".lstrip(".")
+    return ""
 
 
 def can_follow_frozen() -> bool:

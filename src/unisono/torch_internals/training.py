@@ -201,6 +201,15 @@ def check_dimensions(norm: Any, x: Tensor) -> None:
         norm._check_input_dim(x)
 
 
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The module of a path. `get_submodule` reads attributes, such as a method with the name of a child."""
+    for name in path.split(".") if path else ():
+        child = model._modules[name]
+        assert child is not None
+        model = child
+    return model
+
+
 def persistent(module: nn.Module, name: str) -> bool:
     """Whether a buffer of `module` belongs to its state."""
     return name not in getattr(module, "_non_persistent_buffers_set", ())

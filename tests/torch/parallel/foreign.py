@@ -105,6 +105,7 @@ def check_what_mixes_features_between_two_layers_is_not_cut(folder: Path) -> Non
 def check_heads_of_a_written_number(folder: Path) -> None:
     batches = models.text_batches(4, 4)
     by_hand = {"1.query": "column", "1.key": "column", "1.value": "column", "1.out_proj": "row"}
+    by_hand |= {"2.fc1": "column", "2.fc2": "row"}
     make = lambda: text(Attention(fixed=True), models.Block())  # noqa: E731
     refused(make, batches, models.token_loss, r'"1\.out_proj" .*cuts=\{"1\.\*": "whole"\}', cuts=by_hand)
     run = proved(make, batches, models.token_loss, "1.query.weight", "1.out_proj.weight", "2.fc1.weight")
@@ -291,10 +292,11 @@ def check_a_program_that_depends_on_data(folder: Path) -> None:
 
 
 def check_ranks_of_a_tensor_group_need_the_same_rows(folder: Path) -> None:
-    run = up.parallelize(models.gpt(), TENSOR, optimizer=adamw, loss=models.token_loss)
-    with pytest.raises(ValueError, match=r"give different rows.*run\.shard"):
-        run.step(models.text_batches(2, 4)[dist.get_rank()])
-    run.step(models.text_batches(2, 4)[0])
+    for plan in (TENSOR, up.Plan(pipeline=2), up.Plan(pipeline=2, micro_batches=2)):
+        run = up.parallelize(models.gpt(), plan, optimizer=adamw, loss=models.token_loss)
+        with pytest.raises(ValueError, match=r"give different rows.*run\.shard"):
+            run.step(models.text_batches(2, 4)[dist.get_rank()])
+        run.step(models.text_batches(2, 4)[0])
 
 
 def check_a_model_that_cannot_be_copied(folder: Path) -> None:
@@ -304,8 +306,10 @@ def check_a_model_that_cannot_be_copied(folder: Path) -> None:
         return model
 
     batches = models.text_batches(2, 4)
+    pairs = {"*.fc1": "column", "*.fc2": "row"}
     with pytest.raises(ValueError, match=r"Sequential cannot be copied .*check=False"):
-        under(TENSOR, make, batches, models.token_loss)
+        under(TENSOR, make, batches, models.token_loss, cuts=pairs)
+    under(TENSOR, make, batches, models.token_loss, cuts=pairs, check=False)
     with pytest.raises(ValueError, match=r"Sequential cannot be copied .* cannot be recorded"):
         under(TENSOR, make, batches, models.token_loss, sample=batches[0][0])
 

@@ -43,7 +43,8 @@ def trained(plan: up.Plan, seed: int | None = None, steps: int = 20) -> up.Run:
     model = seeded(Noted)
     if seed is not None:
         torch.manual_seed(seed)
-    run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
+    cuts = {"fc1": "column", "fc2": "row"} if plan.tensor > 1 else None
+    run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy, cuts=cuts)
     for batch in run.shard(models.vector_batches(steps, 8)):
         run.model.masks.clear()
         run.step(batch)
@@ -120,7 +121,7 @@ def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> No
         ValueError, match=r'In "(side|fc2)" .*with dropout, ranks give (weight|bias) different'
     ):
         run.step(batch)
-    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss)
+    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, sample=batch[0])
     assert run.cut.modules.get("fc2") != "row", str(run.cut)
     run.step(batch)
     assert apart(run) == 0

@@ -50,9 +50,10 @@ def alone(make: Make, batches: Sequence[Any], loss: Any) -> ScopedValue:
 def under(
     plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: Any
 ) -> tuple[up.Run, ScopedValue]:
-    """Train by a plan on all ranks."""
-    plan = dataclasses.replace(plan, clip=1e9)  # so that the run has the norm
-    run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss, **more)
+    """Train by a plan on all ranks. `pieces`: a function of the model."""
+    plan, model = dataclasses.replace(plan, clip=1e9), seeded(make)  # so that the run has the norm
+    more |= {"pieces": more["pieces"](model)} if "pieces" in more else {}
+    run = up.parallelize(model, plan, optimizer=adamw, loss=loss, **more)
     losses, norms = [], []
     for batch in run.shard(batches):
         losses.append(run.step(batch))

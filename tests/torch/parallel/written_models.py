@@ -15,8 +15,8 @@ from parallel import models
 from parallel.plain_training import same, under
 from parallel.run_features import in_group
 from unisono.parallel import sharded_parameters
-from unisono.parallel.families import entries
 from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.structure import entries
 
 LOSS = functional.cross_entropy
 DATA, ZERO, SWAP = up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(data=2, swap="disk")

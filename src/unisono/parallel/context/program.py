@@ -14,7 +14,6 @@ of the values that they take.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -71,6 +70,7 @@ class ContextProgram:
     Attributes:
         places: where the values that are cut have the sequence.
         stages: what each stage of a pipeline runs.
+        notes: what is not cut, though it has the sequence -> why.
     Raises:
         ContextError: it cannot be cut.
     """
@@ -90,6 +90,7 @@ class ContextProgram:
             graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
         }
         self._check()
+        self.notes: dict[str, str] = {}
         self._filled: dict[int, SequenceDim] = {}  # new memory that gets parts of the sequence
         steps = self._steps(sequences)
         if not self.places:
@@ -255,11 +256,15 @@ class ContextProgram:
     def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
         call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written, whole=True)
-        with contextlib.suppress(LayoutError, StopIteration):
+        try:
             found = run_rule(call)
-            for number, place in zip(node.outputs, found, strict=True):
-                if number is not None and place is not None:
-                    self._whole[number] = place
+        except (LayoutError, StopIteration) as error:
+            note = f"context: every rank computes all positions of what follows {node.name}, at {node.line}"
+            self.notes[note] = str(error)
+            return
+        for number, place in zip(node.outputs, found, strict=True):
+            if number is not None and place is not None:
+                self._whole[number] = place
 
     def _check_length(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         for place in marked.values():

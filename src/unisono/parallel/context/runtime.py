@@ -149,6 +149,12 @@ class ContextModel:
                 self._settings.give(self._recorder.shapes)
                 self._known[key] = self._proved(inputs, targets, loss)
 
+    @property
+    def notes(self) -> list[str]:
+        """What is not cut, though it has the sequence, and why."""
+        found = {note: why for program in self._known.values() for note, why in program.notes.items()}
+        return [f"{note}: {why or 'no rule follows it'}" for note, why in found.items()]
+
     def _check_counters(self, inputs: Any, targets: Any, loss: Any) -> None:
         """A number that counts may be left out of the settings only if it is not in the program."""
         assert self._settings is not None

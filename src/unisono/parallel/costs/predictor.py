@@ -14,7 +14,6 @@ from unisono.engine.environment import env
 from unisono.parallel.arguments import two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
-from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import cast, mapped
 from unisono.parallel.graph.gpu_attention import gpu_attention
@@ -27,12 +26,14 @@ from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters
-from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts
+from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
 from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
+from unisono.parallel.structure import structure_of
 from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
+from unisono.torch_internals.training import module_at
 
 from .collective_calls import PricedCollective, collective_calls
 from .compressed_gradients import of_stages
@@ -107,13 +108,12 @@ class StepPredictor:
         self._packed = may_be_packed(self._batch[0])
         self._base = Shapes(model, None if pieces is None else list(pieces))
         check_model(self._base.model, Plan())
-        self._family = family_of(self._base.model, self._base.also, cuts)
+        self._structure = structure_of(self._base.model, self._base.also, cuts, own_loss=loss is None)
         for module in self._base.model.modules():  # as the runtime does
             config: Any = getattr(module, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
-        self._output = identity if loss is None else self._family.output
-        self._given, self._explicit = pieces is not None, cuts
+        self._output, self._explicit = self._structure.output, cuts
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
         self._hardware = tuple(hardware)
         settings = env.read()
@@ -126,12 +126,13 @@ class StepPredictor:
             self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         self._machine = recall(settings).calibration if machine is None else machine
         tried = trial and not own_device and should_try(model, self._batch)
+        self._trial: ModelTrial | None = None
+        if tried:
+            rows = rows_of(self._batch)
+            self._trial = ModelTrial(model, self._batch, rows, self._output, self._loss.loss, optimizer)
         self._pricing = HostPricing(
-            self._compute, self._machine, self._hardware, own_device,
-            ModelTrial(model, self._batch, rows_of(self._batch), self._output, self._loss.loss, optimizer)
-            if tried else None,
-            self._operators,
-        )  # fmt: skip
+            self._compute, self._machine, self._hardware, own_device, self._trial, self._operators
+        )
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
@@ -153,7 +154,10 @@ class StepPredictor:
     @property
     def source(self) -> str:
         """Where the costs of operators are from."""
-        return self._source
+        if self._trial is None or not self._trial.problem:
+            return self._source
+        what = f"without the model's own Python, as a copy did not run: {self._trial.problem}"
+        return f"{self._source}; {what}"
 
     def forecast(self, plan: Plan) -> StepForecast:
         """The seconds of a step under this plan, by cause.
@@ -193,7 +197,7 @@ class StepPredictor:
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
-            self._source, exchanges,
+            self.source, exchanges,
             experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
             {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
             self._slow(plan),
@@ -222,8 +226,8 @@ class StepPredictor:
     # ---- what plans share ----
 
     def _micro_batch(self, plan: Plan, rows: int, starts: StageStarts) -> TracedStep:
-        recorded = plan.context > 1 or bool(starts.items)  # with the masks that shapes have
-        return self._traced(plan, rows, starts.opened, single=not recorded and not self._packed)
+        single = plan.context == 1 and not self._packed  # else with the masks that shapes have
+        return self._traced(plan, rows, starts.opened, single=single)
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str], *, single: bool) -> TracedStep:
         """A recorded step. `single`: of a model that takes each row for one text."""
@@ -231,7 +235,7 @@ class StepPredictor:
 
         def record(rows: int) -> TracedStep:
             dtype = None if plan.precision == "f32" else TYPES[plan.precision]
-            layout = StepLayout(units=self._paths(self._family.units), cut=cut, dtype=dtype)
+            layout = StepLayout(units=self._paths(self._structure.units), cut=cut, dtype=dtype)
             try:
                 with gpu_attention(on_gpu=self._own_device), single_texts(single):
                     shapes = Shapes(self._base)
@@ -305,12 +309,11 @@ class StepPredictor:
             )
         kinds = self._explicit or {}
         if any(kind != "whole" for kind in kinds.values()):
-            return cut_of(self._base.model, self._family.cuts, plan.tensor)
-        whole = [path for path, kind in self._family.cuts.items() if kind == "whole"] if kinds else []
+            return cut_of(self._base.model, self._structure.kinds, plan.tensor)
         with torch.enable_grad(), single_texts(single):
             return prove(
-                Shapes(self._base), self._micro(self._few)[0], plan.tensor, whole=frozenset(whole),
-                opened=opened, sequence=plan.sequence,
+                Shapes(self._base), self._micro(self._few)[0], plan.tensor,
+                whole=frozenset(self._structure.kinds), opened=opened, sequence=plan.sequence,
             )  # fmt: skip
 
     @property
@@ -320,24 +323,20 @@ class StepPredictor:
 
     def _stages(self, plan: Plan) -> StageStarts:
         """Where stages begin."""
-        key = plan.stages, plan.cuts, plan.precision
+        key = plan.stages, plan.cuts, plan.precision, plan.context > 1
         if key not in self._starts:
-            family = self._family
-            tensor = isinstance(self._batch[0], torch.Tensor)
-            plain = self._given or isinstance(self._base.model, nn.Sequential)
-            if plain or (family.pieces and not family.no_pieces and tensor):
-                self._starts[key] = StageStarts(self._of_pieces(plan, family))
+            if self._structure.pieces and plan.context == 1:
+                self._starts[key] = StageStarts(self._of_pieces(plan, self._structure.pieces))
             else:
                 self._starts[key] = self._of_program(plan)
         return self._starts[key]
 
-    def _of_pieces(self, plan: Plan, family: ModelFamily) -> tuple[tuple[str, int], ...]:
-        counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
+    def _of_pieces(self, plan: Plan, pieces: Sequence[nn.Module]) -> tuple[tuple[str, int], ...]:
         paths = {module: path for path, module in reversed([*self._base.model.named_modules()])}
-        found, starts = [], plan.cuts or balance(counted, plan.stages)
-        check_starts(starts, len(family.pieces))
+        found, starts = [], plan.cuts or balance(counted_costs(pieces), plan.stages)
+        check_starts(starts, len(pieces))
         for start in starts:
-            first = next((module for module in family.pieces[start].modules() if module in paths), None)
+            first = next((module for module in pieces[start].modules() if module in paths), None)
             if first is None:
                 raise UnfitError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))
@@ -351,7 +350,7 @@ class StepPredictor:
             inputs = cast(inputs, TYPES[plan.precision])
             with shapes.mode:
                 shapes.model.to(TYPES[plan.precision])
-        with torch.enable_grad():
+        with torch.enable_grad(), single_texts(plan.context == 1 and not self._packed):
             graph = Recorder(shapes).run(shapes.model, inputs)
         program = StageProgram(graph, shapes.model, choose_starts(graph, plan.stages))
         return StageStarts.of_program(program, self._few)
@@ -372,12 +371,12 @@ class StepPredictor:
     ) -> dict[int, dict[str, ParameterSizes]]:
         """Stage -> unit -> parameters on one rank of the tensor axis."""
         model = traced.model
-        modules = [model.get_submodule(path) for path in self._paths(self._family.units)]
+        modules = [module_at(model, path) for path in self._paths(self._structure.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
         kept = set(gathered_units(model, own_units(model, modules), plan)) if sharded else set()
         kept.update(apart(model, kept_in_f32(model, plan)))
         paths = [path for path, module in model.named_modules() if module in kept]  # outer ones first
-        inside = {id(value): path for path in paths for value in model.get_submodule(path).parameters()}
+        inside = {id(value): path for path in paths for value in module_at(model, path).parameters()}
         found: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
         for name, value in model.named_parameters():
             call = traced.homes.get(name, (-1, NO_UNIT))[0]

@@ -27,7 +27,7 @@ from unisono.parallel.graph.written import Written
 from unisono.parallel.optimizer_groups import optimizers_of
 from unisono.parallel.optimizer_step import chooses_lists
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
-from unisono.torch_internals.training import next_sequence, sequence_of
+from unisono.torch_internals.training import module_at, next_sequence, sequence_of
 
 from .operator_kinds import point_of
 from .traced_step import (
@@ -279,7 +279,7 @@ def _cut(shapes: Shapes, cut: Cut, mode: _StepMode) -> None:
     written = Written(model, cut.sizes)
     written.wrap()
     for path in dict.fromkeys([*cut.modules, *cut.moves]):
-        _wrap(model.get_submodule(path), path, cut, mode)
+        _wrap(module_at(model, path), path, cut, mode)
     written.wrap_others()
 
 

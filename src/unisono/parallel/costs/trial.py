@@ -45,6 +45,8 @@ class ModelTrial:
         rows: the most that are tried.
         output: of the model -> what the loss takes.  loss: (output, targets) -> a number, or (sum, count).
         optimizer: of parameters; None: no update is tried.
+    Attributes:
+        problem: why the model did not run; "": it did.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ModelTrial:
     ) -> None:  # fmt: skip
         self._model, self._batch, self._rows = model, batch, rows
         self._output, self._loss, self._optimizer = output, loss, optimizer
+        self.problem = ""
 
     def overhead(
         self, trace: Callable[[int], Sequence[TracedOperator]], prices: OperatorPrices, threads: int
@@ -103,7 +106,8 @@ class ModelTrial:
                         each.step()
                     found.append((ran - began, back - ran, clock() - back))
                     model.zero_grad()
-        except Exception:  # noqa: BLE001  no plan depends on it; where it trains, its error comes again
+        except Exception as error:  # noqa: BLE001  no plan depends on it; where it trains, it comes again
+            self.problem = f"{type(error).__name__}: {error}"
             return None
         finally:
             torch.set_num_threads(before[0])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.gradients import scale_
 from unisono.parallel.tensor_parallel import axis_of
+from unisono.torch_internals.training import module_at
 
 from .layers import ExpertLayer, caller_of, parameters_of
 from .listed import cut_listed
@@ -65,7 +66,7 @@ class ExpertAxis:
         axis = self.mesh.part("tensor")
         for layer in self.layers:
             if layer.kind == "stacked":
-                cut_stacked(layer.path, model.get_submodule(layer.path), axis, self.tensor)
+                cut_stacked(layer.path, module_at(model, layer.path), axis, self.tensor)
             else:
                 caller = caller_of(model, layer.path)
                 cut_listed(model, layer.path, caller, axis, self.tensor, context, recorded=self._recorded)
@@ -74,7 +75,7 @@ class ExpertAxis:
         """The modules of this rank whose parameters are gathered and reduced together."""
         found: list[nn.Module] = []
         for layer in self.layers:
-            module = self._model.get_submodule(layer.path)
+            module = module_at(self._model, layer.path)
             here = [module] if layer.kind == "stacked" else [*module.children()]
             found += [one for one in here if any(True for _ in one.parameters())]
         return found

@@ -25,13 +25,14 @@ from unisono.parallel.cut_check import (
     train,
 )
 from unisono.parallel.divergence import difference
-from unisono.parallel.families import identity
 from unisono.parallel.generators import drawing
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.structure import identity
 from unisono.parallel.unit_outputs import own_memory
 from unisono.torch.control_data import on_every_rank
+from unisono.torch_internals.training import module_at
 
 from .axis import ExpertAxis
 
@@ -48,11 +49,11 @@ def should_try(model: nn.Module, axis: ExpertAxis, check: bool | None) -> bool:
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     if check is not None or nbytes < LIMIT_BYTES:
         return check is not False
-    unknown = [layer for layer in axis.layers if not _is_known(model.get_submodule(layer.path))]
+    unknown = [layer for layer in axis.layers if not _is_known(module_at(model, layer.path))]
     if not unknown:
         return False
     raise ValueError(
-        f'nothing proves that "{unknown[0].path}" ({type(model.get_submodule(unknown[0].path)).__name__}) '
+        f'nothing proves that "{unknown[0].path}" ({type(module_at(model, unknown[0].path)).__name__}) '
         f"can be spread over ranks, and the {nbytes / 1e6:.0f} MB of {type(model).__name__} are too many to "
         "copy unasked. Write parallelize(..., check=True): the first step trains two copies on some rows. Or "
         "check=False, if you have compared losses and gradients"
@@ -139,7 +140,7 @@ class ExpertCheck:
 
     def _text(self, path: str, what: str) -> str:
         name = type(self._model).__name__
-        where = f'"{path}" ({type(self._model.get_submodule(path)).__name__})' if path else name
+        where = f'"{path}" ({type(module_at(self._model, path)).__name__})' if path else name
         layers = [layer.path for layer in self._axis.layers]
         near = max(layers, key=lambda one: len(_common(one, path)))
         pattern = ".".join("*" if part.isdigit() else part for part in near.split("."))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from unisono.parallel.plan import Plan, UnfitError
+from unisono.torch_internals.training import module_at
 
 from .stacked import numbers_of_experts
 
@@ -102,13 +103,13 @@ def parameters_of(model: nn.Module, layers: list[ExpertLayer]) -> list[str]:
     return [
         f"{layer.path}.{name}"
         for layer in layers
-        for name, _ in model.get_submodule(layer.path).named_parameters()
+        for name, _ in module_at(model, layer.path).named_parameters()
     ]
 
 
 def caller_of(model: nn.Module, path: str) -> str:
     """The path of what calls the experts of a list: the list, if it can be called, or what it is in."""
-    experts = model.get_submodule(path)
+    experts = module_at(model, path)
     base = nn.ModuleList if isinstance(experts, nn.ModuleList) else nn.ModuleDict
     own = type(experts).forward is not base.forward
     return path if own else path.rpartition(".")[0]
@@ -146,7 +147,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _layer(model: nn.Module, path: str, kind: str, parts: int, tensor: int) -> ExpertLayer:
     """Refuse what cannot be spread."""
-    module = model.get_submodule(path)
+    module = module_at(model, path)
     what = f'"{path}" ({type(module).__name__})'
     if kind == "stacked":
         own = [*module.parameters(recurse=False)]

@@ -32,6 +32,7 @@ from unisono.parallel.graph.noted_call import EXPERT_LIST, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
 from unisono.parallel.plan import UnfitError
 from unisono.torch_internals.fake import is_fake
+from unisono.torch_internals.training import module_at
 
 from .exchange import RowExchange, reached, told
 from .shares import RowShares
@@ -71,14 +72,14 @@ def cut_listed(
         tensor, context: its ranks that have the same rows.
         recorded: the program of the model is.
     """
-    experts = model.get_submodule(path)
+    experts = module_at(model, path)
     names = list(experts._modules)
     per, place = len(names) // mesh.size(), mesh.get_local_rank()
     for number, name in enumerate(names):
         if number // per != place:
             experts._modules[name] = RemoteExpert()
     shares = RowShares(tensor, context, f"up::experts|{path}")
-    ListedExperts(path, caller, model.get_submodule(caller), mesh, shares, recorded=recorded)
+    ListedExperts(path, caller, module_at(model, caller), mesh, shares, recorded=recorded)
 
 
 class _ExpertCall(NamedTuple):
@@ -133,7 +134,7 @@ class ListedExperts(Forward):
     @property
     def _list(self) -> nn.Module:
         inside = self._path[len(self._caller) :].lstrip(".")
-        found: nn.Module = self._module.get_submodule(inside)
+        found: nn.Module = module_at(self._module, inside)
         return found
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
+from unisono.torch_internals.training import module_at
 
 from .attention_call import ATTENTION, FUNCTION, bound, calls_told
 from .containers import mapped, numbers_of, tensors_in
@@ -32,7 +33,7 @@ from .saved_results import saved_result
 from .shapes import CaptureError, Shapes, check_collective
 from .slots import argument_names, slots_in, slots_of_call
 
-__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture"]
+__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture", "quiet"]
 
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
@@ -109,7 +110,7 @@ class Recorder:
             self._new(tensor, "input")
         try:
             told = self.attention if self._attention else None
-            with _quiet(), calls_told(told), self._shapes.mode, _Operators(self), _Functions(self):
+            with quiet(), calls_told(told), self._shapes.mode, _Operators(self), _Functions(self):
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
@@ -338,7 +339,7 @@ class Recorder:
 
     def _error(self, error: Exception, model: nn.Module) -> CaptureError:
         path = self.graph.frames[self.frames[-1]].path if self.frames else ""
-        kind = type(model.get_submodule(path)).__name__
+        kind = type(module_at(model, path)).__name__
         where = f'"{path}" ({kind})' if path else kind
         lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(PACKAGES)]
         at = f"{lines[-1].filename}:{lines[-1].lineno}: {lines[-1].line}" if lines else "PyTorch itself"
@@ -372,7 +373,7 @@ class _Functions(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """PyTorch logs what an operator raises on shapes; this package raises it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True

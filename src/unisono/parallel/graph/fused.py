@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unisono.torch_internals.training import module_at
+
 __all__ = [
     "Split",
     "SplitColumns",
@@ -188,7 +190,7 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def split_(model: nn.Module, path: str, sizes: Sequence[int]) -> None:
     """Put several layers in place of the one at `path`. Attention has no sizes."""
     above, _, name = path.rpartition(".")
-    module = model.get_submodule(path)
+    module = module_at(model, path)
     if not isinstance(module, Split):
         made: Any = SplitColumns(module, sizes) if sizes else SplitHeads(module)  # type: ignore[arg-type]
-        model.get_submodule(above).register_module(name, made)
+        module_at(model, above).register_module(name, made)

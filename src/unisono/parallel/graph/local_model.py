@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.torch_internals.training import module_at
+
 from .call_structure import RecordedCalls, given_by, returned_by
 from .capture import Recorder, Shapes
 from .choice import Choice
@@ -50,11 +52,11 @@ class LocalModel:
         narrow_(shapes, choice.cut)
         for path, kind in choice.cut.modules.items():
             if kind == "column, gathered":
-                self._gather(shapes.model.get_submodule(path))
+                self._gather(module_at(shapes.model, path))
         self.calls: dict[str, RecordedCalls] = {}
         for path in choice.cut.checked(shapes.model):
             moves = choice.cut.moves.get(path, {})
-            self._move(shapes.model.get_submodule(path), moves, self.calls.setdefault(path, RecordedCalls()))
+            self._move(module_at(shapes.model, path), moves, self.calls.setdefault(path, RecordedCalls()))
         self._first: dict[int, list[Node]] = {}
         for node in choice.graph.nodes:
             self._first.setdefault(node.call, []).append(node)
@@ -229,7 +231,7 @@ def narrow_(shapes: Shapes, cut: Cut) -> None:
     model = shapes.model
     for name, dim in cut.dims.items():
         path, _, leaf = name.rpartition(".")
-        value = getattr(model.get_submodule(path), leaf)
+        value = getattr(module_at(model, path), leaf)
         sizes = list(value.shape)
         sizes[dim] //= cut.parts
         with shapes.mode, torch.no_grad():

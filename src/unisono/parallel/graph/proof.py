@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from unisono.parallel.program_state import ModuleSettings
+from unisono.torch_internals.training import module_at
 
 from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice, Hints
@@ -208,7 +209,7 @@ class _ProofSearch:
             and module.weight.shape[0] % self._parts == 0
             and (f"{path}.weight", 0) not in self._banned
         }
-        weights = {id(self._copy.get_submodule(path).weight) for path in tables}
+        weights = {id(module_at(self._copy, path).weight) for path in tables}
         tied = {
             path
             for path, module in self._copy.named_modules()

@@ -21,7 +21,7 @@ class CaptureError(UnfitError):
     """A model cannot be recorded; the text names the file and the line.
 
     Attributes:
-        final: no cut by names may take its place: the model does not run one program.
+        final: no other sample would help: the model does not run one program.
     """
 
     def __init__(self, text: str, *, final: bool = False) -> None:

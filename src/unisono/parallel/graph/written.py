@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from unisono.torch_internals.training import module_at
+
 from .capture import SIZED
 from .containers import numbers_of
 from .cut import Sizes
@@ -145,7 +147,7 @@ class Written:
     def wrap(self) -> None:
         """Change the forward of these modules. Other changes of it come afterwards."""
         for path, sizes in self._sizes.items():
-            _CountingForward(self._model.get_submodule(path), path, sizes, self._modes)
+            _CountingForward(module_at(self._model, path), path, sizes, self._modes)
 
     def wrap_others(self) -> None:
         """Change the forward of the modules within them. Other changes of it come before."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
+from unisono.parallel.graph.single_texts import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.pipeline.module_results import ModuleResults
@@ -32,6 +33,7 @@ class StagePrograms:
     Args:
         model: the user's, before it is cut.
         dtype: in which it computes; None: in that of its parameters.
+        masks: those of packed texts are recorded, though inputs say of none: a context axis reads them.
     Attributes:
         starts: where the stages but the first begin.
         first: the program of the sample.
@@ -39,7 +41,16 @@ class StagePrograms:
         CaptureError, StageError: the program cannot be recorded, or cut into so many stages.
     """
 
-    def __init__(self, model: nn.Module, sample: Any, stages: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        stages: int,
+        dtype: torch.dtype | None = None,
+        *,
+        masks: bool = False,
+    ) -> None:
+        self._masks = masks
         self._recorder = ModelRecorder(
             model, dtype, StageError, where="a pipeline", remedy="Write pieces=[...]"
         )
@@ -54,7 +65,8 @@ class StagePrograms:
         self._sample = sample
 
     def _recorded(self, inputs: Any) -> Graph:
-        return self._recorder.record(cast(inputs, self._dtype))
+        with single_texts(not self._masks and not may_be_packed(inputs)):
+            return self._recorder.record(cast(inputs, self._dtype))
 
     def note(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Follow `model`, which is cut now. `group`: the ranks of this pipeline."""

@@ -233,7 +233,6 @@ class PipelineRuntime:
             output = self._output(output)
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
-            _check_outputs(stage, outputs)
         else:
             weight = step.step_input.weights[micro]
             parameters = self.loss_parameters if torch.is_grad_enabled() else None
@@ -364,15 +363,6 @@ def _nothing(output: Any) -> Tensor:
 def _shape(inputs: Any) -> Hashable:
     """The shapes that determine those of all stages."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
-
-
-def _check_outputs(stage: int, outputs: tuple[Any, ...]) -> None:
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise TypeError(
-                f"stage {stage} returned a {type(output).__name__}; a stage returns a tensor or a tuple "
-                f"of tensors"
-            )
 
 
 def _guard_of_loss(ranks: Sequence[int]) -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
-from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.structure import ModelStructure, run_pieces
 from unisono.torch.control_data import on_rank_0
+from unisono.torch_internals.training import module_at
 
 
 class PipelineStages(nn.Module):
@@ -42,8 +45,15 @@ def _in_f32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
-class PieceStage(nn.ModuleList):
-    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes."""
+class PieceStage(nn.Module):
+    """Pieces, one after the other. The first stage takes the model's inputs, the others what comes.
+
+    Args:
+        spreads: a tuple is the arguments of the next piece, and not one argument.
+        unused: modules that no piece runs, for weights and checkpoints.
+    Raises:
+        TypeError: what goes to the next stage is neither a tensor nor a tuple of tensors.
+    """
 
     def program_of(self, _inputs: Any) -> str:
         """Pieces run one program."""
@@ -53,27 +63,97 @@ class PieceStage(nn.ModuleList):
         """Pieces take what comes."""
         return False
 
-    def __init__(self, pieces: Sequence[nn.Module], *, first: bool) -> None:
-        super().__init__(pieces)
-        self._first = first
+    def __init__(
+        self,
+        pieces: Sequence[nn.Module],
+        *,
+        first: bool,
+        last: bool,
+        spreads: bool,
+        unused: Sequence[nn.Module] = (),
+    ) -> None:
+        super().__init__()
+        self.pieces, self.unused = nn.ModuleList(pieces), nn.ModuleList(unused)
+        self._first, self._last, self._spreads = first, last, spreads
 
     def forward(self, came: Sequence[Tensor], inputs: Any) -> Any:
-        first, *rest = self
-        value = call(first, inputs if self._first else tuple(came))
-        for piece in rest:
-            value = piece(*value) if isinstance(value, tuple) else piece(value)
+        if not self._first:
+            inputs = tuple(came) if self._spreads else (came[0] if len(came) == 1 else tuple(came),)
+        value = run_pieces([*self.pieces], inputs, spreads=self._spreads)
+        return value if self._last else self._sent(value)
+
+    def _sent(self, value: Any) -> Any:
+        parts = value if type(value) is tuple else (value,)
+        single = len(parts) == 1 and value is parts and not self._spreads  # the next stage would get a tensor
+        if single or not all(isinstance(part, Tensor) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise TypeError(
+                f"a stage ends with a {type(self.pieces[-1]).__name__}, which returned a "
+                f"{type(value).__name__} ({kinds}): what goes to the next stage is a tensor, or a tuple of "
+                "several. Let stages begin elsewhere: Plan(cuts=...)"
+            )
         return value
 
 
-def first_pieces(pieces: Sequence[nn.Module], plan: Plan, sample: Any, *, on_meta: bool) -> Sequence[int]:
+def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module) -> list[PieceStage]:
+    """The stages of a model in pieces. starts: the first piece of each stage but the first.
+
+    Raises:
+        ValueError: a module with buffers would be in two stages, each with its own; or pieces leave out a
+            parameter of a module around them.
+    """
+    unused = {name.rpartition(".")[0]: name for name in structure.left_out(model)}
+    around = next((n for at, n in unused.items() if _holds(model, at, structure.pieces)), None)
+    if around is not None:
+        raise ValueError(
+            f'pieces= leaves out the parameter "{around}" of {type(model).__name__}, which has pieces within '
+            "the module of that parameter. Give it to a piece of your own"
+        )
+    own = set(model.parameters())
+    for piece in structure.pieces:
+        for name, value in piece.named_parameters():
+            if value not in own:
+                raise ValueError(
+                    f'pieces= has a {type(piece).__name__} with the parameter "{name}", which is not of '
+                    f"{type(model).__name__} and would not train. Make its module a part of the model"
+                )
+    pieces, bounds = structure.pieces, [*itertools.pairwise([0, *starts, len(structure.pieces)])]
+    homes: dict[nn.Module, int] = {}
+    for stage, (first, stop) in enumerate(bounds):
+        for module in (part for piece in pieces[first:stop] for part in piece.modules()):
+            if homes.setdefault(module, stage) != stage and any(True for _ in module.buffers(recurse=False)):
+                raise ValueError(
+                    f"a {type(module).__name__} with buffers runs in stages {homes[module]} and {stage}, "
+                    "which would each have its own. Let stages begin elsewhere, Plan(cuts=...), or use two"
+                )
+    last = len(bounds) - 1
+    return [
+        PieceStage(
+            pieces[first:stop],
+            first=stage == 0,
+            last=stage == last,
+            spreads=structure.spreads,
+            unused=[module_at(model, path) for path in unused] if stage == 0 else (),
+        )
+        for stage, (first, stop) in enumerate(bounds)
+    ]
+
+
+def _holds(model: nn.Module, path: str, pieces: Sequence[nn.Module]) -> bool:
+    """Whether a module has modules that run in pieces."""
+    inside = {module for piece in pieces for module in piece.modules()}
+    return not inside.isdisjoint(module_at(model, path).modules())
+
+
+def first_pieces(structure: ModelStructure, plan: Plan, sample: Any, *, on_meta: bool) -> Sequence[int]:
     """The first piece of each stage but the first. Pieces are measured while no rank needs another one."""
     if on_meta and sample is not None and plan.cuts is None:
         raise ValueError(
             "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
             "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
         )
-    starts = plan.cuts or _balanced(pieces, plan.stages, sample)
-    check_starts(starts, len(pieces))
+    starts = plan.cuts or _balanced(structure, plan.stages, sample)
+    check_starts(starts, len(structure.pieces))
     return starts
 
 
@@ -92,14 +172,18 @@ def check_no_cuts(plan: Plan, model: nn.Module) -> None:
         )
 
 
-def _balanced(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
+def _balanced(structure: ModelStructure, stages: int, sample: Any) -> tuple[int, ...]:
     """The first piece of each stage: rank 0 measures for all, or counts parameters."""
 
     def costs() -> list[float]:
-        counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
-        return counted if sample is None else measure_costs(pieces, sample)
+        return counted_costs(structure.pieces) if sample is None else measure_costs(structure, sample)
 
     return balance(on_rank_0(costs), stages)
+
+
+def counted_costs(pieces: Sequence[nn.Module]) -> list[float]:
+    """What pieces cost by their parameters."""
+    return [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
 
 
 def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> tuple[int, ...]:
@@ -133,25 +217,27 @@ def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> 
     return best(0, stages)[2]
 
 
-def measure_costs(pieces: Sequence[nn.Module], inputs: Any, rounds: int = 3) -> list[float]:
+def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> list[float]:
     """Run forward and backward of each piece on `inputs` of the first; return seconds for each, the least of
     `rounds`. Buffers keep their values.
     """
+    pieces = structure.pieces
     costs = [float("inf")] * len(pieces)
     with torch.random.fork_rng(), _buffers_kept(pieces):
         for _ in range(rounds):
-            value: Any = inputs if isinstance(inputs, tuple) else (inputs,)
+            value = inputs
             for index, piece in enumerate(pieces):
                 start = time.perf_counter()
-                wanted = [*_leaves(piece), *(t for t in value if isinstance(t, Tensor) and t.requires_grad)]
-                value = piece(*value)
-                value = value if isinstance(value, tuple) else (value,)
-                outputs = [t for t in value if t.requires_grad]
+                wanted = [*_leaves(piece), *(t for t in tensors_in(value) if t.requires_grad)]
+                if index and not (structure.spreads and isinstance(value, tuple)):
+                    value = (value,)
+                value = call(piece, value)
+                outputs = [t for t in tensors_in(value) if t.requires_grad]
                 if outputs and wanted:
                     given = [torch.ones_like(t) for t in outputs]
                     torch.autograd.grad(outputs, wanted, given, allow_unused=True)
                 costs[index] = min(costs[index], time.perf_counter() - start)
-                value = tuple(t.detach().requires_grad_(t.requires_grad) for t in value)
+                value = mapped(value, lambda t: t.detach().requires_grad_(t.requires_grad))
     return costs
 
 

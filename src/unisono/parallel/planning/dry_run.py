@@ -5,14 +5,12 @@ The tensor axis and the stages are those of a run; dry_step.py runs the step.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of, sizes
-from unisono.parallel.families import identity
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.shapes import Shapes
@@ -23,10 +21,18 @@ from unisono.parallel.model_check import check_model
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule
-from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance, check_no_cuts, check_starts
+from unisono.parallel.pipeline.stages import (
+    PipelineStages,
+    balance,
+    check_no_cuts,
+    check_starts,
+    counted_costs,
+    stages_of,
+)
 from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
+from unisono.parallel.structure import identity
 
 from .dry_context import DryContext
 from .dry_experts import spread_by_chance
@@ -35,7 +41,7 @@ from .dry_tensor import run_parts
 from .memory_account import MemoryPeak
 
 if TYPE_CHECKING:
-    from unisono.parallel.families import ModelFamily
+    from unisono.parallel.structure import ModelStructure
 
     from .task import TrainingTask
 
@@ -79,20 +85,21 @@ class DryRun:
                 f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
             )
         shapes = task.shapes()
-        model, family = shapes.model, task.family(shapes.model, shapes.also)
+        model = shapes.model
+        structure = task.structure(model, shapes.also, staged=plan.pipeline > 1)
         names = {module: path for path, module in model.named_modules()}
         with shapes.mode:
             check_model(model, self._everyone)
             experts = spread_by_chance(model, plan)
-        in_pieces = task.in_pieces(family)
-        recorded = plan.context > 1 or (plan.pipeline > 1 and not in_pieces)  # with the masks of shapes
-        single = not recorded and not may_be_packed(task.inputs_of(task.sample))
+        in_pieces = bool(structure.pieces) and plan.context == 1
+        single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
         programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
         if plan.pipeline > 1 and not in_pieces:
             check_no_cuts(plan, task.model)
-            programs = _DryPrograms(self, shapes)
+            with single_texts(single):
+                programs = _DryPrograms(self, shapes)
         elif plan.pipeline > 1:
-            family.output = identity  # the last piece returns what the loss takes
+            structure.output = identity  # the last piece returns what the loss takes
         if plan.tensor > 1:
             cut = task.cut(
                 plan.tensor,
@@ -105,12 +112,12 @@ class DryRun:
             with shapes.mode:
                 regathers = plan.sequence and not plan.recompute
                 parted = run_parts(model, cut, task.device_type, regathers=regathers)
-            sums = {model.get_parameter(name) for name in cut.sums}
+            sums = {value for name, value in model.named_parameters() if name in cut.sums}
         context = None
         if plan.context > 1:
-            context = DryContext(model, family.output, plan, task.device_type)
+            context = DryContext(model, structure.output, plan, task.device_type)
         self._lower(model, shapes)
-        stages = self._stages(model, family, programs)
+        stages = self._stages(model, structure, programs)
         specs = self._boundaries(stages, shapes)
         here = list(range(plan.stages)) if plan.pipeline == 1 else self._here(rank)
         root = model
@@ -118,7 +125,7 @@ class DryRun:
             exact = plan.stages - 1 if plan.low else None
             root = PipelineStages({stage: stages[stage] for stage in here}, exact)
         size = StepSize(self._rows, self._parts, self._sizes, self._limit)
-        here_is = RankModel(rank, shapes, root, family, names, specs, parted, sums, experts, context)
+        here_is = RankModel(rank, shapes, root, structure, names, specs, parted, sums, experts, context)
         with single_texts(single):
             return DryStep(task, self._everyone, plan, size, here_is).peak()
 
@@ -137,17 +144,17 @@ class DryRun:
                 if parameter.is_floating_point() and parameter not in exact:
                     parameter.data = parameter.data.to(TYPES[self._plan.precision])
 
-    def _stages(self, model: nn.Module, family: ModelFamily, programs: _DryPrograms | None) -> list[Any]:
+    def _stages(
+        self, model: nn.Module, structure: ModelStructure, programs: _DryPrograms | None
+    ) -> list[Any]:
         plan = self._plan
         if plan.pipeline == 1:
             return []
         if programs is not None:
             return [ProgramStage(programs, stage, model) for stage in range(plan.stages)]  # type: ignore[arg-type]
-        counted = [1.0 + sum(value.numel() for value in piece.parameters()) for piece in family.pieces]
-        cuts = plan.cuts or balance(counted, plan.stages)  # as without a sample
-        check_starts(cuts, len(family.pieces))
-        bounds = [0, *cuts, len(family.pieces)]
-        return [PieceStage(family.pieces[a:b], first=a == 0) for a, b in itertools.pairwise(bounds)]
+        cuts = plan.cuts or balance(counted_costs(structure.pieces), plan.stages)  # as without a sample
+        check_starts(cuts, len(structure.pieces))
+        return stages_of(structure, cuts, model)
 
     def _boundaries(self, stages: list[Any], shapes: Shapes) -> dict[tuple[int, int], Specs]:
         """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""

@@ -44,8 +44,8 @@ from .memory_account import MemoryPeak, MemoryTracker
 from .storage_watch import StorageWatch
 
 if TYPE_CHECKING:
-    from unisono.parallel.families import ModelFamily
     from unisono.parallel.graph.shapes import Shapes
+    from unisono.parallel.structure import ModelStructure
 
     from .dry_context import DryContext
     from .task import TrainingTask
@@ -152,7 +152,7 @@ class RankModel(NamedTuple):
     rank: int
     shapes: Shapes
     root: Any
-    family: ModelFamily
+    structure: ModelStructure
     names: dict[nn.Module, str]
     specs: dict[tuple[int, int], Specs]
     cut: set[nn.Parameter]
@@ -234,13 +234,13 @@ class DryStep:
     def _called(self, units: DryAxis) -> list[nn.Module]:
         """The units that a program calls."""
         calls = self._plan.recompute or not isinstance(units, DryReplicas)
-        return self._here.family.units if calls else []
+        return self._here.structure.units if calls else []
 
     def _step(self, units: DryAxis, micros: list[Any]) -> None:
         plan = self._plan
         weights = [1.0 / len(micros)] * len(micros)
         work = StepInput(micros, weights, self._task.counted_loss, float(plan.data), counts=self._task.counts)
-        output = self._here.family.output
+        output = self._here.structure.output
         runtime = _DryRuntime(units, self._mesh, output, self._messages, self._watch)
         runtime.context = self._here.context
         runtime.run(schedule(plan.schedule, plan.pipeline, len(micros), plan.chunks), work)
@@ -270,7 +270,7 @@ class DryStep:
         """The data axis, and what the optimizer gets."""
         plan, root, watch = self._plan, self._root, self._watch
         inside = set(root.modules())
-        given = [unit for unit in self._here.family.units if unit in inside]
+        given = [unit for unit in self._here.structure.units if unit in inside]
         own = own_units(root, given)
         exact = [module for module in kept_in_f32(self._shapes.model, plan) if module in inside]
         replicas = plan.zero == 0 and not plan.low

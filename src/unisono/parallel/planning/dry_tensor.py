@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import Shapes
-from unisono.parallel.shared import chain
+from unisono.parallel.structure import ModelStructure, chained
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 
@@ -50,20 +49,20 @@ def cut_of_program(
     parts: int,
     *,
     sequence: bool,
-    pieces: Sequence[nn.Module] | None,
+    structure: ModelStructure | None,
     opened: frozenset[str],
 ) -> Cut:
     """The cut that `parallelize` would choose.
 
     Args:
-        shapes: the model without values.    pieces: of it, in a pipeline of them.
+        shapes: the model without values.    structure: of it, in a pipeline of pieces.
         opened: modules that span stages.
     Raises:
         CaptureError: the program cannot be recorded, or nothing of it can be cut.
     """
     forward = None
-    if pieces is not None:
-        shapes, forward = Shapes(shapes.model, list(pieces)), chain
+    if structure is not None:
+        shapes, forward = Shapes(shapes.model, structure.pieces), chained(spreads=structure.spreads)
     cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
     if not cut.dims:
         raise CaptureError(f"tensor={parts} cuts nothing of the model")

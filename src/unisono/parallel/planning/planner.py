@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.loss_leaves import UnchangedLoss
 from unisono.parallel.loss_weights import check_weigh
@@ -219,7 +223,10 @@ def resolved(
             raise ValueError(
                 'parallelize: "auto" chooses for a batch of all ranks: write sample=(inputs, targets)'
             )
-        given, sample = plan(model, **options), None
+        try:
+            given, sample = plan(model, **options), None
+        except CaptureError as error:
+            given = _unrecorded(model, options["optimizer"], error)
     if isinstance(given, ModelChoice):
         inputs = _there(given.inputs, model) if sample is None else sample
         return ResolvedPlan(given.plan, inputs, prediction or given.forecast)
@@ -227,6 +234,22 @@ def resolved(
     check_arguments(model, given, optimizer, loss, pieces, None)
     assert isinstance(given, Plan)
     return ResolvedPlan(given, sample, prediction)
+
+
+def _unrecorded(model: nn.Module, optimizer: Optimizer, error: CaptureError) -> Plan:
+    """A plan of a model that cannot be recorded: the data axis, with ZeRO 3 where replicas fill a rank."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    task = TrainingTask(model, torch.zeros(1), ranks, optimizer, None)
+    held, trained, moments = task.state_bytes
+    room = on_rank_0(lambda: min(limit for limit, _ in measure(task.device_type, held).of_places(Plan())))
+    fits = 2 * (held + trained + (moments or 2 * trained)) <= room  # the other half: activations
+    chosen = Plan(data=ranks) if fits or ranks == 1 else Plan(data=ranks, zero=3)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        warnings.warn(
+            f'parallelize: "auto" cannot record {type(model).__name__}, and trains it by {chosen}: {error}',
+            stacklevel=2,
+        )
+    return chosen
 
 
 def _there(inputs: Any, model: nn.Module) -> Any:

@@ -59,10 +59,10 @@ class StageCuts:
     def _costs(self) -> PieceCosts:
         if self._pieces is None:
             task = self._task
-            family = task.family(task.model, task.pieces)
+            pieces = task.structure(task.model, task.pieces).pieces
             self._pieces = PieceCosts([], [])
-            if task.in_pieces(family):
-                self._pieces = _costs(task.graph(ROWS), task.model, family.pieces)
+            if pieces:
+                self._pieces = _costs(task.graph(ROWS), task.model, pieces)
         return self._pieces
 
 

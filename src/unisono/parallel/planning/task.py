@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
 from unisono.parallel.costs.traced_rows import TracedRows
-from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut
@@ -24,6 +23,7 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizer_groups import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
+from unisono.parallel.structure import ModelStructure, structure_of
 from unisono.parallel.sync_batch_norm import statistics_stand_apart
 
 from .dry_tensor import cut_of_program
@@ -110,18 +110,9 @@ class TrainingTask:
         forget_caches(made.model)
         return made
 
-    def family(self, model: nn.Module, pieces: Any) -> ModelFamily:
-        """Its pieces and units; of a copy, too."""
-        found = family_of(model, pieces, None)
-        if self.own_loss:
-            found.output, found.no_pieces = identity, found.no_pieces or "pieces return no loss"
-        return found
-
-    def in_pieces(self, family: ModelFamily) -> bool:
-        """Whether the stages of a pipeline are runs of pieces, and not cut from the program."""
-        given = self.pieces is not None or isinstance(self.model, nn.Sequential)
-        inputs = self.inputs_of(self.sample)
-        return given or bool(family.pieces and not family.no_pieces and isinstance(inputs, Tensor))
+    def structure(self, model: nn.Module, pieces: Any, *, staged: bool = False) -> ModelStructure:
+        """Its parts; of a copy, too. staged: see `structure_of`."""
+        return structure_of(model, pieces, None, staged=staged, own_loss=self.own_loss)
 
     def inputs_of(self, batch: Any) -> Any:
         """What the model is called with."""
@@ -159,10 +150,12 @@ class TrainingTask:
 
         def find() -> Cut:
             shapes = self.shapes()
-            family = self.family(shapes.model, shapes.also)
-            inputs, pieces = self.blank_batch(rows, shapes)[0], family.pieces if in_pieces else None
+            structure = self.structure(shapes.model, shapes.also) if in_pieces else None
+            inputs = self.blank_batch(rows, shapes)[0]
             with single_texts(single):
-                return cut_of_program(shapes, inputs, parts, sequence=sequence, pieces=pieces, opened=opened)
+                return cut_of_program(
+                    shapes, inputs, parts, sequence=sequence, structure=structure, opened=opened
+                )
 
         single = single and searches_packed_texts()
         return self._cuts.of((parts, sequence, in_pieces, opened, single), find)
