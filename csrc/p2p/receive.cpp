@@ -1,5 +1,6 @@
 // Arriving messages. Each header is checked. The bytes go to a matching receive, are kept, or wait in the
 // sender.
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -136,6 +137,42 @@ void Channels::finish_incoming(int peer) {
   if (!message.request) return;
   deliver(*message.request, peer, incoming.header, message.bytes.get());
   erase_unexpected(incoming.message);
+}
+
+// ---- receives into memory that sends under way read -------------------------------------------------
+
+// Such a receive keeps its place among the receives. Its message is kept until those sends are done.
+bool Channels::held(const Request& receive) const {
+  return std::ranges::any_of(receive.readers, [](const auto& send) { return !send->done.load(); });
+}
+
+void Channels::hold_back(Request& receive) {
+  each_send([&](const auto& send) {
+    if (overlap(receive.data, receive.nbytes, send->data, send->nbytes)) receive.readers.push_back(send);
+  });
+  if (!receive.readers.empty()) ++held_;
+}
+
+bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
+  bool found = false;
+  each_send([&](const auto& send) { found = found || overlap(data, nbytes, send->data, send->nbytes); });
+  return found;
+}
+
+// Gives kept messages to the receives that are no longer held, in order.
+void Channels::deliver_held() {
+  for (bool again = true; std::exchange(again, false);) {
+    for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
+      Request& request = **receive;
+      if (held(request)) continue;
+      if (!request.readers.empty()) --held_;
+      request.readers.clear();
+      if (!deliver_unexpected(receive)) continue;
+      receives_.erase(receive);
+      again = true;
+      break;
+    }
+  }
 }
 
 // After a bad frame nothing on this connection can be trusted: the group ends.

@@ -143,6 +143,10 @@ void abort_group(Engine& engine) {
   engine.abort(Fault{FaultKind::kAborted, engine.rank(), engine.rank()});
 }
 
+bool receives_into(Engine& engine, Address data, size_t nbytes) {
+  return engine.channels().receive_buffers().overlap(reinterpret_cast<unsigned char*>(data), nbytes);
+}
+
 void bind_messages(nb::class_<Engine>& engine) {
   engine
       .def("post_send",
@@ -155,13 +159,8 @@ void bind_messages(nb::class_<Engine>& engine) {
               double timeout_s) {
              return post(self, false, peer, tag, dtype, false, exact, data, nbytes, timeout_s);
            })
-      .def(
-          "receives_into",
-          [](Engine& self, Address data, size_t nbytes) {
-            return self.channels().receive_buffers().overlap(reinterpret_cast<unsigned char*>(data), nbytes);
-          },
-          nb::arg("data"), nb::arg("nbytes"),
-          "Whether this memory is that of a receive under way, or of one whose end the caller has not seen.")
+      .def("receives_into", &receives_into, nb::arg("data"), nb::arg("nbytes"),
+           "Whether this memory is that of a receive under way, or of one whose end the caller has not seen.")
       .def("look", &look_for, nb::arg("peer"), nb::arg("tag"),
            "(fault, `Status` or None) of the message that a receive would get now.")
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),

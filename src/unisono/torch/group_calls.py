@@ -9,10 +9,11 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .arguments import PLAIN, PLAIN_OR_NONE, REDUCE_OPS, TensorArguments, reduce_op, single
+from .completed_work import DONE
 from .option_offsets import ASYNC, reader
 from .profiling import ProfilerEvent, is_on
 from .sparse import SparseAllReduce
-from .work import DONE, CoalescedWork, TransferWork, UnisonoWork, seconds
+from .work import CoalescedWork, TransferWork, UnisonoWork, seconds
 
 if TYPE_CHECKING:
     from collections import deque

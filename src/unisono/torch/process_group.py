@@ -27,6 +27,7 @@ from unisono.torch_internals import hooks as internals
 from unisono.torch_internals.dynamo import skip
 
 from .collectives import Collectives
+from .completed_work import CompletedReceive
 from .cuda import CUDA, CudaGroup, why_not
 from .group_calls import GroupCalls
 from .hooks import AbortHooks, HookMethods
@@ -38,7 +39,7 @@ from .shrinking import Shrinkable
 from .store import TorchStore
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
-from .work import CompletedReceive, TransferWork, UnisonoWork, WorkFutures
+from .work import TransferWork, UnisonoWork, WorkFutures
 
 if TYPE_CHECKING:
     from collections.abc import Callable

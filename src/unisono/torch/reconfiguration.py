@@ -26,8 +26,9 @@ from unisono.engine.store import TCPStore
 from unisono.engine.store.address import address_text
 from unisono.errors import message
 
+from .completed_work import DONE
 from .store import EngineStore
-from .work import DONE, seconds
+from .work import seconds
 
 if TYPE_CHECKING:
     from unisono.engine.group.native import NativeGroup

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unisono.torch import cuda
-from unisono.torch.work import DONE
+from unisono.torch.completed_work import DONE
 from unisono.torch_internals.version_names import all_gather_single, reduce_scatter_single
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unisono.torch.work import DONE
+from unisono.torch.completed_work import DONE
 from unisono.torch_internals.version_names import all_gather_single, reduce_scatter_single
 
 SEEN = mmap.mmap(-1, mmap.PAGESIZE)  # shared by the ranks, which are forks of one Python
@@ -215,3 +215,32 @@ def check_a_message_fills_its_tensor(rank, size):
             assert "float32[2], expected float32[3]" in str(error), error
         else:
             raise AssertionError("a shorter message was taken")
+
+
+def check_exchange_in_place(rank, size):
+    """The peer's numbers, whatever the size and the strides; ValueError, if the receive is called first."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for n in (3, 5000, 200_000):
+        for strided in (False, True):
+            x = torch.full((n, 2), float(rank))[:, 0] if strided else torch.full((n,), float(rank))
+            batch = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, x, left)]
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
+            assert (x == left).all()
+    for large in (False, True):  # the receive may have ended, but the caller does not know it
+        x = torch.zeros(200_000 if large else 3)
+        dist.barrier()
+        sent = dist.isend(torch.full_like(x, rank), right)
+        received = dist.irecv(x, left)
+        try:
+            dist.isend(x, right, tag=1)
+        except ValueError as error:
+            assert "shares memory" in str(error)
+        else:
+            raise AssertionError("a send of what is being received")
+        sent.wait()
+        received.wait()
+        assert (x == left).all()
+        again = dist.isend(x, right, tag=2)
+        dist.recv(torch.zeros_like(x), left, tag=2)
+        again.wait()

@@ -245,14 +245,8 @@ class NativePlanner(Planner[_native.Engine]):
         else:
             is_object = name.endswith("_object")
             post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-        return NativeMessageWork(
-            engine,
-            post,
-            (address, nbytes),
-            keep,
-            self.fault_context(engine, operation, timeout_s, where),
-            receiving,
-        )
+        context = self.fault_context(engine, operation, timeout_s, where)
+        return NativeMessageWork(engine, post, (address, nbytes), keep, context, receiving)
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""
