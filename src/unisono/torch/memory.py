@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -44,6 +45,12 @@ def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
         if len(steps) <= 1 and _nested([*_axes(tensors[0]), *((len(tensors), step) for step in steps)]):
             return False
     return any(_meet(cluster) for cluster in _clusters(tensors))
+
+
+@lru_cache(maxsize=1024)
+def surely_apart(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether no two elements of a tensor with these strides can lie at one place, quickly."""
+    return _nested(list(zip(shape, steps, strict=True)))
 
 
 def _axes(x: torch.Tensor) -> list[tuple[int, int]]:
