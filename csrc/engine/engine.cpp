@@ -146,7 +146,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       shares_process_(has_threads(group_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
-      peers_(std::move(options.pidfds), options.status_fd, rank),
+      peers_(std::move(options.pidfds), options.status_fd, group_, rank),
       wait_policy_(foreground(options, region->ranks())),
       control_(group_.spans_hosts()
                    ? std::make_unique<ControlPlane>(group_, peers_, rank, std::move(connections.control))

@@ -45,7 +45,11 @@ enum class FaultKind : uint32_t {
   kNoMemory,
   kBadFrame,
   kHostSilent,
-  kStopped
+  kStopped,
+  kUnreadable,  // a buffer of `rank`
+  kUnwritable,
+  kNoAccess,  // the system refuses `found_by` to copy from the memory of `rank`
+  kReplaced   // the process of `rank` runs another program
 };
 
 // A message that differs from what its receiver expected. `seq`: the collective in which only sizes differ;

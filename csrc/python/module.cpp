@@ -130,7 +130,11 @@ void bind_tables(nb::module_& m) {
       .value("NO_MEMORY", FaultKind::kNoMemory)
       .value("BAD_FRAME", FaultKind::kBadFrame)
       .value("HOST_SILENT", FaultKind::kHostSilent)
-      .value("STOPPED", FaultKind::kStopped);
+      .value("STOPPED", FaultKind::kStopped)
+      .value("UNREADABLE", FaultKind::kUnreadable)
+      .value("UNWRITABLE", FaultKind::kUnwritable)
+      .value("NO_ACCESS", FaultKind::kNoAccess)
+      .value("REPLACED", FaultKind::kReplaced);
   m.attr("FIFO_SLOTS") = kFifoSlots;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;

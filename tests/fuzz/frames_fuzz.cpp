@@ -40,7 +40,7 @@ bool refused(const FrameError& found) {
 void check_fault(const Fault& fault, int ranks) {
   require(fault.found_by >= 0 && fault.found_by < ranks, "fault.found_by is a rank");
   require(fault.rank >= -1 && fault.rank < ranks, "fault.rank is a rank or none");
-  require(fault.kind <= FaultKind::kStopped, "fault.kind is known");
+  require(fault.kind <= FaultKind::kReplaced, "fault.kind is known");
   require(dtype_of_form(fault.size_mismatch.expected_form) < kDTypeCount, "expected_form has a dtype");
   require(dtype_of_form(fault.size_mismatch.sent_form) < kDTypeCount, "sent_form has a dtype");
   require(!describe(fault.frame).empty(), "fault.frame has a text");

@@ -91,6 +91,7 @@ class GroupCalls:
     _recv_now: Callable[..., object]
     _cuda: CudaGroup
     _futures: WorkFutures
+    _received: Work
     _rank: int
     _size: int
     _batch: list[UnisonoWork] | None
@@ -153,7 +154,7 @@ class GroupCalls:
         if type(x) in PLAIN and not is_on() and peer is not None:
             at_once = self._send_now if what == "send" else self._recv_now
             if at_once(x, peer, tag, None) is not None:
-                return DONE
+                return DONE if what == "send" else self._received
         call = TensorArguments(what)
         buffer = call.read(x) if what == "send" else call.write(x)
         event = self._event("recvAnySource" if peer is None else what, [x])

@@ -262,6 +262,40 @@ class _CompletedTorchWork(Work):
 DONE = _CompletedTorchWork()
 
 
+class CompletedReceive(_CompletedTorchWork):
+    """The Work of a receive that had ended when it was called, until then unknown to the caller.
+
+    Before the caller asks, a send of the same memory is refused: see csrc/p2p/receive_buffers.hpp.
+
+    Args:
+        see: tells the engine that the caller has asked.
+    """
+
+    def __init__(self, see: Callable[[], object]) -> None:
+        super().__init__()
+        self._see = see
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        self._see()
+        return True
+
+    synchronize = block_current_stream = wait  # type: ignore[assignment]
+
+    def is_completed(self) -> bool:
+        self._see()
+        return True
+
+    is_success = is_completed
+
+    def result(self) -> list[torch.Tensor]:
+        self._see()
+        return []
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        self._see()
+        return super().get_future()
+
+
 class WorkFutures:
     """Makes and completes the futures of one group's works.
 

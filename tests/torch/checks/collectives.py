@@ -390,6 +390,35 @@ def check_batch_isend_irecv(rank, size):
     assert torch.equal(out, of(left))
 
 
+def check_exchange_in_place(rank, size):
+    """The peer's numbers, whatever the size and the strides; ValueError, if the receive is called first."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for n in (3, 5000, 200_000):
+        for strided in (False, True):
+            x = torch.full((n, 2), float(rank))[:, 0] if strided else torch.full((n,), float(rank))
+            batch = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, x, left)]
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
+            assert (x == left).all()
+    for large in (False, True):  # the receive may have ended, but the caller does not know it
+        x = torch.zeros(200_000 if large else 3)
+        dist.barrier()
+        sent = dist.isend(torch.full_like(x, rank), right)
+        received = dist.irecv(x, left)
+        try:
+            dist.isend(x, right, tag=1)
+        except ValueError as error:
+            assert "shares memory" in str(error)
+        else:
+            raise AssertionError("a send of what is being received")
+        sent.wait()
+        received.wait()
+        assert (x == left).all()
+        again = dist.isend(x, right, tag=2)
+        dist.recv(torch.zeros_like(x), left, tag=2)
+        again.wait()
+
+
 def check_coalescing(rank, size):
     group = dist.group.WORLD
     for async_ops in (False, True):

@@ -19,11 +19,15 @@ FaultKind = Literal[
     "late",
     "mismatch",
     "no_memory",
+    "no_access",
     "nothing_came",
     "peer_left",
     "peer_lost",
+    "replaced",
     "stopped",
     "timeout",
+    "unreadable",
+    "unwritable",
 ]
 _KINDS = get_args(FaultKind)
 
@@ -120,7 +124,8 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         timeout_s: the limit of that operation, its `timeout=`. For kind "late", whose operation continues:
             how long the reporter has waited for it. 0: the reporter was in no operation.
         sequence: the number of the collective concerned; 0: a message between two ranks, or none.
-        rank, host, pid: the process that died, left, did not arrive or does not answer; None, "", 0: none.
+        rank, host, pid: the process that died, left, did not arrive or does not answer, or whose memory
+            cannot be used; None, "", 0: none.
         signal, exit_code: how that process ended; None: unknown.
         missing: ranks that had not begun the collective.
         cause: the exception that made a rank leave or abort.

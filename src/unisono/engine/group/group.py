@@ -24,7 +24,16 @@ from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.tuner import AlgorithmChoice
 from unisono.engine.diagnosis.close_reason import close_reason, error_reason, reason_at_failure
 from unisono.engine.group import objects
-from unisono.engine.group.messages import RecvFrom, SendTo, addressed, begin, checked, run
+from unisono.engine.group.messages import (
+    RecvFrom,
+    SendTo,
+    addressed,
+    begin,
+    checked,
+    read,
+    run,
+    together,
+)
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.signature import collective
 from unisono.engine.group.work import MessageWork, Work, seconds
@@ -632,9 +641,13 @@ class Group(_native.GroupBase):
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
     ) -> Status:
-        """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`."""
-        incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
-        outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
+        """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`.
+
+        `x` and `out` may share memory: a copy of `x` is sent then, as in MPI_Sendrecv_replace.
+        """
+        receive = read(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
+        send = read(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
+        incoming, outgoing = together(self._planner, (receive, send))
         run(self._planner, timeout, incoming, outgoing)
         return incoming.receive_status()
 
@@ -668,11 +681,15 @@ class Group(_native.GroupBase):
         """Begin to send and receive all of `messages`; returns their works, in the same order.
 
         All are checked before the first is posted, and receives are posted first. So every list completes
-        whose sends and receives match across ranks, in any order.
+        whose sends and receives match across ranks, in any order. A send whose `x` shares memory with a
+        receive sends a copy.
+
+        Raises:
+            ValueError: two receives share memory.
 
         Example (p=2): un.wait_all(group.batch([SendTo(x, peer), RecvFrom(y, peer)]))
         """
-        works = []
+        arguments = []
         messages = listed(messages, "batch: messages")
         for number, one in enumerate(messages):
             if not isinstance(one, SendTo | RecvFrom):
@@ -681,7 +698,8 @@ class Group(_native.GroupBase):
                 )
             receiving = isinstance(one, RecvFrom)
             peer = one.src if isinstance(one, RecvFrom) else one.dst
-            works.append(checked(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
+            arguments.append(read(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
+        works = together(self._planner, arguments)
         for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
             begin(self._planner, works[number])
         return works
