@@ -28,6 +28,7 @@ from unisono.torch_internals.dynamo import skip
 
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
+from .futures import WorkFutures
 from .group_calls import GroupCalls
 from .hooks import AbortHooks, HookMethods
 from .monitored_barrier import MonitoredBarrier
@@ -38,7 +39,7 @@ from .shrinking import Shrinkable
 from .store import TorchStore
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
-from .work import CompletedReceive, TransferWork, UnisonoWork, WorkFutures
+from .work import CompletedReceive, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
