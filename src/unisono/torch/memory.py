@@ -93,5 +93,6 @@ def _meet(cluster: list[torch.Tensor]) -> bool:
     marks = torch.zeros(high - low, dtype=torch.bool)
     for x in cluster:
         axes = [axis for axis in _axes(x) if axis[1]]
-        marks.as_strided(*zip(*axes, strict=True), x.data_ptr() - low).fill_(True)
+        lengths, steps = [length for length, _ in axes], [step for _, step in axes]
+        marks.as_strided(lengths, steps, x.data_ptr() - low).fill_(True)
     return int(marks.sum()) < sum(x.numel() * x.itemsize for x in cluster)
