@@ -7,8 +7,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from unisono.torch.checkpoint_work import CheckpointWork
 from unisono.torch.control_data import on_rank_0
 
