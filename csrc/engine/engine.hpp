@@ -238,7 +238,7 @@ class Engine {
   std::atomic<std::thread::id> running_thread_{};  // that thread, if it is a caller's
   std::atomic<std::thread::id> first_caller_{};
   std::atomic<bool> several_threads_{false};
-  uint64_t seq_ = 0;                               // guarded by executing_
+  uint64_t seq_ = 0;  // guarded by executing_
   // The last operation's fingerprint is part of the next one's. Ranks may differ in an operation that each
   // can finish alone, for example when both only send; then all later fingerprints differ. Guarded by
   // executing_.

@@ -132,7 +132,8 @@ nb::object loaded_torch() { return nb::module_::import_("sys").attr("modules").a
 bool has_own_dispatch(nb::handle type) {
   constexpr const char* const kDispatch = "__torch_dispatch__";
   const nb::object torch = loaded_torch();
-  return torch.is_none() || !nb::getattr(type, kDispatch, nb::none()).is(torch.attr("Tensor").attr(kDispatch));
+  return torch.is_none() ||
+         !nb::getattr(type, kDispatch, nb::none()).is(torch.attr("Tensor").attr(kDispatch));
 }
 
 // The table of a type whose tensors are the bytes in their memory; otherwise nullptr. The first types are

@@ -24,9 +24,10 @@ import ranks
 import unisono as un
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
+from unisono.torch.futures import WorkFutures
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.store import TorchStore
-from unisono.torch.work import TransferWork, UnisonoWork, WorkFutures
+from unisono.torch.work import TransferWork, UnisonoWork
 
 LIMIT_S = 20.0
 
@@ -93,7 +94,7 @@ def test_ranks_do_not_meet_over_threads_of_eventlet(monkeypatch):
 
 
 def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkeypatch):
-    monkeypatch.setattr("unisono.torch.work.PATIENCE_S", 0.1)
+    monkeypatch.setattr("unisono.torch.futures.PATIENCE_S", 0.1)
     futures = WorkFutures("futures")
     first, first_completed = under_way(futures)
     second, second_completed = under_way(futures)

@@ -19,7 +19,7 @@ from unisono.torch_internals import version_names
 from unisono.torch_internals.c10d import ReduceOp
 
 from . import profiling
-from .memory import share_memory
+from .memory import share_memory, surely_apart
 from .nccl_substitute import current
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class TensorArguments:
     def op(self, given: Any, x: torch.Tensor, ranks: int, like_nccl: bool, *, here: bool = True) -> Any:
         """Translate the reduce operation. here: this rank gets the result, in `x`.
 
-        The Group refuses AVG of integers, as Gloo does. NCCL's, on a virtual GPU, is the sum divided by `ranks`,
-        rounded towards zero: [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
+        The Group refuses AVG of integers, as Gloo does. NCCL's, on a virtual GPU, is the sum divided by
+        `ranks`, rounded towards zero: [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
         """
         op = reduce_op(given)
         if op is not un.AVG or x.dtype not in _INTEGERS or not (like_nccl and x.is_cuda):
@@ -179,7 +179,7 @@ class TensorArguments:
             )
 
     def _staged(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-        if not x.is_contiguous():
+        if not surely_apart(x.shape, x.stride()):
             self.refuse_shared_memory([x])
         self._back.append((x, copy))
         return copy

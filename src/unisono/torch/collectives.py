@@ -329,8 +329,8 @@ class Collectives(GroupCalls):
         equal = not output_split_sizes and not input_split_sizes
         opts = options(AllToAllOptions, opts, timeout=timeout)
         call = TensorArguments("all_to_all")
-        if not output.is_contiguous():
-            call.refuse_shared_memory([output])
+        if not (equal or output.is_contiguous()):
+            call.refuse_shared_memory([output])  # each part alone may not
         written = call.splits(output, output_split_sizes, self._size)
         read = call.splits(given, input_split_sizes, self._size)
         return self._run(

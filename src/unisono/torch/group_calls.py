@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from unisono.torch_internals.c10d import Work
 
     from .cuda import CudaGroup
-    from .work import EngineWork, WorkFutures
+    from .futures import WorkFutures
+    from .work import EngineWork
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 

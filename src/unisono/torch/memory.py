@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -46,6 +47,12 @@ def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return any(_meet(cluster) for cluster in _clusters(tensors))
 
 
+@lru_cache(maxsize=1024)
+def surely_apart(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether no two elements of a tensor with these strides can lie at one place, quickly."""
+    return _nested(list(zip(shape, steps, strict=True)))
+
+
 def _axes(x: torch.Tensor) -> list[tuple[int, int]]:
     """The length and the distance in bytes of each axis; the bytes of an element are one, too."""
     return [(x.itemsize, 1), *((n, step * x.itemsize) for n, step in zip(x.shape, x.stride(), strict=True))]
@@ -86,5 +93,6 @@ def _meet(cluster: list[torch.Tensor]) -> bool:
     marks = torch.zeros(high - low, dtype=torch.bool)
     for x in cluster:
         axes = [axis for axis in _axes(x) if axis[1]]
-        marks.as_strided(*zip(*axes, strict=True), x.data_ptr() - low).fill_(True)
+        lengths, steps = [length for length, _ in axes], [step for _, step in axes]
+        marks.as_strided(lengths, steps, x.data_ptr() - low).fill_(True)
     return int(marks.sum()) < sum(x.numel() * x.itemsize for x in cluster)

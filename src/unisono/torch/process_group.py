@@ -29,6 +29,7 @@ from unisono.torch_internals.dynamo import skip
 from .collectives import Collectives
 from .completed_work import CompletedReceive
 from .cuda import CUDA, CudaGroup, why_not
+from .futures import WorkFutures
 from .group_calls import GroupCalls
 from .hooks import AbortHooks, HookMethods
 from .monitored_barrier import MonitoredBarrier
@@ -39,7 +40,7 @@ from .shrinking import Shrinkable
 from .store import TorchStore
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
-from .work import TransferWork, UnisonoWork, WorkFutures
+from .work import TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,8 @@ from .work import TransferWork, UnisonoWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .work import EngineWork, WorkFutures
+    from .futures import WorkFutures
+    from .work import EngineWork
 
 __all__ = ["ProfilerEvent", "is_on"]
 

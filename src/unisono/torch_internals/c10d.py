@@ -228,5 +228,5 @@ def forget_failed_coalescing(forget: Callable[[Any], None]) -> None:
             raise
 
     forgetting.forgets = True  # type: ignore[attr-defined]
-    torch.distributed.distributed_c10d._coalescing_manager = forgetting
-    torch.distributed._coalescing_manager = forgetting
+    high: Any = torch.distributed
+    high.distributed_c10d._coalescing_manager = high._coalescing_manager = forgetting

@@ -88,7 +88,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
 
     _moves_cuda = True
     _like_nccl = True
-    _work = VirtualNcclWork
+    _work: type[UnisonoWork] = VirtualNcclWork
     bound_device_id: Any = None
 
     def __init__(
@@ -370,7 +370,8 @@ def make() -> None:
     note_requests()
     if torch.version.cuda is None:  # a CUDA build's Gloo copies their memory, this one's ends by SIGSEGV
         registration.replace_gloo()
-        _refuse_in_gloo(c10d.ProcessGroupGloo.original)
+        replaced: Any = c10d.ProcessGroupGloo
+        _refuse_in_gloo(replaced.original)
     without = sorted(name for name in env.copy() if name.startswith("NCCL_") and name not in MEANT)
     if without:
         text = f"Unisono: {', '.join(without)} change nothing on virtual GPUs"

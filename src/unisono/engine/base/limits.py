@@ -28,7 +28,7 @@ def replaced_threads() -> str:
 
 
 def refuse_replaced_modules() -> None:
-    """Raises RuntimeError: eventlet's monkey patch is on, with which ranks would wait for each other for ever."""
+    """Raises RuntimeError: eventlet's monkey patch is on; ranks would wait for each other for ever."""
     package = replaced_threads()
     if package == "eventlet" or not hasattr(select, "poll"):
         raise RuntimeError(

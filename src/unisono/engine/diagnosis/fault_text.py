@@ -290,8 +290,8 @@ def _mismatch(report: FaultReport, where: str) -> str:
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     if report.several_threads:
         lines.append(
-            "Several threads of a rank have called this group: give their calls one order on all ranks, or each "
-            "thread a group."
+            "Several threads of a rank have called this group: give their calls one order on all ranks, or "
+            "each thread a group."
         )
     return "\n".join(lines)
 

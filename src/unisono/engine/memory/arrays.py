@@ -38,10 +38,8 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     """
     import numpy as np
 
-    element, inner = np.dtype(dtype).subdtype or (
-        dtype,
-        (),
-    )  # NumPy has no arrays of "(2,)f4": it adds an axis
+    # NumPy has no arrays of "(2,)f4": it adds axes.
+    element, inner = np.dtype(dtype).subdtype or (dtype, ())
     wanted = np.empty(0, element).dtype
     if wanted.hasobject:
         raise TypeError(f"elements of {wanted} are Python objects, which other processes cannot read")

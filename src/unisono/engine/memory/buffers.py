@@ -200,10 +200,11 @@ def refuse_wrapper(tensor: Any, name: str) -> None:
         )
     if not _strided(tensor.layout):
         raise TypeError(f"{name} has layout {tensor.layout}, expected a dense tensor: call .to_dense()")
-    if _dispatches(type(tensor)):
+    of_class: Any = type(tensor)
+    if _dispatches(of_class):
         raise TypeError(
-            f"{name} is a {kind}, whose values are not the bytes in its memory; pass the plain tensors that it "
-            "is made of: a DTensor has .to_local(), a MaskedTensor .get_data() and .get_mask()"
+            f"{name} is a {kind}, whose values are not the bytes in its memory; pass the plain tensors that "
+            "it is made of: a DTensor has .to_local(), a MaskedTensor .get_data() and .get_mask()"
         )
     try:
         missing = tensor.numel() and not tensor.data_ptr()
@@ -231,16 +232,16 @@ def _refuse_own_values(array: np.ndarray[Any, Any] | np.generic, name: str) -> N
     """Refuse arrays of classes with a mask, or with arithmetic of their own; see `is_array_of_its_own`."""
     import numpy as np
 
-    kind = type(array)
+    kind: Any = type(array)
     if hasattr(kind, "mask"):
         raise TypeError(
-            f"{name} is a {kind.__name__}, whose mask would be lost; pass {name}.filled(value), or its data and "
-            "its mask as two arrays"
+            f"{name} is a {kind.__name__}, whose mask would be lost; pass {name}.filled(value), or its data "
+            "and its mask as two arrays"
         )
     if isinstance(array, np.ndarray) and kind.__array_ufunc__ is not np.ndarray.__array_ufunc__:
         raise TypeError(
-            f"{name} is a {kind.__name__}, an array that computes in a way of its own; what it has beside its "
-            f"numbers would be lost. For the numbers alone pass np.asarray({name})"
+            f"{name} is a {kind.__name__}, an array that computes in a way of its own; what it has beside "
+            f"its numbers would be lost. For the numbers alone pass np.asarray({name})"
         )
 
 
