@@ -59,7 +59,7 @@ def program_of(recordings: Sequence[RankRecording], name: str = "recorded") -> P
     size = len(recordings)
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     for recording in recordings:
-        for event in recording.events:
+        for event in instance(recording, RankRecording, "a recording").events:
             if event.group[1]:
                 groups.setdefault(event.group, len(groups))
     for key in groups:

@@ -7,18 +7,23 @@ from operator import index
 from typing import Any
 
 
-def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
+LARGEST = (1 << 63) - 1
+"""Of a whole number where a caller says no other limit: C++ holds no larger one, and a float not every one."""
+
+
+def whole(value: Any, name: str, least: int | None = None, most: int = LARGEST) -> int:
     """A whole number as an int; NumPy integers are accepted.
 
     Raises:
-        TypeError: it is no whole number.  ValueError: it is less than `least` or more than `most`.
+        TypeError: it is no whole number.  ValueError: it is less than `least` (None: any that 64 bits hold) or
+            more than `most`.
     """
     try:
         number = index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}, expected a whole number") from None
-    if (least is not None and number < least) or (most is not None and number > most):
-        limits = f"{'' if least is None else least}..{'' if most is None else most}"
+    if not (-LARGEST if least is None else least) <= number <= most:
+        limits = f"{'' if least is None else least}..{'' if most == LARGEST else most}"
         raise ValueError(f"{name} is {number}, expected {limits}")
     return number
 
