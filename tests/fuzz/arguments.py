@@ -97,6 +97,11 @@ class World:
             return un.TCPStore("127.0.0.1", 0, is_server=True, timeout_s=0.5, linger_s=0.0)
         return un.HashStore(0.02)
 
+    def renew(self) -> None:
+        """Let the next call have other objects."""
+        self.made.clear()
+        self.group.close()
+
     def end(self) -> None:
         for one in [self.group, *self.made.values()]:
             if hasattr(one, "close"):
@@ -128,8 +133,8 @@ OWNERS = {
     "TCPStore": un.Store,
 }
 SUBSCRIPTS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
-# Closing ends what the others need; an enum's constructor is the standard library's; PyTorch, which `classify`
-# imports, cannot be imported again after an interrupt.
+# Closing ends what the others need; an enum's constructor is the standard library's; `classify` imports
+# PyTorch, which cannot be imported again after an interrupt.
 LEFT_OUT = {"Group.close", "Group.__init__", "Store.close", "unisono.ReduceOp", "unisono.codecs.classify"}
 
 
@@ -243,24 +248,29 @@ def shown(value: Any) -> str:
 
 
 def attempt(world: World, target: Target, value: Any) -> str:
-    """What is wrong with how a call ended; "" when nothing is."""
+    """What is wrong with how a call ended; "" when nothing is. A call that waits is left."""
+    try:
+        return judged(world, target, value)
+    except TooLong:  # interrupted anywhere: the next call gets other objects
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        world.renew()
+        return ""
+
+
+def judged(world: World, target: Target, value: Any) -> str:
     named = DOCUMENTED.get(target.name, ())
     refused = False
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S, 10.0)  # again: a callback of Python's may have caught it
     try:
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S, 10.0)  # again: a callback may have caught the first
         result = call(world, target, value)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(result, (un.Store, un.StoreServer, Group)) and result is not value:
             result.close()
         if is_under_way(result):  # its timeout would end the group in a later call
-            world.made.clear()
-            world.group.close()
-    except TooLong:  # interrupted anywhere: the next call gets other objects
-        world.made.clear()
-        world.group.close()
+            world.renew()
     except (ValueError, TypeError):
         refused = True
-    except BaseException as error:
+    except Exception as error:
         if not isinstance(error, (*ALLOWED, named) if named else ALLOWED):
             return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
@@ -268,8 +278,7 @@ def attempt(world: World, target: Target, value: Any) -> str:
     if refused and target.owner == "Group" and (world.group.closed or inside.engine(world.group).faulted):
         return "the group did not survive a refusal"
     if target.attribute == "timeout_s":
-        world.made.clear()
-        world.group.close()
+        world.renew()
     if died:
         return f"a thread died: {died.pop()}"
     return afterwards(world)

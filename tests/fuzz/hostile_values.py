@@ -18,7 +18,7 @@ from unisono.engine.group.native import NativeGroup
 __all__ = ["alone", "hostile", "numbers"]
 
 TIMEOUT_S = 600.0
-"""Of a group. No call is to reach it: a message that a call left behind would end the group in another one."""
+"""Of a group, which no call reaches: a message that one call left behind would end the group in another."""
 
 
 def alone(name: str) -> Group:

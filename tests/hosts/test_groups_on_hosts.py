@@ -111,7 +111,7 @@ def forked(
     dead: how many are killed. All others end well.
     """
     places = json.dumps([(host.pid, environ) for host, environ in placed(net, layout)])
-    printed = forks.run(folder, {"ranks": ("on_hosts", sum(layout), [places, *words])}, limit_s=100)["ranks"]
+    printed = forks.run(folder, {"ranks": ("on_hosts", sum(layout), [places, *words])})["ranks"]
     assert sum("(ended with" in text for text in printed) == dead, "\n".join(printed)
     return "".join(printed)
 

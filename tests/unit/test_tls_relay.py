@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import inside
+from effort import HANG_S
 from unisono.engine.base.authentication import make_token
 from unisono.engine.bootstrap import tls_relay
 
@@ -49,7 +50,7 @@ def relays_here() -> Iterator[tls_relay.TlsRelay]:
         thread.start()
         yield made
         made.close()
-        thread.join(20.0)
+        thread.join(HANG_S)
         assert not thread.is_alive()
 
 
