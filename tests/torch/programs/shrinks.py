@@ -25,7 +25,7 @@ from unisono.errors import Evicted, GroupError, PeerLost, UnisonoError
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch_internals.hooks import have_hooks
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=300)
 
 
 def store(rank: int, folder: Path) -> dist.TCPStore:

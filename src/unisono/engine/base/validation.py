@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-
 LARGEST = (1 << 63) - 1
 """Of a whole number where a caller says no other limit: C++ holds no larger one, and a float not every one."""
 
