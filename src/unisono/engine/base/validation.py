@@ -7,15 +7,15 @@ from operator import index
 from typing import Any
 
 LARGEST = (1 << 63) - 1
-"""Of a whole number where a caller says no other limit: C++ holds no larger one, and a float not every one."""
+"""Of a whole number where a caller gives no other limit: C++ and `struct` hold no larger one."""
 
 
 def whole(value: Any, name: str, least: int | None = None, most: int = LARGEST) -> int:
     """A whole number as an int; NumPy integers are accepted.
 
     Raises:
-        TypeError: it is no whole number.  ValueError: it is less than `least` (None: any that 64 bits hold) or
-            more than `most`.
+        TypeError: it is no whole number.  ValueError: it is less than `least` (None: than 64 bits hold), or more
+            than `most`.
     """
     try:
         number = index(value)
