@@ -14,8 +14,8 @@ def whole(value: Any, name: str, least: int | None = None, most: int = LARGEST) 
     """A whole number as an int; NumPy integers are accepted.
 
     Raises:
-        TypeError: it is no whole number.  ValueError: it is less than `least` (None: than 64 bits hold), or more
-            than `most`.
+        TypeError: it is no whole number.
+        ValueError: it is less than `least` (None: less than 64 bits hold), or more than `most`.
     """
     try:
         number = index(value)
