@@ -188,7 +188,7 @@ def test_a_newcomer_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch)
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(come)
         on(2, 2, work)
-        came.result(30)
+        came.result(HANG_S)
 
 
 @pytest.mark.parametrize("token", ["cd" * 32, ""])
@@ -237,7 +237,7 @@ def test_a_newcomer_that_goes_away_delays_nobody(per_host: int, monkeypatch: pyt
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(come)
         on(2, per_host, work)
-        came.result(30)
+        came.result(HANG_S)
 
 
 @pytest.mark.parametrize("per_host", [3, 1])
@@ -282,7 +282,7 @@ def test_a_rank_that_shrinks_while_the_others_admit(per_host: int, monkeypatch: 
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(come)
         on(3, per_host, work)
-        assert came.result(60) == 4
+        assert came.result(HANG_S) == 4
 
 
 def test_another_thread_cannot_change_the_group_meanwhile() -> None:
@@ -317,7 +317,7 @@ def test_the_smallest_maximum_of_all_ranks_counts() -> None:
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(come)
         on(2, 2, work)
-        came.result(30)
+        came.result(HANG_S)
 
 
 def test_a_newcomer_that_waits_at_a_rank_that_is_lost_is_taken_in_all_the_same() -> None:
@@ -352,4 +352,4 @@ def test_a_newcomer_that_waits_at_a_rank_that_is_lost_is_taken_in_all_the_same()
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(come)
         on(2, 2, work)
-        assert came.result(60) == 2
+        assert came.result(HANG_S) == 2

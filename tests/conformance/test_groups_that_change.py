@@ -186,7 +186,7 @@ def test_newcomers_are_taken_in_where_the_members_say_so(per_host: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         came = [pool.submit(come, number) for number in range(2)]
         on(2, per_host, guarded)
-        assert sorted(each.result(60)[0] for each in came) == [2, 3]
+        assert sorted(each.result(HANG_S)[0] for each in came) == [2, 3]
 
 
 def test_a_newcomer_that_nobody_takes_in_gives_up() -> None:

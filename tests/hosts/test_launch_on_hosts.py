@@ -131,7 +131,7 @@ def test_a_node_without_the_token_is_refused(job: Job, tmp_path: Path):
     refused = job.net[1].run(other.argv(1, 1))
     assert refused.returncode == 2 and "token" in refused.stderr, refused
     first.send_signal(signal.SIGINT)
-    assert ended([first], 20)[0][0] == 130
+    assert ended([first])[0][0] == 130
 
 
 def test_nodes_that_disagree_are_told(job: Job):
@@ -142,7 +142,7 @@ def test_nodes_that_disagree_are_told(job: Job):
     three = job.net[1].run([word.replace("2", "3") if word == "2" else word for word in job.argv(1, 1)])
     assert three.returncode == 2 and "--nnodes is 3 here and 2" in three.stderr, three
     first.send_signal(signal.SIGTERM)
-    assert ended([first], 20)[0][0] == 143
+    assert ended([first])[0][0] == 143
 
 
 def test_the_environment_of_this_process_says_nothing(net: hosts.Network):

@@ -19,7 +19,7 @@ COPY = BenchCase("all_reduce", 1024, "f32", "sum", 0, 2)
 QUICK = ["--rounds", "2", "--round-ms", "1"]
 
 
-def run(*words: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", "bench", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_until_gone(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+def wait_until_gone(pids: list[int], timeout_s: float = HANG_S) -> list[int]:
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -212,7 +212,7 @@ def silent() -> Iterator[socket.socket]:
     before = threading.enumerate()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
-        wait_until(lambda: set(threading.enumerate()) <= set(before), 10)  # they would have stayed for 20 s
+        wait_until(lambda: set(threading.enumerate()) <= set(before))  # they would have stayed for 20 s
 
 
 def test_an_interrupt_ends_the_threads_that_connect(silent: socket.socket) -> None:

@@ -63,7 +63,7 @@ class Member:
         """Wait for all processes."""
         self._meeting.barrier.wait()
 
-    def become(self, uuid: int, handles, timeout_s: float = 20) -> None:
+    def become(self, uuid: int, handles, timeout_s: float = HANG_S) -> None:
         """Reconfigure, and check the new group by an all_reduce, a message and what PyTorch's C++ sees."""
         self.group.reconfigure(ReconfigureOptions(uuid, handles, timedelta(seconds=timeout_s))).wait()
         size, rank = len(handles), self.group.rank()

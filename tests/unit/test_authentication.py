@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from effort import judge_time
+from effort import HANG_S, judge_time
 from loops import each
 from unisono.engine.base import authentication
 from unisono.engine.store import tls
@@ -75,13 +75,13 @@ def encrypted(channels: tuple[str, str]) -> bytes:
 
     def serve() -> None:
         with server, contextlib.suppress(OSError):
-            server.settimeout(10)
+            server.settimeout(HANG_S)
             server.sendall(b"for the client")
 
     thread = threading.Thread(target=serve)
     thread.start()
     with client:
-        client.settimeout(10)
+        client.settimeout(HANG_S)
         try:
             return client.recv(100)
         finally:
@@ -120,8 +120,8 @@ def record() -> bytes:
         ]
         for thread in threads:
             thread.start()
-        upstream.settimeout(5)
-        middle.settimeout(5)
+        upstream.settimeout(HANG_S)
+        middle.settimeout(HANG_S)
         for _ in range(2):
             piece = middle.recv(4096)
             said += piece

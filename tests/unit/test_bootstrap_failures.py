@@ -27,7 +27,7 @@ from unisono.engine.store import HashStore
 AT_ONCE_S = 20.0  # less than the minute for which nobody is waited for, on a busy machine, too
 
 
-def made(ranks: int | list[int], *, per_host: int = 0, timeout_s: float = 60.0, size: int = 0) -> list[Any]:
+def made(ranks: int | list[int], *, per_host: int = 0, timeout_s: float = HANG_S, size: int = 0) -> list[Any]:
     """What each rank, a thread named by its number, got: a group, or an error. At once, in any case."""
     numbers = list(range(ranks)) if isinstance(ranks, int) else ranks
     size = size or len(numbers)

@@ -86,7 +86,7 @@ def test_who_did_well_and_is_given_up_afterwards_counts_once(three: Together) ->
     inside.give_up(three.nodes[0], 1)
     assert three.settled() == 0
     three.report_end(0, 2)
-    pending.result(30)
+    pending.result(HANG_S)
     assert three.settled() == 3
 
 
@@ -98,7 +98,7 @@ def test_a_word_that_breaks_off_is_a_failure_for_all(three: Together) -> None:
     pending = three.pool.submit(three.nodes[1].report_end, news.failure, news.stopped)
     for finals in three.report_end(0, 2):
         assert [final.node for final in finals if final.failure is not None] == [1]
-    pending.result(30)
+    pending.result(HANG_S)
 
 
 def test_a_beat_that_is_not_answered_is_followed_by_the_next(
@@ -117,7 +117,7 @@ def test_a_beat_that_is_not_answered_is_followed_by_the_next(
     pending = three.pool.submit(inside.keep_beating, three.nodes[1])
     three.stores[0].wait(["unisono/launch/beat/1"])
     three.nodes[1].close()
-    pending.result(30)
+    pending.result(HANG_S)
 
 
 def test_the_last_node_may_come_in_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:

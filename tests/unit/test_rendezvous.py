@@ -301,7 +301,7 @@ def test_an_interrupted_rank_is_told_of_and_can_try_again() -> None:
             meet(store=store, rank=1, world_size=3, timeout_s=HANG_S)
         told.result()
         with pytest.raises(RendezvousError, match=r"rank 1 \(host .* gave up .*KeyboardInterrupt"):
-            heard.result(20)
+            heard.result(HANG_S)
     worlds = together(*[lambda r=r: meet(store=store, rank=r, world_size=2) for r in (0, 1)])
     assert worlds[0].members == worlds[1].members
     closed_together(worlds)

@@ -174,7 +174,7 @@ def pending(rank: int, size: int) -> None:
     keys.set(f"refused/{rank}", "")
     keys.wait([f"refused/{each}" for each in range(last)])
     dist.shrink_group([last], shrink_flags=SHRINK_ABORT)
-    thread.join(5)
+    thread.join(300)
     assert found
     for work in works:
         assert work.is_completed()
