@@ -60,7 +60,7 @@ def job(net: hosts.Network, tmp_path: Path) -> Job:
     return Job(net, tmp_path)
 
 
-def ended(launchers: list[subprocess.Popen[str]], timeout: float = 60) -> list[tuple[int, str, str]]:
+def ended(launchers: list[subprocess.Popen[str]], timeout: float = HANG_S) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each."""
     found = []
     for each in launchers:

@@ -226,7 +226,7 @@ def test_an_interrupt_ends_the_threads_that_connect(silent: socket.socket) -> No
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        join_strange(2, 0, silent.getsockname(), 60)
+        join_strange(2, 0, silent.getsockname(), HANG_S)
     thread.join()
     guests[0].close()
     judge_time(time.monotonic() - started, 15)  # they would have waited for 20 s
@@ -244,7 +244,7 @@ def test_a_thread_that_cannot_be_started_is_told(
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        join_strange(2, 0, silent.getsockname(), 60)
+        join_strange(2, 0, silent.getsockname(), HANG_S)
 
 
 def connectors() -> list[_HostConnector]:
