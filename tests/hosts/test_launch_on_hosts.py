@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hosts
-from effort import judge_time
+from effort import HANG_S, judge_time
 
 pytestmark = pytest.mark.hosts
 
