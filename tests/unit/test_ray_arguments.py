@@ -8,7 +8,6 @@ from unittest.mock import MagicMock
 import pytest
 
 import unisono.ray
-from effort import HANG_S
 from loops import each
 from unisono.errors import RendezvousError
 
@@ -100,12 +99,12 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_that_is_too_small_is_told_at_once(removed: list[str]) -> None:
     full = "no room for 2 workers .* within 300 s.*the cluster has {'CPU': 2.0}.*{'CPU': 0.0} are free"
     with pytest.raises(RendezvousError, match=full):  # a warning would be an error: 2 CPU are enough
-        unisono.ray.run(train, 2, timeout=HANG_S)
+        unisono.ray.run(train, 2, timeout=300)
     with (
         pytest.warns(RuntimeWarning, match="4 workers need 4 CPU, the cluster has 2: waiting up to 300 s"),
         pytest.raises(RendezvousError, match="no room for 4 workers"),
     ):
-        unisono.ray.run(train, 4, timeout=HANG_S)
+        unisono.ray.run(train, 4, timeout=300)
     assert removed == ["ours", "ours"]
 
 
