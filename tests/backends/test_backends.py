@@ -24,6 +24,7 @@ import pytest
 import inside
 import lane
 import unisono as un
+from effort import HANG_S, judge_time
 from loops import each
 from unisono.commands.doctor import trial
 from unisono.engine import backends
@@ -215,10 +216,10 @@ def test_auto_is_the_engine() -> None:
 
 @needs_torch
 def test_ctrl_c_ends_the_wait_for_a_collective_of_gloo() -> None:
-    store, come = un.HashStore(20), threading.Event()
+    store, come = un.HashStore(HANG_S), threading.Event()
 
     def other() -> list[float]:
-        with un.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=20) as group:
+        with un.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=HANG_S) as group:
             x = np.ones(3)
             group.all_reduce(x)
             come.wait()
@@ -227,7 +228,7 @@ def test_ctrl_c_ends_the_wait_for_a_collective_of_gloo() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         peer = pool.submit(other)
-        with un.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=20) as group:
+        with un.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=HANG_S) as group:
             x = np.ones(3)
             group.all_reduce(x)
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -235,7 +236,7 @@ def test_ctrl_c_ends_the_wait_for_a_collective_of_gloo() -> None:
             try:
                 with pytest.raises(KeyboardInterrupt):
                     group.all_reduce(x)
-                assert time.monotonic() - began < 5
+                judge_time(time.monotonic() - began, 5)
             finally:
                 come.set()
             assert peer.result() == [4.0] * 3
@@ -243,10 +244,12 @@ def test_ctrl_c_ends_the_wait_for_a_collective_of_gloo() -> None:
 
 @needs_torch
 def test_a_reduce_scatter_over_gloo_is_done_without_a_wait() -> None:
-    with un.init_process_group("gloo", store=un.HashStore(20), rank=0, world_size=1, timeout=20) as group:
-        assert group.reduce_scatter(np.ones((1, 3)), timeout=10).tolist() == [1.0] * 3
+    with un.init_process_group(
+        "gloo", store=un.HashStore(HANG_S), rank=0, world_size=1, timeout=HANG_S
+    ) as group:
+        assert group.reduce_scatter(np.ones((1, 3)), timeout=HANG_S).tolist() == [1.0] * 3
         work = group.reduce_scatter(np.ones((1, 3)), async_op=True)
-        assert un.wait_any([work], timeout=10) == 0
+        assert un.wait_any([work], timeout=HANG_S) == 0
 
 
 @pytest.fixture
@@ -302,7 +305,7 @@ def test_the_page_says_what_two_ranks_do(name: str) -> None:
 @needs_torch
 def test_two_ranks_over_gloo() -> None:
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(HERE / "two_ranks.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

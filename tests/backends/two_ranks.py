@@ -10,7 +10,7 @@ import numpy as np
 
 import unisono as un
 
-world = un.init_process_group("gloo", timeout=20)
+world = un.init_process_group("gloo", timeout=300)
 other = 1 - world.rank
 
 # a message is done when it has come, whoever asks
@@ -23,7 +23,7 @@ while not work.done():
 world.barrier()
 x = np.zeros(3)
 world.send(np.ones(3), other)
-world.recv(x, other, timeout=10)
+world.recv(x, other, timeout=300)
 assert x.sum() == 3
 
 # a wait that runs out of time is a Timeout, and what comes later finds its buffer, though nobody holds it
@@ -46,12 +46,12 @@ assert not any(one.any() for one in fresh)
 # objects of several threads to one rank and tag stay whole; an array is no object
 def send_objects(thread: int) -> None:
     for number in range(10):
-        world.send_object((thread, number, "x" * thread * 1000), other, 5, timeout=20)
+        world.send_object((thread, number, "x" * thread * 1000), other, 5, timeout=300)
 
 
 with ThreadPoolExecutor(8) as pool:
     sent = [pool.submit(send_objects, thread) for thread in range(4)]
-    received = [pool.submit(world.recv_object, other, 5, timeout=20) for _ in range(40)]
+    received = [pool.submit(world.recv_object, other, 5, timeout=300) for _ in range(40)]
     found = sorted(one.result() for one in received)
     assert [one.result() for one in sent] == [None] * 4
 assert found == [(thread, number, "x" * thread * 1000) for thread in range(4) for number in range(10)]

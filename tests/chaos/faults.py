@@ -43,7 +43,7 @@ from rank_of_a_case import PHASES  # noqa: E402
 import hosts  # noqa: E402
 
 KINDS = ("kill", "stop", "raise", "slow", "cut")
-HANG_S = 30.0
+HANG_S = 300.0
 """A rank that lives and has not ended by then hangs."""
 NAMED_S = 0.25
 """Within this time 99 of 100 errors name the fault."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S, LONG
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -20,25 +22,24 @@ def run(*words: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def test_random_faults_at_random_moments() -> None:
-    assert " 0 with a finding" in run(
-        str(HERE / "faults.py"), "--cases", "60", "--seconds", "15", "--seed", "7"
-    )
+    assert " 0 with a finding" in run(str(HERE / "faults.py"), "--cases", "30", "--seed", "7")
 
 
 @pytest.mark.hosts
-@pytest.mark.skipif("UNISONO_TEST_LONG" not in os.environ, reason="takes long; make test-long runs it")
+@pytest.mark.skipif(not LONG, reason="takes long; make test-long runs it")
 def test_random_faults_on_two_hosts() -> None:
-    words = ("--hosts", "--cases", "30", "--seconds", "12", "--seed", "7")
+    words = ("--hosts", "--cases", "20", "--seed", "7")
     assert " 0 with a finding" in run(str(HERE / "faults.py"), *words)
 
 
+@pytest.mark.skipif(not LONG, reason="lasts for a time; make test-long runs it")
 def test_a_job_under_churn() -> None:
     found = run(str(HERE / "churn.py"), "--minutes", "0.2", "--every", "3", "--ranks", "4")
     assert "nothing wrong" in found

@@ -7,6 +7,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import HANG_S
 from loops import each, everywhere
 from unisono.engine.group import native
 
@@ -71,7 +72,7 @@ def test_split_that_fails_for_some_leaves_all_with_the_same_count(monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(native, "connect", failing)
-        ranks.threads(4, work, timeout_s=20)
+        ranks.threads(4, work, timeout_s=HANG_S)
 
 
 @everywhere

@@ -12,6 +12,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import HANG_S
 
 
 def check(group: un.Group) -> None:
@@ -108,7 +109,7 @@ def test_different_lists_are_an_error_that_shows_both(per_host: int) -> None:
 
     def lonely(group: un.Group) -> None:
         if group.rank == 2:
-            done.wait(30)
+            done.wait(HANG_S)
             return
         work(group)
         if group.rank == 0:
@@ -164,8 +165,8 @@ def test_newcomers_are_taken_in_where_the_members_say_so(per_host: int) -> None:
         group.close()
 
     def come(_: int) -> tuple[int, int]:
-        listening.wait(30)
-        group = un.join(addresses, timeout=60)
+        listening.wait(HANG_S)
+        group = un.join(addresses, timeout=HANG_S)
         rank = group.rank
         while group.size < 4:
             group = group.admit(maximum=4)
@@ -185,7 +186,7 @@ def test_newcomers_are_taken_in_where_the_members_say_so(per_host: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         came = [pool.submit(come, number) for number in range(2)]
         on(2, per_host, guarded)
-        assert sorted(each.result(60)[0] for each in came) == [2, 3]
+        assert sorted(each.result(HANG_S)[0] for each in came) == [2, 3]
 
 
 def test_a_newcomer_that_nobody_takes_in_gives_up() -> None:

@@ -14,6 +14,7 @@ import pytest
 import inside
 import ranks
 import unisono as un
+from effort import HANG_S
 from loops import each
 from ports import reserved
 
@@ -51,7 +52,7 @@ def forgotten(call: Callable[[Any], Any]) -> weakref.ref[Any]:
     return seen
 
 
-PATIENT = timedelta(seconds=60)  # not as a number: such a call takes the way that has its own windows
+PATIENT = timedelta(seconds=HANG_S)  # not as a number: such a call takes the way that has its own windows
 RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
     "irecv": lambda group, x: group.irecv(x, 1),
     "batch": lambda group, x: group.batch([un.SendTo(np.zeros(1), 1, 5), un.RecvFrom(x, 1)]),
@@ -79,7 +80,7 @@ def test_interrupted_message(call: str, step: str, after: bool) -> None:
 
     def work(group: un.Group) -> None:
         if group.rank == 1:
-            assert interrupted.wait(60)
+            assert interrupted.wait(HANG_S)
             group.send(np.full(NUMEL, 7.0), 0)
             group.send(np.zeros(1), 0)
             group.barrier()

@@ -15,6 +15,7 @@ import pytest
 import inside
 import ranks
 import unisono as un
+from effort import HANG_S, judge_time
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
@@ -74,7 +75,7 @@ def test_exception_on_one_rank_ends_the_others_at_once() -> None:
         started = time.monotonic()
         with pytest.raises(un.PeerLost, match="rank 1 .* has closed the group"):
             group.all_reduce(np.ones(3))
-        assert time.monotonic() - started < 5
+        judge_time(time.monotonic() - started, 5)
 
     ranks.threads(3, work)
 
@@ -111,7 +112,7 @@ def test_group_that_is_forgotten_lives_on_in_the_call_of_a_thread() -> None:
             thread.join()
             assert (x == 2).all()
         else:
-            assert forgotten.wait(60)
+            assert forgotten.wait(HANG_S)
             inner.all_reduce(np.ones(3))
             with pytest.raises(un.PeerLost, match="rank 0 .* has closed the group"):
                 inner.recv(np.zeros(1), 0)
@@ -311,7 +312,7 @@ def test_who_closes_after_a_wait_takes_no_data_from_the_others() -> None:
                     time.sleep(0.002)
                 broadcasting = world.broadcast_coalesced(xs, 0, async_op=True)
                 assert broadcasting is not None
-                broadcasting.wait(60)
+                broadcasting.wait(HANG_S)
                 assert all((x == 1).all() for x in xs)
             group.barrier()
 

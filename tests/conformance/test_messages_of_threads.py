@@ -12,6 +12,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import HANG_S
 
 SIZES = (
     0,
@@ -119,7 +120,7 @@ def test_interrupt_leaves_whole_objects(monkeypatch: pytest.MonkeyPatch) -> None
 NUMEL = 64 << 20  # f32: 256 MiB, which two threads copy in 25 ms
 LARGEST_PART = 0.5  # of the copy's time: it was all of it while the GIL was held, whatever else runs
 GAP_S = 0.015
-LONGEST_S = 40.0
+LONGEST_S = 400.0
 
 
 def longest_gap(call: Any) -> tuple[float, float]:
@@ -199,6 +200,6 @@ def test_small_call_keeps_no_large_message(per_host: int | None) -> None:
 def test_second_check_of_arguments_reads_what_the_first_cannot() -> None:
     def work(group: un.Group) -> Any:
         group.send_object([1], np.int64(group.rank))
-        return group.recv_object(np.int64(group.rank), timeout=timedelta(seconds=5))
+        return group.recv_object(np.int64(group.rank), timeout=timedelta(seconds=600))
 
-    assert ranks.threads(1, work, timeout_s=60) == [[1]]
+    assert ranks.threads(1, work, timeout_s=HANG_S) == [[1]]

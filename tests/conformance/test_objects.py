@@ -11,6 +11,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import HANG_S
 
 GIB = 1 << 30
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -54,7 +55,6 @@ def test_too_large_an_object_is_named_by_its_sender_and_size() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_object_of_more_than_two_gigabytes() -> None:
     """Takes 7 GiB: the sender's pages of zeros are none, its encoded copy and what arrives are."""
     if "UNISONO_SANITIZED" in os.environ:
@@ -78,7 +78,7 @@ def test_object_of_more_than_two_gigabytes() -> None:
             assert (got.size, got[-1]) == (numel, 7)
         group.barrier()
 
-    ranks.threads(2, work, timeout_s=300)
+    ranks.threads(2, work, timeout_s=HANG_S)
 
 
 def of_threads(group: un.Group, call: Callable[[], None], count: int = 3) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import HANG_S
 from loops import each, everywhere
 from unisono.engine.diagnosis import fault_reader
 
@@ -335,7 +336,7 @@ def test_who_waits_for_a_receive_hears_that_it_was_taken_back() -> None:
         thread = threading.Thread(target=waiting.wait)
         thread.start()
         assert waiting.cancel()
-        thread.join(20)
+        thread.join(HANG_S)
         assert not thread.is_alive()
         group.barrier()
 

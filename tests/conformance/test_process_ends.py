@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ranks
-from effort import times
+from effort import HANG_S, times
 
 PROGRAM = Path(__file__).parent / "programs" / "ends_in_a_state.py"
 STATES = (
@@ -22,7 +22,7 @@ ROUNDS = times(usual=2, long=100)
 AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
 
 
-@pytest.mark.timeout(60 + 10 * ROUNDS)
+@pytest.mark.timeout(HANG_S + 10 * ROUNDS)
 @pytest.mark.parametrize("state", STATES)
 def test_a_process_ends_as_python_ends_it(state: str) -> None:
     """A daemon thread that was in a call met Python's end inside a destructor: SIGABRT."""
@@ -40,7 +40,7 @@ def test_a_process_ends_as_python_ends_it(state: str) -> None:
 def test_a_thread_below_a_native_call_ends_no_process() -> None:
     """Nanobind took the end of the thread for an exception: SIGSEGV in every third run."""
     command = [sys.executable, str(PROGRAM.with_name("ends_below_a_native_call.py"))]
-    codes = [subprocess.run(command, timeout=ranks.LIMIT_S).returncode for _ in range(times(10, 100))]
+    codes = [subprocess.run(command, timeout=HANG_S).returncode for _ in range(times(10, 100))]
     assert set(codes) == {0}, codes
 
 
@@ -51,7 +51,7 @@ def run(arguments: tuple[str, ...]) -> tuple[int, str]:
         env={**os.environ, "PYTHONPATH": str(ranks.HERE)},
         capture_output=True,
         text=True,
-        timeout=ranks.LIMIT_S,
+        timeout=HANG_S,
         check=False,
     )
     return done.returncode, done.stderr[-1000:]

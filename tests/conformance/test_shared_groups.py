@@ -19,7 +19,7 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import times
+from effort import HANG_S, times
 from loops import each
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -44,7 +44,7 @@ def together(*works: Callable[[], Any]) -> list[Any]:
     start = threading.Barrier(len(works))
 
     def one(work: Callable[[], Any]) -> Any:
-        start.wait(60)
+        start.wait(HANG_S)
         return work()
 
     with ThreadPoolExecutor(len(works)) as pool:
@@ -63,7 +63,7 @@ def alone() -> un.Group:
 def test_the_gil_stays_off() -> None:
     """Importing and using Unisono turns no GIL on."""
     program = [sys.executable, str(PROGRAMS / "says_whether_there_is_a_gil.py")]
-    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=HANG_S)
     expected = "no GIL" if sysconfig.get_config_var("Py_GIL_DISABLED") else "GIL"
     assert (said.stdout.strip(), said.stderr) == (expected, "")
 
@@ -97,7 +97,7 @@ CALLS: dict[str, Callable[[un.Group, np.ndarray], Any]] = {
     "many": lambda group, x: group.all_reduce_coalesced([x, np.ones(9)]),
     "many, asynchronous": lambda group, x: group.all_reduce_coalesced([x, np.ones(9)], async_op=True).wait(),
     "a number": lambda group, x: x.fill(group.all_reduce(1.0)),
-    "a name": lambda group, x: group.all_reduce(x, algorithm="ring", timeout=30),
+    "a name": lambda group, x: group.all_reduce(x, algorithm="ring", timeout=HANG_S),
     "barrier": lambda group, x: group.barrier(),
 }
 
@@ -284,7 +284,7 @@ def test_a_thread_ends_the_group_that_others_use(last: str) -> None:
                 one.wait()
 
         def ends() -> None:
-            under_way.wait(60)
+            under_way.wait(HANG_S)
             with contextlib.suppress(*ENDED):
                 getattr(group, last)()
 

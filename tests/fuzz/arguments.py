@@ -1,11 +1,12 @@
-"""Fuzzes the arguments of every public callable: of `unisono`, `Group`, `Work`, stores and plans.
+"""Fuzzes the arguments of every public callable: of `unisono`, its modules, `Group`, `Work` and stores.
 
-    python tests/fuzz/arguments.py [--seconds 40] [--seed 7] [--only Group.send]
+    python tests/fuzz/arguments.py [--cases 4000] [--seed 7] [--only Group.send] [--values numbers]
 
 The callables and their parameters are found by looking; a new one is part of it. Each parameter gets each
 of the hostile values, the others something reasonable. What may come of it: a result, ValueError, TypeError
 or an error of Unisono; after a refusal the group goes on. A process of its own makes the calls: the parent
-sees it crash, tells at which call, and starts another one behind it.
+sees it crash, tells at which call, and starts another one behind it. The seed gives the order; how fast the
+machine is changes nothing: no call is judged by its time, and a call that waits is left after a while.
 """
 
 import argparse
@@ -20,28 +21,39 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from hostile_values import alone, hostile
+from hostile_values import alone, hostile, numbers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 import inside
 import unisono as un
-from unisono import plans
+from unisono import codecs, networks, planner, plans, simulation
 from unisono.engine.group import Group
 
+MODULES = (un, plans, codecs, networks, planner, simulation)
 PATIENCE_S = 0.3  # of a call that waits, as its arguments ask it to
+HANG_S = 300.0  # of a call that does not even end when it is interrupted
+FOUND = 2  # the exit code of the process that calls
 ALLOWED = (ValueError, TypeError, un.UnisonoError)
 DOCUMENTED = {
     "Store.__getitem__": KeyError,
     "Store.__delitem__": KeyError,
     "unisono.empty": MemoryError,
     "unisono.simulate": OSError,  # a network's file
+    "unisono.networks.find": OSError,
+    "unisono.networks.read": OSError,
+    "unisono.planner.find_hardware": OSError,
+    "unisono.planner.plan": OSError,
+    "unisono.planner.shape_of": OSError,
+    "unisono.simulation.read_parts": OSError,
+    "unisono.simulation.read_program": OSError,
+    "unisono.simulation.simulate": OSError,
+    "unisono.simulation.write_program": OSError,
 }
 
 
@@ -85,6 +97,11 @@ class World:
             return un.TCPStore("127.0.0.1", 0, is_server=True, timeout_s=0.5, linger_s=0.0)
         return un.HashStore(0.02)
 
+    def renew(self) -> None:
+        """Let the next call have other objects."""
+        self.made.clear()
+        self.group.close()
+
     def end(self) -> None:
         for one in [self.group, *self.made.values()]:
             if hasattr(one, "close"):
@@ -116,8 +133,9 @@ OWNERS = {
     "TCPStore": un.Store,
 }
 SUBSCRIPTS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
-# Closing ends what the others need; an enum's constructor is the standard library's.
-LEFT_OUT = {"Group.close", "Group.__init__", "Store.close", "unisono.ReduceOp"}
+# Closing ends what the others need; an enum's constructor is the standard library's; `classify` imports
+# PyTorch, which cannot be imported again after an interrupt.
+LEFT_OUT = {"Group.close", "Group.__init__", "Store.close", "unisono.ReduceOp", "unisono.codecs.classify"}
 
 
 def parameters(function: Any) -> list[inspect.Parameter]:
@@ -130,7 +148,7 @@ def parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def targets() -> Iterator[Target]:
-    for module in (un, plans):
+    for module in MODULES:
         for name in module.__all__:
             value = getattr(module, name)
             known = f"{module.__name__}.{name}" in LEFT_OUT or value is Group or inspect.isabstract(value)
@@ -195,7 +213,7 @@ def usual(name: str) -> Any:
 
 
 def call(world: World, target: Target, value: Any) -> Any:
-    owner = {"unisono": un, "unisono.plans": plans}.get(target.owner) or world.get(target.owner)
+    owner = sys.modules[target.owner] if target.owner.startswith("unisono") else world.get(target.owner)
     if not target.parameter:
         return setattr(owner, target.attribute, value)
     function = getattr(owner, target.attribute)
@@ -230,20 +248,29 @@ def shown(value: Any) -> str:
 
 
 def attempt(world: World, target: Target, value: Any) -> str:
-    """What is wrong with how a call ended; "" when nothing is."""
+    """What is wrong with how a call ended; "" when nothing is. A call that waits is left."""
+    try:
+        return judged(world, target, value)
+    except TooLong:  # interrupted anywhere: the next call gets other objects
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        world.renew()
+        return ""
+
+
+def judged(world: World, target: Target, value: Any) -> str:
     named = DOCUMENTED.get(target.name, ())
     refused = False
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     try:
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S, 10.0)  # again: a callback may have caught the first
         result = call(world, target, value)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(result, (un.Store, un.StoreServer, Group)) and result is not value:
             result.close()
-    except TooLong:
-        world.made.clear()
+        if is_under_way(result):  # its timeout would end the group in a later call
+            world.renew()
     except (ValueError, TypeError):
         refused = True
-    except BaseException as error:
+    except Exception as error:
         if not isinstance(error, (*ALLOWED, named) if named else ALLOWED):
             return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
@@ -251,11 +278,16 @@ def attempt(world: World, target: Target, value: Any) -> str:
     if refused and target.owner == "Group" and (world.group.closed or inside.engine(world.group).faulted):
         return "the group did not survive a refusal"
     if target.attribute == "timeout_s":
-        world.made.clear()
-        world.group.close()
+        world.renew()
     if died:
         return f"a thread died: {died.pop()}"
     return afterwards(world)
+
+
+def is_under_way(result: Any) -> bool:
+    """Whether a call has returned before its end: a work, or a list of them."""
+    works = result if isinstance(result, (list, tuple)) else [result]
+    return any(isinstance(work, un.Work) and not work.done() for work in works)
 
 
 def afterwards(world: World) -> str:
@@ -280,23 +312,22 @@ died: list[str] = []
 
 
 def work_through(options: argparse.Namespace) -> int:
-    values = hostile()
+    values = numbers() if options.values == "numbers" else hostile()
     todo = [(t, n) for t in targets() if options.only in t.name for n in range(len(values))]
     if options.list:
         names, parameters = len({each.name for each, _ in todo}), len({each for each, _ in todo})
         print(f"{names} callables, {parameters} parameters, {len(values)} values")
         return 0
     random.Random(options.seed).shuffle(todo)
+    end = min(len(todo), options.cases)
     faulthandler.enable()
     signal.signal(signal.SIGALRM, _too_long)
     threading.excepthook = lambda each: died.append(f"{each.exc_type.__name__}: {each.exc_value}")
-    end = time.monotonic() + options.seconds
     seen: set[tuple[str, str, str]] = set()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         world = World(folder)
-        number = options.start
-        for number in range(options.start, len(todo)):
+        for number in range(options.start, end):
             target, place = todo[number]
             if fits_in_memory(target, values[place]):
                 continue
@@ -307,19 +338,31 @@ def work_through(options: argparse.Namespace) -> int:
             if wrong and key not in seen:
                 seen.add(key)
                 print(f"{where}: {wrong}", flush=True)
-            if time.monotonic() > end:
-                break
         world.end()
         os.chdir("/")
-    print(f"{number + 1 - options.start} of {len(todo)} calls", flush=True)
-    return 1 if seen else 0
+    print(f"{end - options.start} of {len(todo)} calls", flush=True)
+    return FOUND if seen else 0
+
+
+def ended(process: subprocess.Popen[bytes], where: Callable[[], str]) -> str:
+    """How the process that calls ended; it is killed if it stays in one call."""
+    last = ""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(HANG_S)
+            return "" if code in (0, FOUND) else f"CRASH {code}"
+        if last == (last := where()):
+            process.kill()
+            process.wait()
+            return "HANG"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--cases", type=int, default=1 << 30, help="the first of the order; default: all")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--only", default="", help="callables whose name holds this")
+    parser.add_argument("--values", choices=["all", "numbers"], default="all")
     parser.add_argument("--list", action="store_true", help="only say how many there are")
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--state", type=int, default=-1)
@@ -327,23 +370,24 @@ def main() -> int:
     if options.state >= 0 or options.list:
         return work_through(options)
     print(f"seed {options.seed}", flush=True)
-    end, status = time.monotonic() + options.seconds, 0
+    status, crashed = 0, ""
     with tempfile.TemporaryFile() as state:
-        while (left := end - time.monotonic()) > 0:
-            given = ["--seconds", str(left), "--seed", str(options.seed), "--only", options.only]
-            given += ["--start", str(options.start), "--state", str(state.fileno())]
+        fd = state.fileno()
+
+        def where() -> str:
+            return os.pread(fd, 300, 0).decode(errors="replace").strip()
+
+        while True:
+            given = ["--cases", str(options.cases), "--seed", str(options.seed), "--only", options.only]
+            given += ["--values", options.values, "--start", str(options.start), "--state", str(fd)]
             command = [sys.executable, str(Path(__file__).resolve()), *given]
-            try:
-                done = subprocess.run(command, pass_fds=[state.fileno()], check=False, timeout=left + 60)
-                if done.returncode in (0, 1):
-                    return max(status, done.returncode)
-                what = f"CRASH {done.returncode}"
-            except subprocess.TimeoutExpired:
-                what = "HANG"
-            where = os.pread(state.fileno(), 300, 0).decode(errors="replace").strip()
-            print(f"{what}: {where}", flush=True)
-            options.start, status = int(where.split()[0]) + 1, 1
-    return status
+            with subprocess.Popen(command, pass_fds=[fd]) as process:
+                crashed = ended(process, where)
+            status = max(status, process.returncode != 0)
+            if not crashed or not where():
+                return status
+            print(f"{crashed}: {where()}", flush=True)
+            options.start = int(where().split()[0]) + 1
 
 
 if __name__ == "__main__":

@@ -209,9 +209,9 @@ def request(chance: Chance) -> bytes:
 def fuzz_store_server(seed: int) -> int:
     chance = Chance(seed)
     with un.StoreServer(max_unauthenticated=8) as server:  # noqa: SIM117
-        with un.TCPStore("127.0.0.1", server.port, timeout_s=20.0) as honest:
+        with un.TCPStore("127.0.0.1", server.port, timeout_s=300.0) as honest:
             for _ in range(CASE_FRAMES // 4):
-                with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:
+                with socket.create_connection(("127.0.0.1", server.port), timeout=300) as peer:
                     pieces = [changed(chance, request(chance)) for _ in range(4)]
                     with contextlib.suppress(ConnectionError):
                         peer.sendall((hello() if chance.random() < 0.9 else b"") + b"".join(pieces))

@@ -15,12 +15,15 @@ from unisono import _native
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
 
-__all__ = ["alone", "hostile"]
+__all__ = ["alone", "hostile", "numbers"]
+
+TIMEOUT_S = 600.0
+"""Of a group, which no call reaches: a message that one call left behind would end the group in another."""
 
 
 def alone(name: str) -> Group:
     engine = _native.Engine(_native.Region(-1, 1, 1 << 16, True), 0, [-1], -1, 1, 0.0, 1 << 18)
-    return NativeGroup(engine, 0, 1, name, 0.05, un.HashStore(0.05))
+    return NativeGroup(engine, 0, 1, name, TIMEOUT_S, un.HashStore(0.05))
 
 
 class Says:
@@ -200,3 +203,10 @@ def foreign() -> Iterator[Any]:
 
 def hostile() -> list[Any]:
     return [*integers(), *floats(), *texts(), *arrays(), *objects(), *foreign()]
+
+
+def numbers() -> list[Any]:
+    """Numbers that C++, struct or a socket cannot hold, and those of other types."""
+    ends = [sign * (1 << bits) for bits in (16, 31, 32, 63, 64, 1000) for sign in (1, -1)]
+    kinds = [True, np.bool_(True), np.int8(-1), np.int64(1 << 62), np.uint64((1 << 64) - 1), np.float32(3)]
+    return [*ends, *kinds, 10**400, -(10**400), -1, 0, 2.5, float("nan"), float("inf")]

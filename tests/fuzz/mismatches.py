@@ -30,7 +30,7 @@ from mismatch_programs import ENDED, EQUAL, TOLD, Case
 import ranks
 import unisono as un
 
-PATIENCE_S = 60.0  # of a group: nothing here takes so long
+PATIENCE_S = 600.0  # of a group: nothing here takes so long
 BRIEF_S = 0.5  # ... where only the clock can tell
 HANG_S = PATIENCE_S + 30.0
 HUNG = 3

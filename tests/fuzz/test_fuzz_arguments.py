@@ -1,4 +1,4 @@
-"""A new part of the fuzzer of arguments each time; all of it by command, see arguments.py."""
+"""A part of the fuzzer of arguments; all of it with the long tests, or by command, see arguments.py."""
 
 import subprocess
 import sys
@@ -9,18 +9,25 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import times
+from effort import LONG, cases
 from loops import each
 
 PROGRAM = Path(__file__).with_name("arguments.py")
-SECONDS = times(usual=8, long=600)
+RUNS = cases(
+    [
+        ("--seed", "1", "--values", "numbers", "--cases", "10000"),
+        ("--seed", "2", "--only", "Store", "--values", "numbers"),
+        ("--seed", "1", "--cases", "8000"),
+    ],
+    long=[("--seed", str(seed)) for seed in range(1, 4)],
+)
 
 
-@pytest.mark.timeout(SECONDS + 100)
-def test_no_argument_crashes_or_raises_something_foreign() -> None:
-    # One seed, so that a run can be repeated; the program alone takes a new one each time.
-    command = [sys.executable, str(PROGRAM), "--seconds", str(SECONDS), "--seed", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 70)
+@pytest.mark.timeout(6000 if LONG else 600)
+@pytest.mark.parametrize("arguments", RUNS, ids=" ".join)
+def test_no_argument_crashes_or_raises_something_foreign(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, str(PROGRAM), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-2000:]}"
 
 

@@ -13,12 +13,11 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import times
+from effort import HANG_S, times
 from loops import each
 
 PROGRAM = Path(__file__).with_name("frames.py")
 FRAMES = int(os.environ.get("FUZZ_FRAMES", times(usual=4_000, long=100_000)))
-LIMIT_S = 60 + FRAMES // 10
 FRAME_NBYTES = 1000  # of every control frame
 
 
@@ -36,10 +35,10 @@ def control(form: str, *begin: int) -> bytes:
     return struct.pack(form, *begin).ljust(FRAME_NBYTES, b"\0")
 
 
-@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.timeout(HANG_S + FRAMES // 10)
 def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
     command = [sys.executable, str(PROGRAM), "--frames", str(FRAMES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S + FRAMES // 10)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr[-4000:]}"
 
 

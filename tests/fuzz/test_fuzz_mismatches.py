@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from effort import times
+from effort import HANG_S, times
 
 PROGRAM = Path(__file__).parent / "mismatches.py"
 CASES = times(usual=500, long=10_000, sanitized=100)
-LIMIT_S = 60 + CASES // 5
 
 
-@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.timeout(HANG_S + CASES // 5)
 def test_no_two_calls_that_differ_both_return() -> None:
     command = [sys.executable, str(PROGRAM), "--cases", str(CASES), "--workers", "8"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S + CASES // 5)
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{CASES} cases" in run.stdout

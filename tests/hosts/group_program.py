@@ -119,7 +119,7 @@ def mill(group: un.Group) -> None:
 
 
 def main() -> None:
-    limit = float(os.environ.get("LIMIT_S", "60"))
+    limit = float(os.environ.get("LIMIT_S", "600"))
     with un.init_process_group(init_method=os.environ.get("INIT_METHOD"), timeout=limit) as group:
         globals()[sys.argv[1]](group)
 

@@ -26,7 +26,7 @@ def check(group: un.Group) -> None:
 
 
 def main() -> None:
-    group = un.init_process_group(timeout=30)
+    group = un.init_process_group(timeout=300)
     group.elastic = True
     for _ in range(3):
         check(group)

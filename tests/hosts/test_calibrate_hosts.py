@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hosts
-from effort import cases
+from effort import HANG_S, cases
 from unisono.networks import find
 
 pytestmark = pytest.mark.hosts
@@ -45,7 +45,7 @@ def test_the_rate_of_shaped_links_is_found(count: int, ranks: int, rate: int, tm
             for number, host in enumerate(net)
         ]
         for job in jobs:
-            out, err = job.communicate(timeout=100)
+            out, err = job.communicate(timeout=HANG_S)
             assert job.returncode == 0, out + err
     network = find(str(file))
     assert network.size == count * ranks
@@ -63,7 +63,7 @@ def test_the_rate_of_shaped_links_is_found(count: int, ranks: int, rate: int, tm
 def test_one_rank_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "unisono", "run", "-n", "1", "-m", "unisono", "calibrate", "--hosts"],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--hosts needs a job of at least two ranks" in done.stdout + done.stderr

@@ -39,7 +39,7 @@ class Training:
         self._environ = {"PLAN": json.dumps(plan), "PYTHONPATH": os.pathsep.join(paths)}
         where = elastic_flags(net, 4)
         self.nodes = [self.start(net[0], *where, "--node-rank", "0")]
-        hosts.wait_until(self._token.exists, 60)
+        hosts.wait_until(self._token.exists)
         self.nodes.append(self.start(net[1], *where, "--node-rank", "1"))
 
     def start(self, host: hosts.Node, *flags: str) -> NodeLauncher:
@@ -49,7 +49,7 @@ class Training:
         def reached() -> bool:
             return any(line.get("step", 0) >= step for log in logs(self.folder) for line in log)
 
-        hosts.wait_until(lambda: reached() or any(n.process.poll() is not None for n in self.nodes), 120)
+        hosts.wait_until(lambda: reached() or any(n.process.poll() is not None for n in self.nodes))
         assert reached(), self.output
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hosts
+from effort import HANG_S
 
 pytestmark = pytest.mark.hosts
 
@@ -23,7 +24,7 @@ def stream(net: hosts.Network, address: str, nbytes: int) -> float:
     assert listener.stdout is not None
     assert listener.stdout.readline() == "ready\n", listener.communicate()
     sent = net[1].run([sys.executable, STREAM, "send", address, str(nbytes)])
-    out, errors = listener.communicate(timeout=30)
+    out, errors = listener.communicate(timeout=HANG_S)
     assert sent.returncode == 0 and int(out) > 0, (sent.stderr, errors)
     return float(sent.stdout)
 

@@ -13,7 +13,7 @@ import pytest
 
 import hosts
 import suite
-from effort import cases
+from effort import HANG_S, cases
 
 pytestmark = pytest.mark.hosts
 
@@ -75,7 +75,7 @@ def placed(net: hosts.Network, layout: tuple[int, ...]) -> list[tuple[hosts.Host
     return found
 
 
-def ended(ranks: Ranks, timeout: float = 90) -> list[tuple[int, str, str]]:
+def ended(ranks: Ranks, timeout: float = HANG_S) -> list[tuple[int, str, str]]:
     """Per rank, how it ended and what it printed."""
     found = []
     for rank in ranks:
@@ -111,7 +111,7 @@ def forked(
     dead: how many are killed. All others end well.
     """
     places = json.dumps([(host.pid, environ) for host, environ in placed(net, layout)])
-    printed = forks.run(folder, {"ranks": ("on_hosts", sum(layout), [places, *words])}, limit_s=100)["ranks"]
+    printed = forks.run(folder, {"ranks": ("on_hosts", sum(layout), [places, *words])})["ranks"]
     assert sum("(ended with" in text for text in printed) == dead, "\n".join(printed)
     return "".join(printed)
 
@@ -196,13 +196,13 @@ def test_tls_hides_data_from_a_listener(net: hosts.Network, tls: str, wiretap: s
         net[0].must(sys.executable, "-c", ENOUGH.format(net[1].address))
         return tap.poll() is not None
 
-    hosts.wait_until(over, 30)
+    hosts.wait_until(over)
     assert tap.communicate()[0] == wiretap
 
 
 def test_every_operation_over_tls(net: hosts.Network):
     assert fine(start(net, (2, 1), "conformance", UNISONO_TLS="1")) == ["hosts 2\n"] * 3
-    hosts.wait_until(lambda: not net[0].processes() + net[1].processes(), 10)
+    hosts.wait_until(lambda: not net[0].processes() + net[1].processes())
 
 
 def test_a_rank_that_dies_behind_tls_is_named(own_net: hosts.Network):
@@ -212,7 +212,7 @@ def test_a_rank_that_dies_behind_tls_is_named(own_net: hosts.Network):
     _, text = error_of(ended(ranks)[0])
     assert text.startswith("PeerLost")
     assert "rank 1 (host host1" in text
-    hosts.wait_until(lambda: not own_net[0].processes() + own_net[1].processes(), 20)
+    hosts.wait_until(lambda: not own_net[0].processes() + own_net[1].processes())
 
 
 # ---- addresses -----------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_host_that_is_killed_behind_a_cut_link_is_named(own_net: hosts.Network
     assert text.startswith("PeerLost"), text
     assert "rank 1 (host host1" in text
     assert at - killed < 10, (at - killed, text)  # found: 1.3 s
-    hosts.wait_until(lambda: not own_net[0].processes(), 40)
+    hosts.wait_until(lambda: not own_net[0].processes())
 
 
 @pytest.mark.parametrize("layout", [(2, 1), (1, 2)], ids=str)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hosts
+from effort import HANG_S
 
 pytestmark = pytest.mark.hosts
 
@@ -51,9 +52,9 @@ def test_a_stranger_at_every_port_disturbs_nothing(net: hosts.Network, tmp_path:
     job = [start(net, rank) for rank in range(len(LAYOUT))]
     for rank in job:
         assert rank.stdout is not None
-        assert rank.stdout.readline() == "up\n", rank.communicate(timeout=60)
+        assert rank.stdout.readline() == "up\n", rank.communicate(timeout=HANG_S)
     handshakes = tmp_path / "handshakes"
-    handshakes.write_text(recorder.communicate(timeout=30)[0])
+    handshakes.write_text(recorder.communicate(timeout=HANG_S)[0])
     assert len(handshakes.read_text().split()) == 3
 
     before = [resident(rank.pid) for rank in job]
@@ -62,8 +63,8 @@ def test_a_stranger_at_every_port_disturbs_nothing(net: hosts.Network, tmp_path:
     entered = json.loads(net[2].must(*STRANGER, "knock", "6", places, str(handshakes)))
     grown = [resident(rank.pid) - size for rank, size in zip(job, before, strict=True)]
 
-    said, errors = job[0].communicate("enough\n", timeout=60)
-    ends = [rank.communicate(timeout=60) for rank in job[1:]]
+    said, errors = job[0].communicate("enough\n", timeout=HANG_S)
+    ends = [rank.communicate(timeout=HANG_S) for rank in job[1:]]
     assert [rank.returncode for rank in job] == [0] * len(job), (errors, ends)
     assert int(said.split()[-1]) > 15, "groups were made while the stranger knocked"
     # The address sanitizer keeps the last 256 MB that were freed, to tell a use of them.

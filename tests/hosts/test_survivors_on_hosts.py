@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import hosts
+from effort import HANG_S
 
 pytestmark = pytest.mark.hosts
 
@@ -44,7 +45,7 @@ def run(net: hosts.Network, per_host: int, strike: Callable[[Ranks], object]) ->
         strike(running)
         found = []
         for each in running:
-            output = each.communicate(timeout=60)[0]
+            output = each.communicate(timeout=HANG_S)[0]
             facts: dict[str, Any] = {"output": output}
             for line in output.splitlines():
                 if line.startswith("{"):

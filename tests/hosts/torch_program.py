@@ -14,7 +14,7 @@ from checks import sharded, training
 
 
 def main() -> None:
-    dist.init_process_group("unisono", timeout=timedelta(seconds=60))
+    dist.init_process_group("unisono", timeout=timedelta(seconds=600))
     rank, size = dist.get_rank(), dist.get_world_size()
     world = inside.group_of(dist.group.WORLD)
     assert len({world.host_of(r) for r in range(size)}) == int(sys.argv[1])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
+
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TESTS = Path(__file__).parent / "programs" / "failing_tests.py"
 
@@ -32,7 +34,7 @@ def test_the_reason_comes_first_and_once(tmp_path: Path, workers: str):
         env={**os.environ, "PYTHONPATH": str(SUPPORT), "PY_COLORS": "0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     running, _, listed = done.stdout.partition("= FAILURES =")

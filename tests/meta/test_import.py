@@ -26,9 +26,9 @@ def imported() -> dict:
 
 
 @pytest.mark.skipif("UNISONO_SANITIZED" in os.environ, reason="everything is slow under a sanitizer")
-def test_import_takes_under_100_ms():
+def test_import_takes_under_100_ms_of_a_core():
     best = float("inf")
-    for _ in range(ROUNDS):  # the machine may be busy: one undisturbed import is what counts
+    for _ in range(ROUNDS):  # other work empties the caches: one undisturbed import is what counts
         best = min(best, imported()["took_s"])
         if best < BUDGET_S:
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from unisono import _native
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -50,9 +51,12 @@ def layout_after(change: tuple[str, str, str], folder: Path) -> int:
     (folder / "csrc" / name).write_text(text.replace(before, after, 1))
     (folder / "program.cpp").write_text(PROGRAM)
     subprocess.run(
-        ["g++", "-std=c++20", "-Icsrc", "program.cpp", "-o", "program"], cwd=folder, timeout=100, check=True
+        ["g++", "-std=c++20", "-Icsrc", "program.cpp", "-o", "program"],
+        cwd=folder,
+        timeout=HANG_S,
+        check=True,
     )
-    return int(subprocess.run(folder / "program", capture_output=True, timeout=60, check=True).stdout)
+    return int(subprocess.run(folder / "program", capture_output=True, timeout=HANG_S, check=True).stdout)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

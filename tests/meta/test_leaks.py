@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import leaks
+from effort import HANG_S
 from launching import wait_until
 
 
@@ -78,7 +79,7 @@ def test_child_is_named_and_killed():
     with subprocess.Popen(["sleep", "60"]) as child:
         wait_until(Path(f"/proc/{child.pid}/cmdline").read_bytes)  # empty while the program is being loaded
         found = leaks.left_behind(before)
-        assert child.wait(timeout=10) == -9
+        assert child.wait(timeout=HANG_S) == -9
     assert found == [f"process {child.pid} (sleep 60)"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from loops import each
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -18,7 +19,7 @@ def test_a_case_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
     shutil.copy(PROGRAM, tmp_path / "test_program.py")
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {SUPPORT}\n")
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
     lines = done.stdout.splitlines()
     for beginning, end in (
         ("E       AssertionError: a wrong pair", ""),

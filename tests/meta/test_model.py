@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
+
 CHECK = Path(__file__).resolve().parents[2] / "tools" / "check_models.py"
 
 
 def check(*models: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environ = None if path is None else {"PATH": path}
     return subprocess.run(
-        [sys.executable, str(CHECK), *models], capture_output=True, text=True, env=environ, timeout=100
+        [sys.executable, str(CHECK), *models], capture_output=True, text=True, env=environ, timeout=HANG_S
     )
 
 

@@ -30,7 +30,6 @@ def with_python() -> list[Path]:
     return [page for page in PAGES if any(b.language == "python" for b in pages.blocks(page.read_text()))]
 
 
-@pytest.mark.timeout(180)
 def test_python_blocks_run(tmp_path: Path) -> None:
     """All of them in one job, one page after the other."""
     shown = with_python()

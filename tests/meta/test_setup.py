@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from loops import each
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +18,7 @@ def make(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
     """What make would run. The variables of a make that runs the tests do not count."""
     env = {"PATH": f"{path}:/usr/bin:/bin"}
     return subprocess.run(
-        ["make", "-n", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
+        ["make", "-n", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 

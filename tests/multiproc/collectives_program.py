@@ -13,7 +13,7 @@ from unisono.plans import ALGORITHMS
 
 
 def main(arrays: str) -> None:
-    with un.init_process_group(init_method=os.environ["MEETING"], timeout=60) as group:
+    with un.init_process_group(init_method=os.environ["MEETING"]) as group:
         shared = {"plain": 0, "shared": group.size, "mixed": group.size // 2}[arrays]
         with operations.arrays_from(un.empty if group.rank < shared else np.empty):
             check(group)

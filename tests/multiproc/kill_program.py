@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import unisono as un
+from effort import HANG_S, LONG
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import FileStore
@@ -28,7 +29,8 @@ from unisono.engine.store import FileStore
 RECORD = struct.Struct("<iiii")
 WORD = struct.Struct("<i")
 RUNNING, SIGNALLED = 1, 3
-LATE_S = 5.0  # where others want the cores a survivor may get no turn for a while; half are to know in 1 s
+# Where others want the cores a survivor may get no turn for a while: only the long tests judge by the clock.
+LATE_S, MEDIAN_S = (5.0, 1.0) if LONG else (HANG_S, HANG_S)
 SIZES = [1, 100, 20_000, 3_000_000]
 
 
@@ -36,8 +38,8 @@ def survive(path: str, rank: int, size: int, board: int, ready: int, report: int
     """A rank: says that it is ready, reduces until somebody dies, then reports what it was told."""
     store = FileStore(path, size)
     settings = EngineSettings(1 << 20, -1.0, board, int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")))
-    opened = open_engine(store, rank, size, timeout_s=30, settings=settings)
-    group = NativeGroup(opened.engine, rank, size, "world", 30.0, hosts=opened.hosts)
+    opened = open_engine(store, rank, size, timeout_s=HANG_S, settings=settings)
+    group = NativeGroup(opened.engine, rank, size, "world", HANG_S, hosts=opened.hosts)
     os.write(ready, b".")
     try:
         while True:
@@ -99,7 +101,7 @@ def one_round(size: int, folder: str, number: int, rng: random.Random) -> list[s
 
 
 def reap(pids: list[int], victim: int) -> list[str]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     wrong = []
     for rank, pid in enumerate(pids):
         if rank == victim:
@@ -143,7 +145,7 @@ def main() -> None:
             for line in wrong:
                 print(f"round {number}: {line}")
     LATENCIES.sort()
-    failed += LATENCIES[len(LATENCIES) // 2] > 1
+    failed += LATENCIES[len(LATENCIES) // 2] > MEDIAN_S
     print(
         json.dumps(
             {

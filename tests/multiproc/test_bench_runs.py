@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import cases
+from effort import HANG_S, cases
 from unisono.commands.bench.cases import OPERATIONS, BenchCase
 from unisono.commands.bench.libraries import MPIS, MpiWorkerGroup
 from unisono.commands.bench.worker_group import BenchError, WorkerGroup
@@ -19,7 +19,7 @@ COPY = BenchCase("all_reduce", 1024, "f32", "sum", 0, 2)
 QUICK = ["--rounds", "2", "--round-ms", "1"]
 
 
-def run(*words: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", "bench", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_until_gone(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+def wait_until_gone(pids: list[int], timeout_s: float = HANG_S) -> list[int]:
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -103,7 +103,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals):
         workers = children_of(process.pid)
         assert len(workers) == 6  # Unisono, the limit, memcpy
         process.send_signal(number)
-        errors = process.communicate(timeout=20)[1]
+        errors = process.communicate(timeout=HANG_S)[1]
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     assert "Traceback" not in errors
     assert not wait_until_gone(workers)
@@ -112,7 +112,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals):
 @pytest.mark.parametrize("ranks", cases([2], long=[1, 3]))
 def test_every_operation_leaves_the_right_values(ranks: int):
     sweep = ["-n", str(ranks), "-b", "4", "-e", "64K", "-f", "16384", *QUICK, "--rounds", "1", "--no-limit"]
-    done = run("all", *sweep, "--json", "-", timeout_s=110.0)
+    done = run("all", *sweep, "--json", "-", timeout_s=HANG_S)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
     assert {line["operation"] for line in lines} == set(OPERATIONS) - ({"send_recv"} if ranks == 1 else set())
@@ -147,7 +147,7 @@ def test_memcpy_is_compared_in_the_same_run(tmp_path: Path):
 def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
     program = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
     words = [sys.executable, "-m", "unisono", "run", "-n", "4", str(program), "--nbytes", str(1 << 20)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.partition("] ")[2])["bytes"] < 1 << 30
 

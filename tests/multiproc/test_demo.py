@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from effort import HANG_S
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "language_model.py"
 
 
 def test_ranks_train_and_name_the_one_that_is_killed():
     command = [sys.executable, "-m", "unisono", "run", "-n", "3", str(EXAMPLE), "--seconds", "2"]
     done = subprocess.run(
-        [*command, "--lose-a-rank"], capture_output=True, text=True, timeout=100, check=False
+        [*command, "--lose-a-rank"], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 137, done.stdout + done.stderr
     first, last = re.search(r"loss (\d\.\d\d) -> (\d\.\d\d), the same bits on 3 ranks", done.stdout).groups()
@@ -28,7 +30,7 @@ def test_old_command_starts_the_example_of_the_package():
         assert demo.stdout is not None
         shown = demo.stdout.readline()
         demo.terminate()  # it trains for ten seconds on all cores; the test above sees the end
-        said = demo.communicate(timeout=60)[1]
+        said = demo.communicate(timeout=HANG_S)[1]
     assert demo.returncode == 128 + signal.SIGTERM, shown + said
     assert "is now `unisono run -n 4 -m unisono.examples.language_model --lose-a-rank`" in said
     assert re.match(r"\[rank 0\] step +\d+   loss \d", shown), shown + said
@@ -46,7 +48,7 @@ def test_ranks_go_on_without_the_one_that_is_killed():
     ]
     done = subprocess.run(
         [sys.executable, "-m", "unisono", *words],
-        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PAUSE_S": "0.03"},
+        capture_output=True, text=True, timeout=HANG_S, check=False, env={**os.environ, "PAUSE_S": "0.03"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is out: ended by SIGKILL; 2 ranks go on" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from ports import reserved
 
 PROGRAM = str(Path(__file__).with_name("foreign_program.py"))
@@ -49,7 +50,7 @@ def test_the_variables_of_a_launcher_are_enough(launcher: str, token: str, meeti
         command = [sys.executable, PROGRAM]
         pipe = subprocess.PIPE
         ranks.append(subprocess.Popen(command, env={**base, **place}, text=True, stdout=pipe, stderr=pipe))
-    results = [rank.communicate(timeout=90) for rank in ranks]
+    results = [rank.communicate(timeout=HANG_S) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], results
     assert sorted(out.strip() for out, _ in results) == EXPECTED
 
@@ -61,7 +62,7 @@ def test_two_sources_that_disagree_are_both_named(meeting: dict[str, str]) -> No
         "RANK": "1",
         "WORLD_SIZE": "2",
     }
-    done = subprocess.run([sys.executable, PROGRAM], env=base, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, PROGRAM], env=base, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 1
     assert "RANK=1 and SLURM_PROCID=0 disagree" in done.stderr
 
@@ -89,7 +90,7 @@ def test_a_real_mpiexec_starts_the_ranks(meeting: dict[str, str]) -> None:
                     env=base, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
             )  # fmt: skip
-            out, errors = process.communicate(timeout=90)
+            out, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, (mpiexec, out, errors)
         assert sorted(out.split("\n"))[1:] == EXPECTED or sorted(out.split()) == sorted(
             " ".join(EXPECTED).split()

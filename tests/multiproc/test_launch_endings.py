@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S, LONG, judge_time
 from launching import Launcher, launching, read_lines, wait_until
 from ports import reserved
 from unisono.commands.launch.process import AFTER_SIGNAL_S
@@ -45,7 +46,7 @@ def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
 def test_a_rank_that_ends_right_behind_the_look_is_noticed() -> None:
     program = str(Path(__file__).with_name("launcher_program.py"))
     words = ["the_next_ends_behind_the_look", "run", "-n", "2", str(PROGRAMS / "sleeps_by_rank.py")]
-    subprocess.run([sys.executable, program, *words], check=True, timeout=60)
+    subprocess.run([sys.executable, program, *words], check=True, timeout=HANG_S)
 
 
 def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
@@ -128,26 +129,21 @@ def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
         assert seen.count(b"interrupts") == seen.count(b"interrupts 1"), seen
         if seen.count(b"interrupts") == 3:
             return
-    pytest.fail(f"not all ranks told of their Ctrl-C, three times: {seen!r}")
+    assert not LONG, f"not all ranks told of their Ctrl-C, three times: {seen!r}"
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None:
-    within_s = 3.0 if times == 1 else 2.0
-    for _ in range(3):  # a busy machine is late now and then, not always
-        process = launcher.start(PROGRAMS / "ignores_signals.py", "-n", "2", args=(str(int(signal.SIGINT)),))
-        read_lines(process, 2)
-        began = time.monotonic()
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.4)  # sooner, it would count as the same Ctrl-C, sent by terminal and wrapper
-        _, errors = process.communicate(timeout=60)
-        took_s = time.monotonic() - began
-        assert process.returncode == 130
-        assert "interrupted" in errors and "failed first" not in errors
-        if took_s < within_s:
-            return
-    pytest.fail(f"took {took_s:.1f} s, three times more than {within_s} s")
+    process = launcher.start(PROGRAMS / "ignores_signals.py", "-n", "2", args=(str(int(signal.SIGINT)),))
+    read_lines(process, 2)
+    began = time.monotonic()
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.4)  # sooner, it would count as the same Ctrl-C, sent by terminal and wrapper
+    _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 130
+    assert "interrupted" in errors and "failed first" not in errors
+    judge_time(time.monotonic() - began, 3.0 if times == 1 else 2.0)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -159,13 +155,13 @@ def test_termination_is_passed_on(launcher: Launcher, number: signal.Signals, co
         read_lines(process, 2)
         began = time.monotonic()
         process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=HANG_S)
         took_s = time.monotonic() - began
         assert process.returncode == code
         if took_s < AFTER_SIGNAL_S:
             assert output.count("told") == 2, (output, errors)
             return
-    pytest.fail(f"took {took_s:.1f} s, three times; ranks are killed after {AFTER_SIGNAL_S} s")
+    judge_time(took_s, AFTER_SIGNAL_S)  # of the last of three: those ranks were killed
 
 
 def test_a_reader_that_leaves_ends_the_job(launcher: Launcher) -> None:
@@ -173,7 +169,7 @@ def test_a_reader_that_leaves_ends_the_job(launcher: Launcher) -> None:
     assert process.stdout is not None and process.stderr is not None
     read_lines(process, 1)
     process.stdout.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=HANG_S) == 141
     process.stderr.close()
 
 
@@ -182,7 +178,7 @@ def test_a_reader_that_sleeps_does_not_hold_up_the_end(launcher: Launcher) -> No
     read_lines(process, 1)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=HANG_S) == 143
     process.communicate()
 
 
@@ -197,7 +193,7 @@ def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> No
     supervisor = int(read_lines(process, 2)[0].split()[-1])
     assert supervisor != process.pid
     os.kill(process.pid if victim == "front" else supervisor, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     wait_until(lambda: not launcher.alive())
     assert process.returncode == (-9 if victim == "front" else 137)
 
@@ -216,7 +212,7 @@ def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher
     read_lines(process, 2)
     assert len(launcher.shared_memory()) == 2
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     wait_until(lambda: not launcher.shared_memory())
 
 
@@ -239,7 +235,7 @@ def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int
         time.sleep(0.5)
     time.sleep(1.5)
     go.touch()
-    ends = [(*node.communicate(timeout=60), node.returncode) for node in nodes]
+    ends = [(*node.communicate(timeout=HANG_S), node.returncode) for node in nodes]
     assert [code for *_, code in ends] == [0, 0], ends
 
 
@@ -255,14 +251,14 @@ def of_two_nodes(launcher: Launcher, port: int, script: Path, *args: str) -> lis
 
 def test_what_a_rank_sent_over_tls_arrives_after_its_end(launcher: Launcher, port: int) -> None:
     nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py")
-    ends = [(*node.communicate(timeout=60), node.returncode) for node in nodes]
+    ends = [(*node.communicate(timeout=HANG_S), node.returncode) for node in nodes]
     assert [code for *_, code in ends] == [0, 0], ends
     assert "received 1048575" in ends[1][0]
     assert "left behind" not in ends[0][1]
 
 
 def test_interrupted_while_tls_delivers(launcher: Launcher, port: int) -> None:
-    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py", "60")
+    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py", "3600")
     assert nodes[0].stderr is not None
     for line in nodes[0].stderr:
         if "TLS connections" in line:
@@ -270,8 +266,8 @@ def test_interrupted_while_tls_delivers(launcher: Launcher, port: int) -> None:
     began = time.monotonic()
     nodes[0].send_signal(signal.SIGINT)
     for node in nodes:
-        node.communicate(timeout=60)
-    assert time.monotonic() - began < 10
+        node.communicate(timeout=HANG_S)
+    judge_time(time.monotonic() - began, 10)
     assert nodes[0].returncode == 130
 
 
@@ -279,7 +275,7 @@ def test_interrupted_while_strays_live(launcher: Launcher) -> None:
     process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
     read_lines(process, 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 130
 
 
@@ -296,7 +292,7 @@ def test_ctrl_z_stops_the_ranks_and_they_go_on(launcher: Launcher) -> None:
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: "T" not in states())
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 143
 
 
@@ -305,7 +301,7 @@ def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
     process = launcher.start(told, "-n", "2", args=(str(int(signal.SIGUSR1)),))
     read_lines(process, 2)
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from launching import Launcher, launching
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -86,7 +87,7 @@ def test_an_error_is_shown_although_its_rank_does_not_end(launcher: Launcher) ->
         assert time.monotonic() < end, said
         said += process.stderr.readline()
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
 
 
 @pytest.mark.parametrize("gone", ["closed", "replaced"])

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from launching import DEFAULT_SIGNALS, Launcher, launching, read_lines, wait_until
 from ports import reserved
 
 PROGRAM = str(Path(__file__).with_name("launcher_program.py"))
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-BOUND_S = 60.0  # for what ends in a second or two, and without the mend never
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def _run_patched(
     """Run `script` by a launcher in which `patch` was called first."""
     words = launcher.command(script, *flags, args=args)
     command = [*DEFAULT_SIGNALS, sys.executable, PROGRAM, patch, *words[words.index("run") :]]
-    return subprocess.run(command, env=launcher.environ, capture_output=True, text=True, timeout=BOUND_S)
+    return subprocess.run(command, env=launcher.environ, capture_output=True, text=True, timeout=HANG_S)
 
 
 # --- what a parent leaves to us ------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def _run_patched(
 def test_a_parents_way_with_children_is_not_ours(launcher: Launcher, inherited: str) -> None:
     parent = [sys.executable, str(PROGRAMS / "leaves_sigchld.py"), inherited]
     command = [*parent, *launcher.command("time.sleep(0.3); os._exit(3)", "-n", "1")]
-    done = subprocess.run(command, env=launcher.environ, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(command, env=launcher.environ, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -70,7 +70,7 @@ def test_the_front_has_one_thread_for_signals(launcher: Launcher) -> None:
         assert mask is not None
         blocked[int(task.name)] = bool(int(mask[1], 16) & 1 << (signal.SIGTERM - 1))
     process.terminate()
-    process.communicate(timeout=BOUND_S)
+    process.communicate(timeout=HANG_S)
     assert not blocked.pop(process.pid)
     assert blocked and all(blocked.values())
 
@@ -86,7 +86,7 @@ def test_a_second_signal_does_not_interrupt_the_cleaning_up(launcher: Launcher) 
 
 def test_a_job_that_has_ended_elsewhere_before_it_begins_here() -> None:
     command = [sys.executable, PROGRAM, "the_end_comes_with_the_assignment"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_computed_while_the_console_takes_nothing(launcher: Launcher)
     before = _cpu_s(supervisor)
     time.sleep(1.0)
     used = _cpu_s(supervisor) - before
-    process.communicate(timeout=BOUND_S)
+    process.communicate(timeout=HANG_S)
     assert used < 0.1 and process.returncode == 0
 
 
@@ -159,4 +159,4 @@ def test_a_stopped_supervisor_ends_the_job_all_the_same(launcher: Launcher, numb
         os.kill(supervisor, signal.SIGSTOP)
         wait_until(lambda: "State:\tT" in Path(f"/proc/{supervisor}/status").read_text())
         process.send_signal(number)
-        assert process.wait(BOUND_S) == 128 + number
+        assert process.wait(HANG_S) == 128 + number

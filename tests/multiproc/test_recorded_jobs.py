@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from unisono import networks
 from unisono.simulation import Call, Compute, RecvFrom, SendTo, Wait, read_program, scaled, simulate_program
 
@@ -16,7 +17,7 @@ PROGRAM = Path(__file__).with_name("programs") / "recorded_program.py"
 
 def record(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", "run", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path, check=False)
 
 
 def test_a_job_is_recorded_and_simulated_on_more_hosts(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_job_is_recorded_and_simulated_on_more_hosts(tmp_path: Path) -> None:
     simulated = subprocess.run(
         [sys.executable, "-m", "unisono", "simulate", "job.json", "--network", "fat_tree", "-n", "32",
          "--replica", "4"],
-        capture_output=True, text=True, timeout=100, cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert simulated.returncode == 0, simulated.stderr
     assert "job on fat_tree, 32 ranks" in simulated.stdout

@@ -14,6 +14,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import HANG_S, judge_time
 from ports import reserved
 from unisono.engine.store import TCPStore
 
@@ -55,7 +56,7 @@ def sockets(child: subprocess.Popen[str]) -> None:
 
 def finished(children: list[subprocess.Popen[str]]) -> list[str]:
     """Their output; every child must have succeeded."""
-    results = [child.communicate(timeout=60) for child in children]
+    results = [child.communicate(timeout=HANG_S) for child in children]
     assert [child.returncode for child in children] == [0] * len(children), "\n".join(
         err for _, err in results
     )
@@ -64,7 +65,7 @@ def finished(children: list[subprocess.Popen[str]]) -> list[str]:
 
 def failed(child: subprocess.Popen[str]) -> str:
     """The last line of a failed child's traceback."""
-    _, text = child.communicate(timeout=60)
+    _, text = child.communicate(timeout=HANG_S)
     assert child.returncode == 1
     return text.strip().splitlines()[-1]
 
@@ -135,7 +136,7 @@ def test_different_names_are_told_at_once(port: int) -> None:
         assert "RendezvousError: ranks wait for groups of different names" in text
         assert "for 'actor'" in text
         assert "for 'critic'" in text
-    assert time.monotonic() - start < 20  # of 30 s
+    judge_time(time.monotonic() - start, 20)  # of 300 s
 
 
 def test_worlds_of_other_names_follow_each_other(port: int) -> None:
@@ -146,13 +147,13 @@ def test_worlds_of_other_names_follow_each_other(port: int) -> None:
 
 def test_a_killed_rank_0_is_told(port: int) -> None:
     zero, one = (rank("closes", variables=place(port, number, 3)) for number in (0, 1))
-    with TCPStore("localhost", port, timeout_s=20) as store:
+    with TCPStore("localhost", port, timeout_s=HANG_S) as store:
         store.wait(["unisono/meet/world/0/rank/1"])  # it has said who it is
     zero.kill()
     zero.communicate()
     start = time.monotonic()
     text = failed(one)
-    assert time.monotonic() - start < 25
+    judge_time(time.monotonic() - start, 25)
     assert f"process {zero.pid}" in text
     assert f"localhost:{port}" in text
 
@@ -165,7 +166,7 @@ def test_malformed_and_missing_variables(port: int) -> None:
     assert "MASTER_PORT is malformed: got '29k'" in failed(wrong)
     assert "needs the environment variable MASTER_PORT, not set" in failed(missing)
     assert "RANK=0 and SLURM_PROCID=3 disagree" in failed(disagree)
-    assert time.monotonic() - start < 25
+    judge_time(time.monotonic() - start, 25)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -179,8 +180,8 @@ def test_an_interrupt_while_waiting_for_the_others(
     time.sleep(0.4)
     child.send_signal(signal.SIGINT)
     start = time.monotonic()
-    child.communicate(timeout=20)
-    assert time.monotonic() - start < 25
+    child.communicate(timeout=HANG_S)
+    judge_time(time.monotonic() - start, 25)
     assert child.returncode == -signal.SIGINT
     assert not list(tmp_path.iterdir())
 
@@ -199,7 +200,7 @@ def test_torchrun_itself(port: int) -> None:
             [*command, *options, str(PROGRAMS / "meets.py"), "closes"],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=HANG_S,
             check=False,
             env=buffered,
         )

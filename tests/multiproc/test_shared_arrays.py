@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from effort import HANG_S
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "shares_arrays.py"
 
@@ -40,7 +41,9 @@ def held(collective: str, ending: str) -> dict[str, str]:
     program = Path(__file__).with_name("held_program.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(program), collective, ending]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return dict(line.split(": ", 1) for line in ended.stdout.splitlines())
 

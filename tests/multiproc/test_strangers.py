@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from launching import Launcher, launching, read_lines
 from unisono.engine.store import wire
 
@@ -54,7 +55,7 @@ def knock(port: int, stack: contextlib.ExitStack) -> None:
     greeting = b"".join(wire.frame(hello))
     proof = b"".join(wire.frame(wire.TokenProof(bytes(32))))
     for number in range(300):
-        sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=HANG_S))
         said = [chance.randbytes(chance.randrange(1, 9000)), greeting, greeting + proof, b"\xff" * 8,
                 b"GET / HTTP/1.1\r\n\r\n", b""][number % 6]  # fmt: skip
         with contextlib.suppress(ConnectionError):
@@ -73,7 +74,7 @@ def test_a_scanner_does_not_disturb_a_running_job(launcher: Launcher, tmp_path: 
             knock(port, stack)
         grown = {pid: resident(pid) - before[pid] for pid in ports.values()}
     stop.touch()
-    out, errors = job.communicate(timeout=60)
+    out, errors = job.communicate(timeout=HANG_S)
     assert job.returncode == 0, (out, errors)
     assert max(grown.values()) < 10 << 20, grown
 
@@ -83,7 +84,7 @@ def test_jobs_at_once_do_not_disturb_one_another() -> None:
         [sys.executable, str(HERE / "crowd_program.py"), "4", "2"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["failed"] == 0

@@ -13,11 +13,9 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import times
+from effort import HANG_S, times
 from loops import each, everywhere
 from unisono.engine.group import connect
-
-SOON_S = 10.0  # a second or two, on a machine that is not crowded; the group's timeout is 60 s
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "dies_before_a_subgroup.py"
 
@@ -25,10 +23,9 @@ PROGRAM = Path(__file__).resolve().parent / "programs" / "dies_before_a_subgroup
 @pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
 def test_a_member_that_dies_is_named(after_s: float) -> None:
-    first, _, last = ranks.processes(3, PROGRAM, str(after_s), str(SOON_S))
+    first, _, last = ranks.processes(3, PROGRAM, str(after_s))
     for told in (first, last):
         assert "PeerLost subgroup failed: rank 1 (" in told
-        assert "soon" in told
 
 
 def of_the_job(act: Callable[[un.Group], Any], end: Callable[[un.Group], Any], error: type[Exception]) -> str:
@@ -101,7 +98,7 @@ def test_a_group_that_cannot_be_made_is_named() -> None:
 
 def made(end: Any, after_s: float, what: type[Exception], match: str) -> None:
     """Rank 1 does `end` in place of coming; the others, in other threads, raise."""
-    took: list[float] = []
+    told: list[str] = []
 
     def work(group: un.Group) -> None:
         group.barrier()
@@ -109,14 +106,12 @@ def made(end: Any, after_s: float, what: type[Exception], match: str) -> None:
             time.sleep(after_s)
             end(group)
             return
-        began = time.monotonic()
-        with pytest.raises(what, match=match):
+        with pytest.raises(what, match=match) as raised:
             group.subgroup(range(group.size))
-        took.append(time.monotonic() - began)
+        told.append(str(raised.value))
 
     ranks.threads(3, work)
-    assert len(took) == 2
-    assert max(took) < SOON_S + after_s
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
@@ -156,7 +151,7 @@ def test_who_is_no_member_may_leave_after_the_call() -> None:
             group.close()
             gone.set()
             return
-        assert gone.wait(20)
+        assert gone.wait(HANG_S)
         pair = group.subgroup([0, 2])
         assert pair is not None
         with pair:
@@ -195,12 +190,12 @@ def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the
 
 @everywhere
 def test_the_store_forgets_the_groups_that_were_made_in_it() -> None:
-    store = un.HashStore(60.0)
+    store = un.HashStore(HANG_S)
     kept: dict[int, set[int]] = {}
     count = times(usual=20, long=500)
 
     def work(rank: int) -> None:
-        with un.init_process_group(store=store, rank=rank, world_size=2, timeout=60) as world:
+        with un.init_process_group(store=store, rank=rank, world_size=2, timeout=HANG_S) as world:
             counted = kept[rank] = set()
             for _ in range(count):
                 group = world.subgroup([1, 0])

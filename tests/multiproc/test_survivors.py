@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from effort import HANG_S
+
 HERE = Path(__file__).resolve().parent
 PROGRAM = str(HERE / "survivor_program.py")
-LIMIT_S = 80.0
 
 
 def run(size: int, what: str, whom: tuple[int, ...], seed: int = 1) -> list[dict[str, Any]]:
@@ -38,7 +39,7 @@ def run(size: int, what: str, whom: tuple[int, ...], seed: int = 1) -> list[dict
 
 
 def _collect(running: list[subprocess.Popen[str]], stopped: tuple[int, ...]) -> list[dict[str, Any]]:
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + HANG_S
     found: list[dict[str, Any]] = [{} for _ in running]
     try:
         for rank in sorted(range(len(running)), key=lambda rank: rank in stopped):
@@ -123,7 +124,7 @@ def test_a_crowd_goes_on_without_ranks_that_are_killed(tmp_path: Path) -> None:
         env={**os.environ, "FOLDER": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=HANG_S,
     )
     expected = [f"{rank} 66 [0, 17, 18, 40] True" for rank in range(66)]
     assert sorted(done.stdout.splitlines()) == sorted(expected), done.stderr[-2000:]

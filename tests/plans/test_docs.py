@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pages
+from effort import HANG_S
 from unisono.plans import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ def test_the_page_of_algorithms_is_current() -> None:
 
 def test_every_algorithm_gets_a_page(tmp_path: Path) -> None:
     command = [sys.executable, "tools/algorithms.py", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
     for collective, algorithms in ALGORITHMS.items():
         for algorithm in algorithms:
             name = f"{collective}-{algorithm}"

@@ -8,6 +8,15 @@ LONG = "UNISONO_TEST_LONG" in os.environ
 SWEEP = "UNISONO_TEST_SWEEP" in os.environ
 SANITIZED = "UNISONO_SANITIZED" in os.environ
 
+HANG_S = 900.0
+"""How long a test waits for what comes by itself. It guards against waiting for ever, and claims nothing
+about speed: a machine with other work takes twenty times as long as a quiet one."""
+
+
+def judge_time(took_s: float, limit_s: float) -> None:
+    """Fail if something took too long, in `make test-long` only: `make test` also runs on busy machines."""
+    assert not LONG or took_s < limit_s, f"took {took_s:.2f} s, expected less than {limit_s} s"
+
 
 def times(usual: int, long: int, sanitized: int | None = None) -> int:
     """Return the number of repetitions.

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from effort import HANG_S
+
 SERVER = Path(__file__).with_name("fork_server.py")
 
 
@@ -28,7 +30,7 @@ class ForkServer:
         )
 
     def run(
-        self, folder: Path, size: int, *, limit_s: float = 60, grace_s: float | None = None, **how: Any
+        self, folder: Path, size: int, *, limit_s: float = HANG_S, grace_s: float | None = None, **how: Any
     ) -> tuple[list[int], list[str]]:
         """Exit codes of the ranks, and what each printed.
 

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from effort import HANG_S
+
 HERE = Path(__file__).resolve().parent
 INTERFACE = "eth0"
 SWITCH = "switch"
-READY_S = 20.0
+READY_S = HANG_S
 # Between a namespace's first process and its readers: what each host has to itself.
 _OWN = ["unshare", "--net", "--uts", "--mount", "--ipc"]
 _PREPARE = (
@@ -49,7 +51,7 @@ def why_not() -> str:
     try:
         done = subprocess.run(
             [*_OWN, "sh", "-c", "ip link add one0 type veth peer name two0 && ip link add sw0 type bridge"],
-            capture_output=True, text=True, timeout=20,
+            capture_output=True, text=True, timeout=HANG_S,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot make network namespaces: {error}"
@@ -80,7 +82,7 @@ class Host:
         path = f"PATH={os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where bridge and tc are
         return [*enter, "env", path, *argv]
 
-    def run(self, argv: Sequence[str], *, timeout: float = 60, **options: Any) -> Any:
+    def run(self, argv: Sequence[str], *, timeout: float = HANG_S, **options: Any) -> Any:
         """Run to the end; returns a subprocess.CompletedProcess with text output."""
         options = {"capture_output": True, "text": True, **options}
         return subprocess.run(self.command(argv), timeout=timeout, **options)
@@ -245,7 +247,7 @@ def hosts(count: int, *, rate: str = "") -> Iterator[Network]:
         network.remove()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = HANG_S) -> None:
     """Wait until `condition()` holds; fail when it does not within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():

@@ -4,6 +4,8 @@ import os
 import time
 from collections.abc import Callable
 
+from effort import HANG_S
+
 rank = int(os.environ["RANK"])
 board_fd = int(os.environ["UNISONO_STATUS_FD"].partition(":")[0])
 
@@ -16,8 +18,8 @@ def board() -> list[tuple[int, ...]]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait until `condition()` holds, a minute at most."""
-    end = time.monotonic() + 60
+    """Wait until `condition()` holds."""
+    end = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)

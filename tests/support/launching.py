@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from effort import HANG_S
+
 HERE = str(Path(__file__).resolve().parent)
 # Signals that a shell's background job ignores, and an interactive one does not.
 DEFAULT_SIGNALS = ["env", "--default-signal=INT,TERM,HUP"]
@@ -78,7 +80,7 @@ def launching(folder: Path) -> Iterator[Launcher]:
     wait_until(lambda: not made.shared_memory())  # Python's resource tracker may still be removing it
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = HANG_S) -> None:
     """Wait until `condition()` holds; fail when it does not within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import hosts
+from effort import HANG_S
 
 
 class NodeLauncher:
@@ -38,7 +39,7 @@ class NodeLauncher:
 
     def end(self, timeout: float = 60) -> int:
         code = self.process.wait(timeout)
-        self._reader.join(10)
+        self._reader.join(HANG_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code

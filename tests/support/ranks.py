@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from effort import HANG_S
 from unisono import _native
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.forming import Identity
@@ -25,13 +26,12 @@ from unisono.engine.store import HashStore
 
 HERE = Path(__file__).resolve().parent
 STAGING_BYTES = 1 << 20
-LIMIT_S = 500.0 if "UNISONO_SANITIZED" in os.environ else 100.0  # for a program's whole life
 
 
 def groups(
     size: int,
     *,
-    timeout_s: float = 60.0,
+    timeout_s: float = HANG_S,
     staging_bytes: int = STAGING_BYTES,
     per_host: int | None = None,
     socket_bytes: int = 0,
@@ -100,7 +100,7 @@ def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any
     return results
 
 
-def processes(size: int, program: Path, *arguments: str, timeout_s: float = LIMIT_S) -> list[str]:
+def processes(size: int, program: Path, *arguments: str, timeout_s: float = HANG_S) -> list[str]:
     """Run a program as `size` ranks; returns the output of each. Fails when one does.
 
     It finds its rank and the number of ranks in its environment, and a place to meet:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hosts
+from effort import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(ROOT / "tests" / "launchers" / "rank_program.py")
@@ -20,7 +21,7 @@ def note(config: pytest.Config, name: str, command: list[str], remedy: str) -> s
     found = shutil.which(command[0])
     if not found:
         pytest.skip(f"{name} is not here: {remedy}")
-    done = subprocess.run([found, *command[1:]], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([found, *command[1:]], capture_output=True, text=True, timeout=HANG_S)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
     version = next((line for line in lines if "ersion:" in line), lines[0] if lines else "?")
     config.stash[VERSIONS][name] = version
@@ -58,7 +59,7 @@ def end_with(stack: contextlib.ExitStack, process: subprocess.Popen[Any]) -> Non
     def end() -> None:
         process.terminate()
         try:
-            process.communicate(timeout=15)
+            process.communicate(timeout=HANG_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

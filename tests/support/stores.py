@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from effort import HANG_S
 from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
 KINDS = ["hash", "file", "tcp", "tcp6", "tcp-token", "tcp-tls", "prefix-hash", "prefix-file", "prefix-tcp"]
@@ -15,7 +16,7 @@ class Place:
         self.kind = kind
         self._path = folder / "store"
         self._opened: list[Store] = []
-        self._hash = HashStore(60.0)
+        self._hash = HashStore(HANG_S)
         proven = kind in ("tcp-token", "tcp-tls")
         self._safe: dict[str, Any] = {"token": b"t" * 32 if proven else b"", "tls": kind == "tcp-tls"}
         host = "::1" if kind == "tcp6" else "127.0.0.1"
@@ -24,9 +25,9 @@ class Place:
     def open(self) -> Store:
         """Another client of the place's store."""
         if self._server is not None:
-            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=60.0, **self._safe)
+            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=HANG_S, **self._safe)
         elif "file" in self.kind:
-            store = FileStore(self._path, timeout_s=60.0)
+            store = FileStore(self._path, timeout_s=HANG_S)
         else:
             store = self._hash
         self._opened.append(store)

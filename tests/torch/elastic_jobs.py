@@ -110,7 +110,7 @@ def check_stretch(
     name = f"from-{state}-{after}"
     arguments = [str(job.folder), str(state), str(until), json.dumps(plan)]
     what = {name: ("parallel.elastic_training", change["size"], arguments)}
-    printed = forks.run(job.folder.parent, what, limit_s=200)[name]
+    printed = forks.run(job.folder.parent, what)[name]
     again = logs(job.folder.parent / name)
     assert len(again) == change["size"], "\n".join(printed)
     for lines in again:

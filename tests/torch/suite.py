@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+from effort import HANG_S
 from forks import ForkServer
 
 HERE = Path(__file__).resolve().parent
@@ -16,7 +17,9 @@ class Forks:
         self._server = ForkServer(HERE)
         self.close = self._server.close
 
-    def run(self, folder: Path, jobs: Jobs, limit_s: float = 60, grace_s: float = 60) -> dict[str, list[str]]:
+    def run(
+        self, folder: Path, jobs: Jobs, limit_s: float = HANG_S, grace_s: float = 300
+    ) -> dict[str, list[str]]:
         """Run jobs (name -> module, size, arguments), each in folder/name; per job, what its ranks printed.
 
         A rank that did not end by itself says so at the end of what it printed. Once one rank has failed, the

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 import suite
-from effort import cases
+from effort import HANG_S, cases
 
-ALL_S = 200  # for all checks of a size
-CALL_S = 20  # for one call, see worker.py
-AFTER_A_DEATH_S = 3  # for the survivors to tell what they saw
+CALL_S = 20  # with less time left, no other set of checks is begun
+AFTER_A_DEATH_S = 10  # for the survivors to tell what they saw
 LIVES_ON = ["passes", "fails_as_pytest_does", "passes_then", "raises_on_one_rank", "skips", "passes_still"]
 SKIPPED = "skipped: "  # as worker.py writes it
 DIES = ["ends_its_process", "passes_after_a_death", "is_killed", "passes_at_last"]
@@ -27,7 +26,7 @@ DIES = ["ends_its_process", "passes_after_a_death", "is_killed", "passes_at_last
 
 @functools.cache
 def results(forks: suite.Forks, size: int) -> dict[str, str]:
-    return run_all(forks, size, "checks", suite.checks("checks"), ALL_S)
+    return run_all(forks, size, "checks", suite.checks("checks"), HANG_S)
 
 
 def run_all(forks: suite.Forks, size: int, package: str, checks: list[str], limit_s: float) -> dict[str, str]:
@@ -68,7 +67,6 @@ def _text(written: list[dict[str, str]], check: str) -> str:
     return "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(tracebacks) if text)
 
 
-@pytest.mark.timeout(ALL_S + 2 * CALL_S)  # the first of a size runs all
 @pytest.mark.parametrize("module", dict.fromkeys(check.partition(".")[0] for check in suite.checks("checks")))
 @pytest.mark.parametrize("size", cases([2], long=[3]))
 def test_checks(forks: suite.Forks, size: int, module: str, subtests: pytest.Subtests, record_property):
@@ -86,7 +84,7 @@ def test_checks(forks: suite.Forks, size: int, module: str, subtests: pytest.Sub
 
 def test_a_check_that_fails_fails_alone(forks: suite.Forks):
     checks = [f"lives_on.check_{name}" for name in LIVES_ON]
-    found = run_all(forks, 2, "failing", checks, 60)
+    found = run_all(forks, 2, "failing", checks, HANG_S)
     words = {
         "fails_as_pytest_does": "DID NOT RAISE",
         "raises_on_one_rank": "of rank 1 only",
@@ -100,7 +98,7 @@ def test_a_check_that_fails_fails_alone(forks: suite.Forks):
 
 def test_a_check_that_ends_a_rank_fails_alone(forks: suite.Forks):
     checks = [f"ends_its_rank.check_{name}" for name in DIES]
-    found = run_all(forks, 2, "failing", checks, 100)
+    found = run_all(forks, 2, "failing", checks, HANG_S)
     failed = {check: text for check, text in found.items() if text}
     assert list(failed) == ["ends_its_rank.check_ends_its_process", "ends_its_rank.check_is_killed"]
     assert "(ended with 7)" in failed["ends_its_rank.check_ends_its_process"]

@@ -56,7 +56,7 @@ def test_example(forks: suite.Forks, tmp_path: Path, run: tuple[str, int, list[s
             pytest.skip(f"{package} is not installed")
     with reserved() as port:
         job = ("programs.example", size, [program, str(port), *arguments])
-        texts = forks.run(tmp_path, {"example": job}, limit_s=100)["example"]
+        texts = forks.run(tmp_path, {"example": job})["example"]
     for rank, text in enumerate(texts):
         if "(ended with" in text or len(texts) != run[1]:
             pytest.fail("\n".join(texts), pytrace=False)

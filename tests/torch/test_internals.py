@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import versions  # noqa: E402
+from effort import HANG_S  # noqa: E402
 from loops import each  # noqa: E402
 from unisono import _native  # noqa: E402
 from unisono.torch_internals import MissingPrivateName, PrivateName, catalog, find, need, optional  # noqa: E402
@@ -123,13 +124,12 @@ def test_a_name_that_is_optional_warns_once_that_something_is_off() -> None:
         assert optional(NO_PARENT) is None
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.skipif("UNISONO_TEST_LONG" not in os.environ, reason="takes long; make test-long runs it")
 def test_without_a_name_the_rest_works(tmp_path: Path) -> None:
     """On a PyTorch that lacks one name a feature works, or its error names it; nothing crashes or hangs."""
     paths = [name.path for name in NAMES if find(name) is not None]
     program = [sys.executable, str(HERE / "programs" / "hidden_names.py"), str(tmp_path), *paths]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=850)
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=HANG_S)
     outcomes = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["path"] for each in outcomes] == paths
     for outcome in outcomes:

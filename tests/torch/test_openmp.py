@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from effort import HANG_S
 from unisono.torch.openmp import warn_if_crowded
 from unisono.torch.process_group import ProcessGroupUnisono
 
@@ -59,7 +60,7 @@ def test_a_world_warns_and_the_groups_in_it_do_not(threads):
     store = dist.HashStore()
 
     def rank(number: int) -> None:
-        world = ProcessGroupUnisono(store, number, 2, timedelta(seconds=20), "world")
+        world = ProcessGroupUnisono(store, number, 2, timedelta(seconds=HANG_S), "world")
         world.split_group([0, 1]).shutdown()
         world.shutdown()
 

@@ -10,20 +10,18 @@ import torch
 import suite
 import unisono as un
 import unisono.parallel as up
-from effort import cases
+from effort import HANG_S, cases
 from loops import each
 from test_checks import run_all
 from unisono.parallel.compression.low_rank import orthonormal
 
 MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
-ALL_S = 150
 
 
-@pytest.mark.timeout(ALL_S + 30)
 @pytest.mark.parametrize("size", cases([3], long=[2]))
 def test_checks(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> None:
-    for check, text in run_all(forks, size, "parallel", CHECKS, ALL_S).items():
+    for check, text in run_all(forks, size, "parallel", CHECKS, HANG_S).items():
         if text:
             with subtests.test(check=check):
                 pytest.fail(text, pytrace=False)
@@ -33,7 +31,6 @@ def job(do: str, compression: str = "both", **plan: Any) -> str:
     return json.dumps({"do": do, "model": "tied", "plan": plan, "compression": compression})
 
 
-@pytest.mark.timeout(320)
 def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
     """Under the same plan the run goes on bit for bit, under another one with the same losses, nearly."""
     four, staged, cut = {"data": 4}, {"data": 2, "pipeline": 2, "micro_batches": 2}, {"data": 2, "tensor": 2}
@@ -53,9 +50,8 @@ def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sweep  # 1,200 steps of each way
-@pytest.mark.timeout(600)
 def test_the_final_loss_is_that_of_exact_gradients(forks: suite.Forks, tmp_path: Path) -> None:
-    printed = forks.run(tmp_path, {"losses": ("parallel.compressed_losses", 2, [])}, limit_s=580)["losses"]
+    printed = forks.run(tmp_path, {"losses": ("parallel.compressed_losses", 2, [])})["losses"]
     path = tmp_path / "losses" / "losses.json"
     assert path.exists(), "\n".join(printed)
     limits = {"bf16": 0.005, "int8": 0.005, "low rank": 0.02}
@@ -72,7 +68,7 @@ def run_jobs(forks: suite.Forks, folder: Path, size: int, *jobs: str) -> list[li
     """The losses of each job of parallel/saves.py."""
     folder.mkdir(exist_ok=True)
     arguments = [str(folder / "shared"), *jobs]
-    printed = forks.run(folder, {"saves": ("parallel.saves", size, arguments)}, limit_s=300)["saves"]
+    printed = forks.run(folder, {"saves": ("parallel.saves", size, arguments)})["saves"]
     assert (folder / "saves" / "losses.json").exists(), "\n".join(printed)
     found: list[list[float]] = json.loads((folder / "saves" / "losses.json").read_text())
     return found

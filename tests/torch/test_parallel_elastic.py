@@ -14,8 +14,6 @@ import unisono.parallel as up
 from elastic_jobs import check_truth, elastic_launching, run_job, steps
 from launching import Launcher
 
-pytestmark = pytest.mark.timeout(320)
-
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:

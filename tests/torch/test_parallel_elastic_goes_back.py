@@ -14,8 +14,6 @@ import suite
 from elastic_jobs import JOB, check_truth, elastic_launching, run_job, steps
 from launching import Launcher
 
-pytestmark = pytest.mark.timeout(320)
-
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:

@@ -19,7 +19,6 @@ LONG = (
 )
 
 
-@pytest.mark.timeout(500)
 def test_experts(forks: suite.Forks, tmp_path: Path) -> None:
     short = [check for check in checks_of("expert_axis") if check not in LONG]
     run_checks(forks, tmp_path, "expert_axis", short, ranks=2)
@@ -27,11 +26,10 @@ def test_experts(forks: suite.Forks, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("check", LONG)
 def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ranks: int) -> None:
-    run_checks(forks, tmp_path, "expert_axis", [check], ranks=ranks, limit_s=800)
+    run_checks(forks, tmp_path, "expert_axis", [check], ranks=ranks)
 
 
 @each(

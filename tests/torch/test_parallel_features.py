@@ -40,14 +40,12 @@ def checks_of(module: str) -> list[str]:
     ]
 
 
-@pytest.mark.timeout(500)  # a busy machine takes ten times as long as a quiet one
-@each("module", MODULES)
+@pytest.mark.parametrize("module", MODULES)
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=4 if module == "errors" else 2)
 
 
-@pytest.mark.timeout(500)
-@each("module", LOOP)
+@pytest.mark.parametrize("module", LOOP)
 def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=2)
 
@@ -58,7 +56,6 @@ OF_A_RUN = [
 ]
 
 
-@pytest.mark.timeout(500)
 @each(
     ("module", "checks", "ranks"),
     [
@@ -70,7 +67,6 @@ def test_forecasts(forks: suite.Forks, tmp_path: Path, module: str, checks: list
     run_checks(forks, tmp_path, module, checks, ranks=ranks)
 
 
-@pytest.mark.timeout(500)
 @each(
     ("module", "checks"),
     [
@@ -84,20 +80,17 @@ def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, ch
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 @each("module", ["unfrozen", "plain_copies", "few_rows"])
 def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=2)
 
 
-@pytest.mark.timeout(500)
 @each("module", ["meetings"])
 def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=4)
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 @each("module", ["context_features", "context_masks", "context_programs", "context_axes"])
 def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=4 if module == "context_axes" else 2)
@@ -107,7 +100,6 @@ SHORT = ("check_short", "check_what_is_refused")
 COMBINED = [(module, check) for module in ("combined_axes", "combined_lists") for check in checks_of(module)]
 
 
-@pytest.mark.timeout(500)
 @each(("module", "check"), [pair for pair in COMBINED if pair[1] in SHORT])
 def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
     run_checks(forks, tmp_path, module, [check], ranks=4)
@@ -115,20 +107,17 @@ def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: s
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("module", "check"), [pair for pair in COMBINED if pair[1] not in SHORT])
 def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=4, limit_s=800)
+    run_checks(forks, tmp_path, module, [check], ranks=4)
 
 
-@pytest.mark.timeout(500)
-@each("module", STAGES)
+@pytest.mark.parametrize("module", STAGES)
 def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=4 if module == "program_axes" else 2)
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(300)
 @each(
     ("module", "checks"),
     [
@@ -141,7 +130,6 @@ def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str,
     run_checks(forks, tmp_path, module, checks, ranks=4)
 
 
-@pytest.mark.timeout(200)
 @each(
     ("module", "check"),
     [("selective", "check_losses_are_those_of_one_process"), ("compiled", "check_what_is_refused")],
@@ -151,19 +139,16 @@ def test_what_the_sweep_does_at_length(forks: suite.Forks, tmp_path: Path, modul
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(500)
 @each("module", ["predictions", "selective", "compiled"])
 def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=2)
 
 
-@pytest.mark.timeout(300)
 def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -> None:
     run_checks(forks, tmp_path, "sequences", ["check_a_short_training"], ranks=2)
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 @each("module", ["sequences", "sequence_axes"])
 def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=4 if module == "sequence_axes" else 2)
@@ -191,7 +176,7 @@ def test_every_module_of_checks_is_run() -> None:
         for case in getattr(test, "cases", ())
         if "module" in case
     }
-    run |= {module for module, _ in COMBINED}
+    run |= {*MODULES, *LOOP, *STAGES, *(module for module, _ in COMBINED)}
     assert modules - run == set(ELSEWHERE)
     for module, test in ELSEWHERE.items():
         assert module in (suite.HERE / test).read_text(), module
@@ -210,7 +195,6 @@ def run_checks(
     names: list[str] | None = None,
     *,
     ranks: int,
-    limit_s: float = 400,
 ) -> None:
     """Run checks of a module, all by default, in one set of processes; after one that fails in a new set."""
     left = checks_of(module) if names is None else list(names)
@@ -219,7 +203,10 @@ def run_checks(
         job = left[:1] if module in ALONE else left
         title = f"{module} {job[0]}"  # of its folder: two modules may have a check of one name
         what = {title: ("parallel.in_turn", ranks, [module, *job])}
-        printed = forks.run(folder, what, limit_s=limit_s)[title]
+        printed = forks.run(
+            folder,
+            what,
+        )[title]
         done = min(passed(folder / title, rank) for rank in range(ranks))
         if any("(ended with" in text for text in printed):
             failures += [f"{module}: {' '.join(job[done : done + 1]) or 'after all checks'}", *printed]
@@ -231,10 +218,9 @@ def run_checks(
 
 @pytest.mark.slow
 @pytest.mark.sweep  # a busy machine idles between actions, too
-@pytest.mark.timeout(320)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, ranks: int) -> None:
-    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", ranks, [])}, limit_s=300)["bubbles"]
+    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", ranks, [])})["bubbles"]
     print(printed[0])
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
@@ -303,5 +289,5 @@ def test_a_plan_says_what_differs() -> None:
 
 
 def test_a_run_that_nothing_refers_to_is_freed(forks: suite.Forks, tmp_path: Path) -> None:
-    for printed in forks.run(tmp_path, {"freed": ("parallel.freed", 2, [])}, limit_s=100)["freed"]:
+    for printed in forks.run(tmp_path, {"freed": ("parallel.freed", 2, [])})["freed"]:
         assert "fine" in printed, printed

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import suite
+from effort import HANG_S
 from loops import each
 from parallel import chains
 from unisono.parallel.layouts.cost import Link
@@ -28,10 +29,9 @@ def run(forks: suite.Forks, folder: Path, size: int, which: str, limit_s: float)
     return found
 
 
-@pytest.mark.timeout(220)
 @pytest.mark.parametrize("size", chains.SIZES)
 def test_chains(forks: suite.Forks, tmp_path: Path, size: int) -> None:
-    counts = run(forks, tmp_path, size, "check", 200)["bytes"]
+    counts = run(forks, tmp_path, size, "check", HANG_S)["bytes"]
     if size > 2:
         assert counts["less"] > 0, counts
         assert counts["theirs"] > 0, "nobody counted"
@@ -41,7 +41,6 @@ SWEEP = (pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(900))  # DTens
 FEWER = {2: 8, 4: 8, 6: 12, 8: 12}  # chains, of twelve, with PyTorch 2.13; DTensor moves more since 2.15
 
 
-@pytest.mark.timeout(220)
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=SWEEP) for size in (4, 6, 8))])
 def test_chains_move_no_more_bytes_than_dtensor(forks: suite.Forks, tmp_path: Path, size: int) -> None:
     """The table of docs/shard.md, by `make test-parallel ARGS="-k dtensor -s"`."""

@@ -14,13 +14,11 @@ def test_the_page_has_each_feature_under_each_plan() -> None:
     assert set(written()) == {(name, title) for name in FEATURES for title in PLANS}
 
 
-@pytest.mark.timeout(100)
 def test_some_features_in_a_pipeline(forks: suite.Forks) -> None:
     compared(forks, "1f1b", QUICK)
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("title", PLANS)
 def test_features(forks: suite.Forks, title: str) -> None:
     compared(forks, title, tuple(FEATURES))

@@ -29,7 +29,6 @@ def tried(folder: Path, forks: suite.Forks, seeds: range, plans: tuple[str, ...]
     return Trials(folder, forks).run([case_of(seed, plans) for seed in seeds])
 
 
-@pytest.mark.timeout(300)
 def test_random_programs_train_as_one_process_does(tmp_path: Path, forks: suite.Forks, wide: object) -> None:
     found = tried(tmp_path, forks, SEEDS, ("tensor", "sequence", "pipeline", "context"))
     words = Counter(each.word for each in found)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import suite
+from effort import HANG_S
 
 pytest.importorskip("torch")
 from parallel import sweep
@@ -26,10 +27,9 @@ def check(results: dict[str, float], trials: list[sweep.Trial]) -> None:
     assert not far, "\n".join(far)
 
 
-@pytest.mark.timeout(220)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_plans_give_the_losses_of_one_process(forks: suite.Forks, tmp_path: Path, size: int) -> None:
-    check(run(forks, tmp_path, size, "fast", 200), sweep.fast(size))
+    check(run(forks, tmp_path, size, "fast", HANG_S), sweep.fast(size))
 
 
 @pytest.mark.slow

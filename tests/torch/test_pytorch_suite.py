@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from effort import LONG
+from effort import HANG_S, LONG
 from pytorch_suite import notes
 from recording import table, torch_features
 
@@ -67,7 +67,7 @@ def run(way: str, names: list[str]) -> dict[str, dict[str, str]]:
             [sys.executable, str(RUN), way, "--out", str(out), "--log", str(log), *names],
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=HANG_S,
             check=False,
         )
         if not out.exists():
@@ -75,7 +75,6 @@ def run(way: str, names: list[str]) -> dict[str, dict[str, str]]:
         return json.loads(out.read_text())
 
 
-@pytest.mark.timeout(520)
 @pytest.mark.parametrize("way", WAYS)
 def test_pytorch(way: str, subtests: pytest.Subtests):
     ends = outcomes(way)

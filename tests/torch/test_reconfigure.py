@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from effort import HANG_S
 from unisono.errors import GroupClosed, PeerLost, RendezvousError
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.reconfiguration import ReconfigureOptions
@@ -28,7 +29,7 @@ def run(scenario, size: int = SIZE, connects: bool = False) -> list:
     def member(number: int):
         with ExitStack() as ends:
             group = ProcessGroupUnisono(
-                store, number, size, timedelta(seconds=20), "world", connects=connects
+                store, number, size, timedelta(seconds=HANG_S), "world", connects=connects
             )
             ends.callback(group.shutdown)
             return scenario(Member(number, group, meeting))
@@ -42,7 +43,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.handles = [""] * size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=HANG_S)
 
 
 class Member:
@@ -62,7 +63,7 @@ class Member:
         """Wait for all processes."""
         self._meeting.barrier.wait()
 
-    def become(self, uuid: int, handles, timeout_s: float = 20) -> None:
+    def become(self, uuid: int, handles, timeout_s: float = HANG_S) -> None:
         """Reconfigure, and check the new group by an all_reduce, a message and what PyTorch's C++ sees."""
         self.group.reconfigure(ReconfigureOptions(uuid, handles, timedelta(seconds=timeout_s))).wait()
         size, rank = len(handles), self.group.rank()

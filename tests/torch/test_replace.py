@@ -8,19 +8,20 @@ from importlib.util import find_spec
 import pytest
 
 import suite
+from effort import HANG_S
 from ports import reserved
 
 PROGRAM = str(suite.HERE / "programs" / "replaced.py")
 AUTOLOADED = str(suite.HERE / "programs" / "autoloaded.py")
 
 
-def run(*arguments: str, limit_s: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -66,10 +67,9 @@ needs_ray = pytest.mark.skipif(  # importing Ray here would start its threads
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @needs_ray
 def test_what_a_rank_on_ray_raises_reaches_the_driver(tmp_path):
     program = str(suite.HERE / "programs" / "failing_on_ray.py")
-    done = run(program, str(tmp_path), "3", limit_s=280, RAY_worker_niceness="0")  # else 15
+    done = run(program, str(tmp_path), "3", RAY_worker_niceness="0")  # else 15
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fine" in done.stdout

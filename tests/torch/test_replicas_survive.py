@@ -9,7 +9,6 @@ import pytest
 import suite
 from launching import launching
 
-pytestmark = pytest.mark.timeout(240)
 EXAMPLES = suite.HERE.parents[1] / "examples"
 
 

@@ -22,14 +22,13 @@ import torch.distributed as dist
 import inside
 import ranks
 import unisono as un
+from effort import HANG_S, judge_time
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.futures import WorkFutures
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.store import TorchStore
 from unisono.torch.work import TransferWork, UnisonoWork
-
-LIMIT_S = 20.0
 
 
 class Told:
@@ -42,7 +41,7 @@ class Told:
         self._told.set()
 
     def wait(self, timeout: float | None = None) -> None:
-        assert self._told.wait(timeout or LIMIT_S)
+        assert self._told.wait(timeout or HANG_S)
 
     def done(self) -> bool:
         return self._told.is_set()
@@ -58,7 +57,7 @@ def under_way(futures: WorkFutures) -> tuple[Told, Callable[[], bool]]:
     start: torch.futures.Future[None] = torch.futures.Future()
     start.add_done_callback(lambda _: completed.set())
     futures.call_when_done(UnisonoWork(native, [], futures), lambda: start.set_result(None))
-    return native, lambda: completed.wait(5.0)
+    return native, lambda: completed.wait(HANG_S)
 
 
 def test_a_future_asked_for_as_the_group_closes_is_completed():
@@ -104,7 +103,7 @@ def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkey
         futures.close()
         closing.start()
     second.tell()
-    closing.join(LIMIT_S)
+    closing.join(HANG_S)
     assert first_completed()
     assert second_completed()
 
@@ -156,11 +155,11 @@ def tcp_store() -> dist.Store:
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_a_handler_is_heard_while_a_key_is_waited_for(kind, tcp_store, tmp_path, capfd):
     inner = tcp_store if kind == "tcp" else dist.FileStore(str(tmp_path / "store"), 1)
-    store = TorchStore(inner, timeout_s=LIMIT_S)
+    store = TorchStore(inner, timeout_s=HANG_S)
     began = time.monotonic()
     with pytest.raises(Heard), signalled(0.6):
         store.get("never")
-    assert time.monotonic() - began < LIMIT_S - 5
+    judge_time(time.monotonic() - began, HANG_S - 5)
     with pytest.raises(UnisonoError, match="did not appear within 0.7 s"):
         store.get("never", timeout_s=0.7)
     assert capfd.readouterr().err == ""  # PyTorch's TCPStore warns of every wait that ends without the keys
@@ -175,7 +174,7 @@ def pair() -> list[ProcessGroupUnisono]:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
         made = [
-            pool.submit(ProcessGroupUnisono, store, rank, 2, timedelta(seconds=LIMIT_S), "world")
+            pool.submit(ProcessGroupUnisono, store, rank, 2, timedelta(seconds=HANG_S), "world")
             for rank in range(2)
         ]
     return [one.result() for one in made]
@@ -208,7 +207,7 @@ def test_two_threads_make_one_group_of_nccls(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(cuda, "open_nccl", slowly)
-    group = cuda.CudaGroup(dist.HashStore(), 0, 1, timedelta(seconds=LIMIT_S))
+    group = cuda.CudaGroup(dist.HashStore(), 0, 1, timedelta(seconds=HANG_S))
     with ThreadPoolExecutor(2) as pool:
         one, two = (pool.submit(lambda: group.group) for _ in range(2))
     assert one.result() is two.result()

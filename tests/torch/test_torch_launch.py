@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import suite
-from effort import cases, times
+from effort import HANG_S, cases, times
 from ports import reserved
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
 PROGRAMS = suite.HERE / "programs"
 
 
-def run(*arguments: str, limit_s: float = 110) -> str:
+def run(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=limit_s, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -52,7 +52,7 @@ def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone():
     program = str(PROGRAMS / "own_hook_fails.py")
     command = ["-m", "unisono", "run", "-n", "2", "--grace", "100", program]
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     said = done.stderr
     assert "\n  unisono.errors.PeerLost: all_reduce failed: rank 1 (pid " in said, said

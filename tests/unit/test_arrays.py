@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import unisono as un
+from effort import HANG_S
 from loops import each
 
 NAME = "/memfd:unisono-arrays"
@@ -18,7 +19,7 @@ PROGRAM = Path(__file__).parent / "programs" / "shared_memory_of_arrays.py"
 
 
 def run(*words: str) -> None:
-    subprocess.run([sys.executable, str(PROGRAM), *words], check=True, timeout=60)
+    subprocess.run([sys.executable, str(PROGRAM), *words], check=True, timeout=HANG_S)
 
 
 def held_bytes() -> int:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from effort import HANG_S, judge_time
 from loops import each
 from unisono.engine.base import authentication
 from unisono.engine.store import tls
@@ -75,13 +76,13 @@ def encrypted(channels: tuple[str, str]) -> bytes:
 
     def serve() -> None:
         with server, contextlib.suppress(OSError):
-            server.settimeout(10)
+            server.settimeout(HANG_S)
             server.sendall(b"for the client")
 
     thread = threading.Thread(target=serve)
     thread.start()
     with client:
-        client.settimeout(10)
+        client.settimeout(HANG_S)
         try:
             return client.recv(100)
         finally:
@@ -120,8 +121,8 @@ def record() -> bytes:
         ]
         for thread in threads:
             thread.start()
-        upstream.settimeout(5)
-        middle.settimeout(5)
+        upstream.settimeout(HANG_S)
+        middle.settimeout(HANG_S)
         for _ in range(2):
             piece = middle.recv(4096)
             said += piece
@@ -180,7 +181,7 @@ def test_a_slow_stranger_has_no_more_than_its_time():
         start = time.monotonic()
         with pytest.raises(AuthenticationError, match="silent"):
             shake(server, "accept", deadline_s=0.2)
-        assert time.monotonic() - start < 5
+        judge_time(time.monotonic() - start, 5)
 
 
 def test_a_token_file_is_made_once_and_for_its_owner_only(tmp_path: Path):

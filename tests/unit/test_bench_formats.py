@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from unisono.commands.bench import report
 
 RECORD = {
@@ -38,5 +39,5 @@ def test_plot_writes_a_picture(tmp_path: Path):
     # A process of its own: matplotlib keeps its fonts open.
     program = Path(__file__).parent / "programs" / "plots_a_record.py"
     words = [sys.executable, str(program), json.dumps(RECORD), str(tmp_path / "out.png")]
-    subprocess.run(words, check=True, timeout=60)
+    subprocess.run(words, check=True, timeout=HANG_S)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

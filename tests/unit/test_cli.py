@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from unisono.commands import cli
 
 
@@ -57,11 +58,11 @@ def test_a_missing_module_is_named(
 
 def test_run_imports_neither_numpy_nor_torch() -> None:
     program = Path(__file__).parent / "programs" / "imported_when_needed.py"
-    subprocess.run([sys.executable, str(program), "launcher"], check=True, timeout=30)
+    subprocess.run([sys.executable, str(program), "launcher"], check=True, timeout=HANG_S)
 
 
 def test_output_that_nobody_reads_is_no_error() -> None:
     shell = f"{sys.executable} -m unisono doctor | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.stdout, done.stderr) == ("machine\n", "")
     assert done.returncode in (0, 141)  # head may have waited for the end

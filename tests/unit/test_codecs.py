@@ -12,7 +12,7 @@ import pytest
 
 import codec_reference as exact
 import unisono as un
-from effort import times
+from effort import HANG_S, times
 from loops import each
 from unisono import _native
 from unisono.codecs import Codec
@@ -364,7 +364,7 @@ def test_the_kernels_refuse_an_impossible_block(codec: Codec, block: int) -> Non
 
 def test_the_package_loads_without_codecs():
     program = Path(__file__).parent / "programs" / "imported_when_needed.py"
-    subprocess.run([sys.executable, str(program), "codecs"], check=True, timeout=60)
+    subprocess.run([sys.executable, str(program), "codecs"], check=True, timeout=HANG_S)
 
 
 def test_which_codecs_are_idempotent() -> None:

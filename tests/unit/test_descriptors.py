@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from effort import HANG_S
 from unisono import _native
 
 KINDS = ("control", "data", "messages")
@@ -22,7 +23,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 def ends(far: socket.socket) -> bool:
     """Whether the connection ends, perhaps after a close message."""
     with far:
-        far.settimeout(5)
+        far.settimeout(HANG_S)
         return any(not far.recv(1 << 16) for _ in range(3))
 
 

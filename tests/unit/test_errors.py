@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import unisono as un
+from effort import HANG_S
 from loops import each
 from unisono.engine.costs.tuner import AlgorithmChoice
 from unisono.engine.diagnosis.fault_text import error
@@ -138,5 +139,5 @@ def test_every_public_value_survives(way):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # a worker has a thread
 def test_an_error_comes_out_of_a_pool():
     with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(PeerLost) as caught:
-        pool.apply_async(lose, (1,)).get(timeout=30)
+        pool.apply_async(lose, (1,)).get(timeout=HANG_S)
     assert (caught.value.rank, caught.value.pid, caught.value.signal) == (1, 4121, 9)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import HANG_S
 from loops import each
 from unisono.commands.launch.console import LONGEST_LINE_NBYTES, prefix_of
 from unisono.commands.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
@@ -171,7 +172,7 @@ def test_a_long_record_is_written_whole_although_a_signal_comes(pipe: tuple[io.F
     full = threading.Event()  # set by the signal: the pipe is full then and the write has written a part
 
     def read() -> None:
-        full.wait(60.0)
+        full.wait(HANG_S)
         while data := reader.read(1 << 16):
             seen.append(data)
 

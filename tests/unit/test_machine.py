@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from effort import HANG_S
 from loops import each
 from unisono.commands import calibrate
 from unisono.commands.calibrate.measure import buffer_sizes, cache_sizes, measure
@@ -204,13 +205,13 @@ def test_a_choice_is_explained():
 
 @pytest.mark.parametrize("per_host", [0, 1])
 def test_all_ranks_take_the_figures_of_the_first(per_host: int):
-    store = HashStore(20.0)
+    store = HashStore(HANG_S)
     own = [msgspec.structs.replace(HERE, flag_s=1e-7 * (rank + 1)) for rank in range(3)]
 
     def opened(rank: int) -> float:
         made = EngineSettings(1 << 16, -1.0, -1, per_host, machine=own[rank])
-        engine, hosts, found, _ = open_engine(store, rank, 3, timeout_s=20, settings=made)
-        with NativeGroup(engine, rank, 3, "test", 20.0, store, hosts=hosts, machine=found) as group:
+        engine, hosts, found, _ = open_engine(store, rank, 3, timeout_s=HANG_S, settings=made)
+        with NativeGroup(engine, rank, 3, "test", HANG_S, store, hosts=hosts, machine=found) as group:
             group.barrier()
             return group.choice("all_reduce", 1 << 20).seconds, found.flag_s
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import inside
+from effort import HANG_S
 from ports import reserved
 from unisono.commands.launch import nodes as module
 from unisono.commands.launch.job import Job
@@ -22,7 +23,7 @@ class Together:
 
     def __init__(self, count: int, server: StoreServer, grace_s: float = 30.0) -> None:
         options = {"command": ("true",), "world_size": 1, "shown": (3,), "logged": (0,), "grace_s": grace_s}
-        self.stores = [TCPStore(server.host, server.port, timeout_s=30.0) for _ in range(count)]
+        self.stores = [TCPStore(server.host, server.port, timeout_s=HANG_S) for _ in range(count)]
         self.nodes = [
             NodeRendezvous(Job(**options, nnodes=count, node_rank=number), store)  # type: ignore[arg-type]
             for number, store in enumerate(self.stores)
@@ -68,7 +69,7 @@ def test_a_node_that_comes_back_is_not_counted_twice(
     told = [threading.Event(), threading.Event()]
     three.nodes[0].watch(told[0].set)
     three.nodes[2].watch(told[1].set)  # node 1 does not: it is stopped
-    assert all(event.wait(30) for event in told)
+    assert all(event.wait(HANG_S) for event in told)
     assert "node 1" in three.nodes[2].end.text  # type: ignore[union-attr]
     assert three.settled() == 1
     for number, finals in enumerate(three.report_end(0, 1, 2)):
@@ -85,19 +86,19 @@ def test_who_did_well_and_is_given_up_afterwards_counts_once(three: Together) ->
     inside.give_up(three.nodes[0], 1)
     assert three.settled() == 0
     three.report_end(0, 2)
-    pending.result(30)
+    pending.result(HANG_S)
     assert three.settled() == 3
 
 
 def test_a_word_that_breaks_off_is_a_failure_for_all(three: Together) -> None:
     """Its supervisor was killed while it wrote."""
     news = SupervisorMessages(io.StringIO('{"failure": [2, "exit co'), three.nodes[1])
-    news.thread.join(30)
+    news.thread.join(HANG_S)
     assert three.stores[0].check(["unisono/launch/end"])
     pending = three.pool.submit(three.nodes[1].report_end, news.failure, news.stopped)
     for finals in three.report_end(0, 2):
         assert [final.node for final in finals if final.failure is not None] == [1]
-    pending.result(30)
+    pending.result(HANG_S)
 
 
 def test_a_beat_that_is_not_answered_is_followed_by_the_next(
@@ -116,13 +117,13 @@ def test_a_beat_that_is_not_answered_is_followed_by_the_next(
     pending = three.pool.submit(inside.keep_beating, three.nodes[1])
     three.stores[0].wait(["unisono/launch/beat/1"])
     three.nodes[1].close()
-    pending.result(30)
+    pending.result(HANG_S)
 
 
 def test_the_last_node_may_come_in_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEET_S", -1.0)  # the time was up before the plan was asked for
     server = StoreServer("127.0.0.1")
-    with TCPStore(server.host, server.port, timeout_s=30.0) as store:
+    with TCPStore(server.host, server.port, timeout_s=HANG_S) as store:
         job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,))
         assert NodeRendezvous(job, store).meet(1).world_size == 1
     server.close()
@@ -138,7 +139,7 @@ def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
         told = threading.Event()
         node.announce("nobody hears it", 1)
         node.watch(told.set)
-        assert told.wait(30) and node.end is not None and "is gone" in node.end.text
+        assert told.wait(HANG_S) and node.end is not None and "is gone" in node.end.text
         assert [final.node for final in node.report_end(None, 0)] == [0]
         two.close()
         other.close()

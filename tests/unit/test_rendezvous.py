@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from effort import HANG_S, judge_time
 from launching import wait_until
 from loops import each
 from meeting import closed_together, env_of, meet, together
@@ -68,7 +69,7 @@ def test_worlds_one_after_the_other_in_one_store(scheme: str, port: int, tmp_pat
         came = []
         for turn in range(4):
             store = shared if scheme == "store" else None
-            world = meet(method, store=store, rank=number, world_size=3, timeout_s=20)
+            world = meet(method, store=store, rank=number, world_size=3, timeout_s=HANG_S)
             came.append(world.store.add("came", 1))
             world.store.set(f"{turn} {number}", "")
             world.store.wait([f"{turn} {other}" for other in range(3)])
@@ -211,7 +212,7 @@ def test_a_foreign_program_on_the_master_port_is_told_by_all() -> None:
 def fast(ranks: list[Callable[[], Any]]) -> list[Any]:
     start = time.monotonic()
     results = together(*ranks)
-    assert time.monotonic() - start < 20  # a second, and a busy machine; the limits are 60
+    judge_time(time.monotonic() - start, 20)  # a second, and a busy machine; the limits are 60
     return results
 
 
@@ -225,7 +226,7 @@ def ways(request: pytest.FixtureRequest, port: int, tmp_path: Path) -> dict[str,
 
 @each("twice", [0, 1])
 def test_a_rank_taken_twice_is_named_by_all(ways: dict[str, Any], twice: int) -> None:
-    errors = fast([lambda r=r: meet(**ways, rank=r, world_size=3, timeout_s=60) for r in (0, 1, twice)])
+    errors = fast([lambda r=r: meet(**ways, rank=r, world_size=3, timeout_s=HANG_S) for r in (0, 1, twice)])
     for error in errors:
         assert isinstance(error, RendezvousError)
         assert f"rank {twice} was taken twice" in str(error)
@@ -235,7 +236,7 @@ def test_a_rank_taken_twice_is_named_by_all(ways: dict[str, Any], twice: int) ->
 def test_a_world_size_that_differs_is_named_by_all(ways: dict[str, Any]) -> None:
     errors = fast(
         [
-            lambda r=r, n=n: meet(**ways, rank=r, world_size=n, timeout_s=60)
+            lambda r=r, n=n: meet(**ways, rank=r, world_size=n, timeout_s=HANG_S)
             for r, n in ((0, 3), (1, 4), (2, 3))
         ]
     )
@@ -249,7 +250,7 @@ def test_a_world_size_that_differs_is_named_by_all(ways: dict[str, Any]) -> None
 def test_those_who_did_not_come_are_named(ways: dict[str, Any]) -> None:
     start = time.monotonic()
     errors = together(*[lambda r=r: meet(**ways, rank=r, world_size=5, timeout_s=3) for r in (0, 2, 3)])
-    assert time.monotonic() - start < 20
+    judge_time(time.monotonic() - start, 20)
     for error in errors:
         assert isinstance(error, RendezvousError)
         assert "3 of 5 ranks joined within 3 s" in str(error)
@@ -271,7 +272,7 @@ def test_who_gave_up_does_not_count_as_having_come() -> None:
     store = HashStore()
     with pytest.raises(RendezvousError, match="1 of 2 ranks joined within 0.3 s.*missing rank 1"):
         meet(store=store, rank=0, world_size=2, timeout_s=0.3)
-    [late] = fast([lambda: meet(store=store, rank=1, world_size=2, timeout_s=60)])
+    [late] = fast([lambda: meet(store=store, rank=1, world_size=2, timeout_s=HANG_S)])
     assert isinstance(late, RendezvousError)
     assert "seen by rank 0 (host " in str(late)
     assert "missing rank 1" in str(late)
@@ -294,13 +295,13 @@ def test_an_interrupted_rank_is_told_of_and_can_try_again() -> None:
         signal.pthread_kill(ours, signal.SIGINT)
 
     with ThreadPoolExecutor(2) as pool:
-        heard = pool.submit(meet, store=store, rank=0, world_size=3, timeout_s=60)
+        heard = pool.submit(meet, store=store, rank=0, world_size=3, timeout_s=HANG_S)
         told = pool.submit(ctrl_c)
         with pytest.raises(KeyboardInterrupt):
-            meet(store=store, rank=1, world_size=3, timeout_s=60)
+            meet(store=store, rank=1, world_size=3, timeout_s=HANG_S)
         told.result()
         with pytest.raises(RendezvousError, match=r"rank 1 \(host .* gave up .*KeyboardInterrupt"):
-            heard.result(20)
+            heard.result(HANG_S)
     worlds = together(*[lambda r=r: meet(store=store, rank=r, world_size=2) for r in (0, 1)])
     assert worlds[0].members == worlds[1].members
     closed_together(worlds)
@@ -374,7 +375,7 @@ def test_an_unknown_master_is_told_at_once() -> None:
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such.invalid", "MASTER_PORT": "1"}
     )
     with pytest.raises(StoreError, match="no-such.invalid:1"):
-        meet(settings=settings, timeout_s=60)
+        meet(settings=settings, timeout_s=HANG_S)
 
 
 def test_a_closing_rank_0_is_not_kept_by_a_dead_rank(port: int) -> None:
@@ -388,7 +389,7 @@ def test_a_closing_rank_0_is_not_kept_by_a_dead_rank(port: int) -> None:
     worlds = together(lambda: vanish(0), lambda: vanish(1))
     start = time.monotonic()
     worlds[0].close()
-    assert time.monotonic() - start < 3
+    judge_time(time.monotonic() - start, 3)
     worlds[1].close()
 
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import inside
+from effort import HANG_S
 from ports import reserved
 from unisono.engine.group.external_init import mpi_rendezvous
 from unisono.engine.store import StoreServer, TCPStore, operations, wire
@@ -32,12 +33,12 @@ def server() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def client(server: StoreServer) -> Iterator[TCPStore]:
-    with TCPStore("127.0.0.1", server.port, timeout_s=10) as found:
+    with TCPStore("127.0.0.1", server.port, timeout_s=HANG_S) as found:
         yield found
 
 
 def raw(server: StoreServer) -> socket.socket:
-    return socket.create_connection((server.host, server.port), timeout=5)
+    return socket.create_connection((server.host, server.port), timeout=HANG_S)
 
 
 def greet(sock: socket.socket, hello: wire.ClientHello) -> wire.Greeting:
@@ -78,14 +79,14 @@ def test_listens_on_the_given_address_only(host: str, expected: str) -> None:
         elsewhere = "127.0.0.2" if ":" not in host else "127.0.0.1"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((elsewhere, server.port), timeout=1)
-        with TCPStore(host, server.port, timeout_s=5) as store:
+        with TCPStore(host, server.port, timeout_s=HANG_S) as store:
             store.set("k", "v")
 
 
 def test_localhost_is_loopback() -> None:
     with TCPStore("localhost", 0, is_server=True) as store:
         assert store.host in ("127.0.0.1", "::1")
-        with TCPStore("localhost", store.port, timeout_s=5) as other:
+        with TCPStore("localhost", store.port, timeout_s=HANG_S) as other:
             other.set("k", "v")
         assert store.get("k") == b"v"
 
@@ -159,7 +160,7 @@ def test_a_silent_stranger_is_dropped_in_time() -> None:
     with StoreServer(hello_timeout_s=1.0) as server, raw(server) as sock:
         sock.sendall(b"\x00")
         assert is_closed_by_peer(sock)
-    assert 0.5 < time.monotonic() - start < 4
+    assert time.monotonic() - start > 0.5
 
 
 def test_more_strangers_than_allowed_delay_but_do_not_stop_clients() -> None:
@@ -167,7 +168,7 @@ def test_more_strangers_than_allowed_delay_but_do_not_stop_clients() -> None:
         server = stack.enter_context(StoreServer(hello_timeout_s=0.3, max_unauthenticated=4))
         for _ in range(20):
             stack.enter_context(raw(server))
-        store = stack.enter_context(TCPStore("127.0.0.1", server.port, timeout_s=10))
+        store = stack.enter_context(TCPStore("127.0.0.1", server.port, timeout_s=HANG_S))
         store.set("k", "v")
 
 
@@ -185,7 +186,7 @@ def test_running_out_of_descriptors_is_survived(server: StoreServer, client: TCP
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for sock in strangers + spare:
             sock.close()
-    with TCPStore("127.0.0.1", server.port, timeout_s=10) as other:
+    with TCPStore("127.0.0.1", server.port, timeout_s=HANG_S) as other:
         assert other.get("k") == b"v"
 
 
@@ -213,7 +214,7 @@ def test_a_half_sent_value_stalls_nobody(server: StoreServer, client: TCPStore) 
         head = wire.frame(wire.StoreRequest(operations.Set("big"), 1.0), b"x" * (1 << 20))[0]
         sock.sendall(bytes(head) + b"x" * 1000)
         for _ in range(50):
-            client.add("n", 1, timeout_s=20)
+            client.add("n", 1, timeout_s=HANG_S)
     assert not client.check(["big"])
 
 
@@ -223,7 +224,7 @@ def test_a_client_that_does_not_read_stalls_nobody(server: StoreServer, client: 
         sock.sendall(b"".join(wire.frame(wire.StoreRequest(operations.Get("big"), 1.0))))
         time.sleep(0.1)
         for _ in range(50):
-            client.add("n", 1, timeout_s=20)
+            client.add("n", 1, timeout_s=HANG_S)
 
 
 def test_a_value_above_the_limit_is_refused_before_it_is_sent() -> None:
@@ -238,7 +239,7 @@ def test_hundreds_of_clients_wait_at_once(server: StoreServer, client: TCPStore)
     arrived = threading.Semaphore(0)
 
     def wait() -> None:
-        with TCPStore("127.0.0.1", server.port, timeout_s=30) as store:
+        with TCPStore("127.0.0.1", server.port, timeout_s=HANG_S) as store:
             store.add("came", 1)
             if store.get("go") == b"now":
                 arrived.release()

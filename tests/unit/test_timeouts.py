@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import unisono as un
+from effort import HANG_S
 from loops import each
 from unisono.engine.base.timeouts import LONGEST_S, seconds
 from unisono.engine.bootstrap.peer_sockets import prepare
@@ -65,5 +66,5 @@ def test_a_store_waits_for_as_long(wait_s: float) -> None:
         waiting.start()
         assert not store.check(["k"])
         store.set("k", b"v")
-        waiting.join(10)
+        waiting.join(HANG_S)
         assert found == [b"v"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import inside
+from effort import HANG_S
 from unisono.engine.base.authentication import make_token
 from unisono.engine.bootstrap import tls_relay
 
@@ -43,13 +44,13 @@ def relays_here() -> Iterator[tls_relay.TlsRelay]:
     made = tls_relay.TlsRelay(token, TIMEOUT_S)
     inside.set_relay_socket(made, ours)
     with ours, theirs:
-        ours.settimeout(20.0)
+        ours.settimeout(HANG_S)
         ours.send(token)
         thread = threading.Thread(target=tls_relay.serve, args=(theirs, TIMEOUT_S), daemon=True)
         thread.start()
         yield made
         made.close()
-        thread.join(20.0)
+        thread.join(HANG_S)
         assert not thread.is_alive()
 
 
@@ -58,7 +59,7 @@ def joined(relays: tls_relay.TlsRelay) -> tuple[socket.socket, socket.socket]:
     one, two = socket.socketpair()
     ends = relays.carry(one, server=True, channel="0"), relays.carry(two, server=False, channel="0")
     for end in ends:
-        end.settimeout(20.0)
+        end.settimeout(HANG_S)
     return ends
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from effort import HANG_S
 from forks import ForkServer
 from ports import reserved
 from unisono.virtual.startup import prepare
@@ -44,7 +45,7 @@ class Machine:
         self,
         program: str | Path,
         size: int = 0,
-        limit_s: float = 60,
+        limit_s: float = HANG_S,
         arguments: Sequence[str] = (),
         **environ: str,
     ) -> Ended:

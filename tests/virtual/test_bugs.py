@@ -55,7 +55,6 @@ def wrong(bug: Bug, ended: Any, says: str) -> str:
     return "" if any(ended.codes) else "it did not fail"
 
 
-@pytest.mark.timeout(120)
 def test_each_bug_shows_as_the_page_says(machine: Any, subtests: pytest.Subtests):
     for bug in bugs():
         if not bug.runs_on(machine.gpus):

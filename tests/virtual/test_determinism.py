@@ -8,7 +8,6 @@ import pytest
 PROGRAM = Path(__file__).parent / "programs" / "determinism.py"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("machine", [1], indirect=True)
 def test_what_a_gpu_refuses_is_refused(machine: Any):
     ended = machine.run(PROGRAM)

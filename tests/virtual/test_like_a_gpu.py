@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from effort import HANG_S
 from ports import reserved
 from unisono.torch import cuda
 
@@ -30,7 +31,7 @@ def test_a_real_gpu_is_like_a_gpu():
             [sys.executable, str(PROGRAM)],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=HANG_S,
             check=False,
             env=environ,
         )

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from effort import HANG_S
 from loops import each
 
 HERE = Path(__file__).resolve().parent
@@ -23,13 +22,12 @@ _spec.loader.exec_module(mistakes)
 def seen() -> dict[str, list[str]]:
     """Run them all, once."""
     command = [sys.executable, str(HERE / "mistakes.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: rest for name, *rest in rows}
 
 
-@pytest.mark.timeout(300)  # the first one may compile the library
 @each("name", mistakes.MISTAKES)
 def test_the_error_tells_the_mistake(name: str):
     kind, text = seen()[name]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from effort import HANG_S
+
 pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 
 RUN = Path(__file__).resolve().parents[1] / "torch" / "pytorch_suite" / "run_pytorch_suite.py"
@@ -33,14 +35,13 @@ SOME = (
 )
 
 
-@pytest.mark.timeout(300)
 def test_nccl(tmp_path: Path):
     out, log = tmp_path / "out.json", tmp_path / "log"
     # PyTorch's CUDA build uses its devices when the tests are imported: no fork may use them afterwards.
     tests = ["--spawn", SOME[0]] if torch.version.cuda else SOME
     command = [str(RUN), "nccl", "--world-size", "2", "--out", str(out), "--log", str(log), *tests]
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert out.exists(), done.stdout + log.read_text(errors="replace")[-3000:]
     failed = {

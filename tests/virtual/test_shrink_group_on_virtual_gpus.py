@@ -12,7 +12,6 @@ WAYS = ("basic", "first", "unbound", "several", "aborted", "options", "subgroup"
 
 
 @pytest.mark.parametrize("machine", [2, 4] if LONG else [4], indirect=True)
-@pytest.mark.timeout(300)
 def test_ranks_with_gpus_are_excluded(machine: Any, subtests: pytest.Subtests):
     for way in WAYS:
         with subtests.test(way):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from effort import HANG_S
 from loops import each
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -20,7 +21,7 @@ CASES = PROGRAMS / "gpu_cases.py"
 def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", "run", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **environ}
+        command, capture_output=True, text=True, timeout=HANG_S, check=False, env={**os.environ, **environ}
     )
 
 
@@ -105,7 +106,7 @@ def test_a_fork_after_the_first_use_is_refused(machine: Any):
 
 def test_too_late():
     command = [sys.executable, str(CASES), "enables_too_late"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert "before PyTorch is imported" in done.stderr
 
 
@@ -145,7 +146,7 @@ def test_the_plug_in_is_ready_before_pytorch(tmp_path: Path):
     ]
     if not importlib.metadata.entry_points(group="pytest11", name="unisono_virtual"):
         command[3:3] = ["-p", "unisono.virtual.plugin"]  # installed before there was one
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from unisono.engine.base.validation import instance
 from unisono.networks import generators
 from unisono.networks.cost_table import costs_of, known, quantity
 from unisono.networks.fabric import Cable
@@ -80,7 +81,7 @@ def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
         ValueError: it is wrong; the message names the file and the line.
         ModuleNotFoundError: Python 3.10 without the package tomli.
     """
-    tables = tables_of(text, file)
+    tables = tables_of(instance(text, str, "text"), file)
     try:
         found = _network(tables)
         while found.size < size and "grows" in tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unisono.engine.base.validation import instance
 from unisono.networks.description import read
 from unisono.networks.network import Network
 
@@ -30,7 +31,9 @@ def find(name: str | Path, size: int = 0) -> Network:
         size: ranks that are needed; see `description.read`.
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong, or no network has this name.
+        TypeError: it is neither a text nor a Path.
     """
+    instance(name, (str, Path), "network")
     if isinstance(name, Path) or "/" in name or Path(name).suffix in SUFFIXES:
         return _of_file(Path(name), size)
     file = FOLDER / f"{name}.toml"

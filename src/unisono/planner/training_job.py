@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unisono.engine.base.validation import flag, positive, whole
+from unisono.engine.base.validation import flag, positive, text, whole
 from unisono.planner.cluster import Cluster
 from unisono.planner.hardware import Hardware
 from unisono.planner.interconnect import Interconnect
@@ -138,7 +138,7 @@ def codec_rank(codec: str) -> int:
     Raises:
         ValueError: there is no such codec.
     """
-    number = codec.removeprefix("rank")
+    number = text(codec, "codec").removeprefix("rank")
     if codec.startswith("rank") and number.isascii() and number.isdecimal() and 0 < int(number) <= 1024:
         return int(number)
     if codec not in CODECS:

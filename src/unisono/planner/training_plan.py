@@ -88,7 +88,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         whole(self.zero, "zero", 0, 3)
         flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
+            if text(getattr(self, name), name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected {', '.join(allowed)}")
         codec_rank(self.codec)
         text(self.compute, "compute")

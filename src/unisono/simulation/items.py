@@ -110,7 +110,12 @@ def read_program(path: str | Path) -> Program:
 
 
 def write_program(program: Program, path: str | Path) -> None:
-    """Write a program as JSON."""
+    """Write a program as JSON.
+
+    Raises:
+        TypeError: it is no program, or an item has another type.  OSError: the file cannot be written.
+    """
+    check_types(program)
     Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from unisono.engine.base.validation import instance, whole
+from unisono.engine.base.validation import instance, listed, whole
 from unisono.engine.encoding.call_events import CallEvent, RankRecording, read_part
 from unisono.simulation.items import Call, Compute, Item, Program, RecvFrom, SendTo, Wait
 
@@ -56,10 +56,11 @@ def program_of(recordings: Sequence[RankRecording], name: str = "recorded") -> P
     Raises:
         ValueError: a group has ranks that the job does not have.
     """
+    recordings = listed(recordings, "recordings")
     size = len(recordings)
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     for recording in recordings:
-        for event in recording.events:
+        for event in instance(recording, RankRecording, "a recording").events:
             if event.group[1]:
                 groups.setdefault(event.group, len(groups))
     for key in groups:

@@ -6,7 +6,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 group.all_reduce(np.ones(1))
 if group.rank == 0 and os.fork() == 0:
     for call in (lambda: group.all_reduce(np.ones(1)), lambda: group.send(np.ones(1), 1)):

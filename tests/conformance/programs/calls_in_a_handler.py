@@ -35,7 +35,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 if group.rank:
     while not handled.exists():
         time.sleep(0.01)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 closed = Path(os.environ["MEETING"].removeprefix("file://") + ".closed")
 told = []
 

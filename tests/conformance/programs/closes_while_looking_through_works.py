@@ -21,7 +21,7 @@ class Work:
         pass
 
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 signal.signal(signal.SIGUSR1, lambda *_: group.close())
 inside.keep(group, Work())
 with contextlib.suppress(un.UnisonoError):

@@ -8,7 +8,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 for turn in range(20):
     inner = group.subgroup([0, 1])
     x = np.zeros(1 << 20)

@@ -7,7 +7,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 p, rank = group.size, group.rank
 right, left = (rank + 1) % p, (rank - 1) % p
 

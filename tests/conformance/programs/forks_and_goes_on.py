@@ -7,7 +7,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 group.all_reduce(np.ones(1), async_op=True).wait()
 if os.fork() == 0:
     sys.exit(0)

@@ -43,7 +43,7 @@ def send(ready: Path, over: Path) -> None:
 
     import unisono as un
 
-    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+    group = un.init_process_group(init_method=os.environ["MEETING"])
     memory = map_memory()
     if group.rank == 1:
         ctypes.memset(AT, 1, NBYTES)

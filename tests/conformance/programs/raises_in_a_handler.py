@@ -21,7 +21,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 if group.rank == 0:
     signal.signal(signal.SIGTERM, handler)
     threading.Thread(target=interrupt).start()

@@ -8,7 +8,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 one = group.split(0, group.rank)
 numel, p, me = 1_100_001, group.size, group.rank

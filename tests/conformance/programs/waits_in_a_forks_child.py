@@ -6,7 +6,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 if group.rank == 0:
     works = [group.irecv(x := np.zeros(1), 1), group.all_reduce(np.ones(1), async_op=True)]
     if (child := os.fork()) == 0:

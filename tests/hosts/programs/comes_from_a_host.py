@@ -9,7 +9,7 @@ from unisono.engine.environment import env
 
 how = sys.argv[1]
 rank = int(os.environ["RANK"])
-meeting = rendezvous(None, store=None, rank=-1, world_size=-1, timeout_s=30, settings=env.read())
+meeting = rendezvous(None, store=None, rank=-1, world_size=-1, timeout_s=300, settings=env.read())
 if how == "tells":
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     print("place", *(os.environ[name] for name in names), meeting.members[rank].host, flush=True)
@@ -18,4 +18,4 @@ elif how == "fails" and rank == 2:
     raise ValueError("label 10 is out of range")
 else:
     print("up", flush=True)
-    time.sleep(60)
+    time.sleep(3600)

@@ -6,4 +6,4 @@ import hosts
 
 with hosts.hosts(2) as net:
     print(net[0].pid, net[1].pid, net.switch.pid, flush=True)
-    time.sleep(60)
+    time.sleep(3600)

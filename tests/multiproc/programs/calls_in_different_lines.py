@@ -10,7 +10,7 @@ import unisono as un
 from unisono.engine.diagnosis import fault_reader
 
 fault_reader.SOURCE_LINE_PATIENCE_S = 20  # a rank may get no turn on a core for a while
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 rank = group.rank
 
 

@@ -26,11 +26,12 @@ if os.environ["RANK"] == sys.argv[1]:
         engine.share_memory = lambda *_, **__: os._exit(0)
     else:
         shared_memory.socket.recv_fds = receive_and_end
+LIMIT_S = 600.0
 started = time.monotonic()
 try:
-    un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+    un.init_process_group(init_method=os.environ["MEETING"], timeout=LIMIT_S)
 except un.RendezvousError as error:
-    print("late" if time.monotonic() - started > 40 else "at once", error)
+    print("late" if time.monotonic() - started > LIMIT_S / 2 else "at once", error)
     told = os.environ["MEETING"].removeprefix("file://") + ".told"
     Path(told + os.environ["RANK"]).touch()
     while sum(os.path.exists(f"{told}{rank}") for rank in range(3)) < 2:

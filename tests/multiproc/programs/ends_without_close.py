@@ -6,7 +6,7 @@ import numpy as np
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 group.all_reduce(np.ones(1))
 if group.rank == 0:
     try:

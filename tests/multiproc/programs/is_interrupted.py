@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import numpy as np
 
@@ -33,22 +32,19 @@ def handler(number: int, frame: object) -> None:
 
 
 def interrupt() -> None:
-    sent.append(time.monotonic())
     os.kill(os.getpid(), signal.SIGINT)
 
 
 if not isinstance(error, KeyboardInterrupt):
     signal.signal(signal.SIGINT, handler)
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 group.barrier()
 if group.rank == 0:
-    sent: list[float] = []
     threading.Timer(1, interrupt).start()
     try:
         CALLS[sys.argv[1]]()
     except type(error):
-        took = time.monotonic() - sent[0]
-        print("interrupted in time" if took < 10 else f"took {took:.2f} s")  # the group's limit is 30
+        print("interrupted")  # and not told that the group's time is over
 else:
     try:
         group.recv(np.ones(1), 0)  # whatever rank 0 waits for does not come, however late its Ctrl-C is

@@ -4,7 +4,7 @@ import os
 
 import unisono as un
 
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+group = un.init_process_group(init_method=os.environ["MEETING"])
 everywhere = sorted(os.sched_getaffinity(0))
 mine = {everywhere[0]} if group.rank < 2 else set(everywhere[:2])
 os.sched_setaffinity(0, mine)

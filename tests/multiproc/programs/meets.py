@@ -14,12 +14,12 @@ if how == "says":
     print("waiting", flush=True)
 method = sys.argv[2] if len(sys.argv) > 2 else None
 name = sys.argv[3] if len(sys.argv) > 3 else "world"
-world = rendezvous(method, store=None, rank=-1, world_size=-1, timeout_s=30, settings=env.read(), name=name)
+world = rendezvous(method, store=None, rank=-1, world_size=-1, timeout_s=300, settings=env.read(), name=name)
 pids = [member.pid for member in world.members]
 print(f"{world.rank} {world.world_size} {pids}\n", end="", flush=True)  # in one piece
 if how != "ends":
     world.store.add("n", 1)
     if how == "sleeps":
-        time.sleep(60)
+        time.sleep(3600)
     else:
         world.close()

@@ -20,7 +20,7 @@ def allow_more_files(more: str) -> None:
 
 
 def meet() -> un.Group:
-    return un.init_process_group(init_method=os.environ["MEETING"], timeout=20)
+    return un.init_process_group(init_method=os.environ["MEETING"])
 
 
 def expect(kind: type[Exception], call: Callable[[], object]) -> None:
@@ -48,7 +48,7 @@ def files_of_a_store(more: str) -> None:
     make = un.TCPStore  # Python itself needs a descriptor to find it
     allow_more_files(more)
     try:
-        with make("127.0.0.1", 0, is_server=True, timeout_s=5, linger_s=0) as store:
+        with make("127.0.0.1", 0, is_server=True, timeout_s=300, linger_s=0) as store:
             store.set("k", b"v")
         print("made")
     except un.StoreError as error:
@@ -60,7 +60,7 @@ def files_of_a_meeting(port: str) -> None:
     make, rank = un.init_process_group, int(os.environ["RANK"])
     if rank == 0:
         allow_more_files("9")
-    expect(un.UnisonoError, lambda: make(init_method=f"tcp://127.0.0.1:{port}", timeout=20))
+    expect(un.UnisonoError, lambda: make(init_method=f"tcp://127.0.0.1:{port}", timeout=300))
 
 
 def memory_of_a_group(staging: str) -> None:

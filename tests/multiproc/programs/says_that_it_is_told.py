@@ -13,4 +13,4 @@ def told(number: int, frame: object) -> None:
 
 signal.signal(int(sys.argv[1]), told)
 print("ready")
-time.sleep(60)
+time.sleep(3600)

@@ -5,4 +5,4 @@ import time
 
 sys.stderr.write("\r 10%")
 sys.stderr.flush()
-time.sleep(60)
+time.sleep(3600)

@@ -67,7 +67,7 @@ def check_many_in_flight(rank, size):
     works = [dist.all_reduce(x, async_op=True) for x in xs]
     dist.barrier()
     for work in reversed(works):
-        work.wait(timedelta(seconds=10))
+        work.wait(timedelta(seconds=300))
     assert all(torch.equal(x, torch.full_like(x, sum(r + n for r in range(size)))) for n, x in enumerate(xs))
 
 
@@ -168,7 +168,7 @@ def check_a_wait_that_gives_up_can_be_repeated(rank, size):
         assert not work.is_completed()
         assert work.exception() is None
         dist.send(torch.ones(1), 0)
-        assert work.wait(timedelta(seconds=20))
+        assert work.wait(timedelta(seconds=300))
     assert torch.equal(x, torch.full((5,), float(sum(range(size)))))
 
 

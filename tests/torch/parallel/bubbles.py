@@ -90,6 +90,8 @@ def check(p: int) -> None:
 def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
     check(size)
     dist.destroy_process_group()

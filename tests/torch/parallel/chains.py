@@ -271,7 +271,9 @@ def check_matmuls() -> None:
 def main(rank: int, size: int, folder: Path, which: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
     seeds = range(SIZES.index(size), CHAINS, len(SIZES))
     results: dict[str, Any]
     if which == "compare":

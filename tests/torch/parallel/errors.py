@@ -36,7 +36,7 @@ def ends(run: up.Run, batch: Any, culprit: int, error: type[Exception]) -> None:
     mine = dist.get_rank() == culprit
     with pytest.raises(error if mine else RuntimeError, match=None if mine else ended):
         run.step(batch)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300  # the limit of the group is 600
     with pytest.raises(RuntimeError, match=ended):
         run.step(batch)
     with pytest.raises(RuntimeError, match=ended):

@@ -391,7 +391,9 @@ def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) 
     sharded_parameters.SMALL_MODEL_BYTES = 0
     warnings.filterwarnings("error", message=".*returned a view tensor")
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
     check(folder)
     dist.destroy_process_group()
 

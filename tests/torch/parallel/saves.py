@@ -35,7 +35,9 @@ def main(rank: int, size: int, folder: Path, shared: str, *jobs: str) -> None:
     warnings.filterwarnings("error", message=".*returned a view tensor")
     warnings.filterwarnings("ignore", message=".*TypedStorage")
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
     losses = [work(Path(shared), json.loads(job)) for job in jobs]
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(losses))

@@ -91,7 +91,9 @@ def main(rank: int, size: int, folder: Path, which: str) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*returned a view tensor")
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
     steps = STEPS if which == "all" else 5
     results = {}
     for trial in trials(size) if which == "all" else fast(size):

@@ -26,7 +26,7 @@ def held() -> tuple[int, int]:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    ours = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=20)}
+    ours = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=300)}
     store = dist.FileStore(str(folder / "store"), size)
     counts = []
     for _ in range(4):  # the same store, hence the same keys

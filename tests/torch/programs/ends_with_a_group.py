@@ -36,8 +36,8 @@ STATES = ("idle", "calls", "failed", "busy", "closed", "pending", "dropped")
 CHANGED = ("reconfigured", "unconnected")  # states of PyTorch's groups only
 ENDINGS = {"return": 0, "exit": 0, "interrupt": -signal.SIGINT, "exception": 1}
 AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
-TIMEOUT_S = 30.0
-LIMIT_S = 60.0
+TIMEOUT_S = 300.0
+LIMIT_S = 600.0
 
 Call = Callable[[], object]
 Calls = dict[str, Callable[[Any, Any], list[Call]]]

@@ -148,7 +148,9 @@ def begin(rank: int, folder: Path) -> None:
     import torch.distributed as dist
 
     store = dist.FileStore(str(folder / "store"), SIZE)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=SIZE, timeout=timedelta(seconds=20))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=SIZE, timeout=timedelta(seconds=300)
+    )
 
 
 def attempt(said: dict[str, str], name: str, feature: Any) -> None:

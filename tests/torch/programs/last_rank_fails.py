@@ -185,7 +185,9 @@ def closed(last: bool, folder: Path) -> None:
 
 def main(rank: int, size: int, folder: Path, how: str) -> None:
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300)
+    )
     began = time.monotonic()
     seen = {"type": "nothing"}
     try:

@@ -26,7 +26,7 @@ def main(rank: int, size: int, folder: Path) -> None:
             failed.with_suffix(f".{attempt}").touch()
     while not failed.with_suffix(".1").exists():
         time.sleep(0.01)
-    group = ProcessGroupUnisono(store, rank, size, timedelta(seconds=20), "mine")
+    group = ProcessGroupUnisono(store, rank, size, timedelta(seconds=300), "mine")
     x = torch.ones(1)
     group.allreduce([x]).wait()
     assert x.item() == size

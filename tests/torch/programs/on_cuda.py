@@ -15,7 +15,9 @@ from unisono.torch_internals.version_names import all_gather_single
 def main(rank: int, size: int, folder: Path) -> None:
     torch.cuda.set_device(rank)
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+    )
     on_cpu, on_cuda = torch.ones(4), torch.ones(4, device="cuda")
     dist.all_reduce(on_cpu)
     dist.all_reduce(on_cuda)

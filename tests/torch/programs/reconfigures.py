@@ -35,7 +35,7 @@ def step(number: int) -> float:
 
 
 def main(rank: int, size: int, folder: Path, first: str) -> None:
-    options = {"rank": 0, "world_size": 1, "store": dist.HashStore(), "timeout": timedelta(seconds=20)}
+    options = {"rank": 0, "world_size": 1, "store": dist.HashStore(), "timeout": timedelta(seconds=300)}
     backend = "unisono"
     if first == "replaces_gloo":
         os.environ["UNISONO_REPLACE"] = "gloo"
@@ -56,7 +56,7 @@ def main(rank: int, size: int, folder: Path, first: str) -> None:
             raise AssertionError("a sum with a dead rank")
         except PeerLost as error:
             assert error.rank == 0, error
-    ut.reconfigure(2, handles(folder, [1, 2, 3], rank), timeout=timedelta(seconds=10)).wait()
+    ut.reconfigure(2, handles(folder, [1, 2, 3], rank), timeout=timedelta(seconds=300)).wait()
     assert (dist.get_rank(), dist.get_world_size()) == (rank - 1, 3)
     found = step(rank)
     assert abs(found - 2) < 1e-6, found

@@ -28,13 +28,13 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert not [name for name in sys.modules if name.startswith("unisono.engine.group")]
     for number, backend in enumerate(("gloo", dist.Backend.GLOO, "GLOO", "cpu:gloo,cuda:nccl", None)):
-        dist.init_process_group(backend, timeout=timedelta(seconds=20))
+        dist.init_process_group(backend, timeout=timedelta(seconds=300))
         world = dist.group.WORLD
         assert is_ours(world), backend
         assert summed() == size
         if number < 3:
             assert dist.get_backend() == dist.Backend.GLOO == "gloo"
-            dist.monitored_barrier(timeout=timedelta(seconds=20))
+            dist.monitored_barrier(timeout=timedelta(seconds=300))
         assert world.name() == world._get_backend_name() == "gloo"
         assert "in place of gloo" in repr(world)
         assert dist.is_gloo_available()

@@ -20,7 +20,7 @@ def main(rank: int, size: int, folder: Path, backend: str) -> None:
         os.environ["UNISONO_REPLACE"] = "gloo"
         ut._register()
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))
     x = torch.ones(3)
     dist.all_reduce(x)
     assert x.tolist() == [size] * 3

@@ -17,7 +17,7 @@ def hold(path: str) -> None:
     """Set a value, then wait to be killed."""
     store = opened(path)
     print("open", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
     store.close()
 
 
@@ -28,11 +28,11 @@ def hold_and_fork(path: str) -> None:
     pid = os.fork()
     if not pid:
         os.write(tell, b"1")
-        time.sleep(60)
+        time.sleep(3600)
     os.read(up, 1)  # it has begun, and let go of the store
     print(pid, flush=True)
     print("open", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
     store.close()
 
 
@@ -44,7 +44,7 @@ def opened(path: str) -> FileStore:
 
 def meet(path: str, rank: str) -> None:
     """One of four ranks, which find nothing old."""
-    with FileStore(path, 4, timeout_s=20) as store:
+    with FileStore(path, 4, timeout_s=300) as store:
         assert not store.check(["old"])
         store.add("came", 1)
         store.set(rank, "here")
@@ -65,7 +65,7 @@ def write_on(path: str, key: str) -> None:
 
 def open_and_close(path: str) -> None:
     for _ in range(60):
-        with FileStore(path, timeout_s=20) as store:
+        with FileStore(path, timeout_s=300) as store:
             store.add("n", 1)
             assert int(store["n"]) >= 1
     print("fine")
@@ -76,7 +76,7 @@ def lock(path: str) -> None:
     store = FileStore(path)
     with inside.log(store).locked(time.monotonic() + 5, writing=True):
         print("locked", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 
 
 def fill_the_disk(path: str) -> None:

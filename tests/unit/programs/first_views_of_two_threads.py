@@ -30,7 +30,7 @@ def second() -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(20, exit=True)
+    faulthandler.dump_traceback_later(600, exit=True)
     threads = [threading.Thread(target=one, daemon=True) for one in (first, second)]
     for thread in threads:
         thread.start()

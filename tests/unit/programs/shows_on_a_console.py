@@ -12,7 +12,7 @@ import time
 from unisono.commands.launch.console import LONGEST_LINE_NBYTES, Console, OutputStreams, RankStream
 from unisono.commands.launch.job import Job
 
-LIMIT_S = 60.0
+LIMIT_S = 600.0
 
 
 def lines_of_two(screen: Console) -> None:

@@ -15,4 +15,4 @@ if sys.argv[1:] == ["fork"]:
     pid = os.fork()
     if pid:
         print(pid, flush=True)
-time.sleep(60)
+time.sleep(3600)

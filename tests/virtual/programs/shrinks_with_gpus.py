@@ -18,7 +18,7 @@ DEVICE = torch.device("cuda", RANK)
 
 def begin(bound: bool = True) -> None:
     torch.cuda.set_device(DEVICE)
-    dist.init_process_group("nccl", device_id=DEVICE if bound else None, timeout=timedelta(seconds=20))
+    dist.init_process_group("nccl", device_id=DEVICE if bound else None, timeout=timedelta(seconds=300))
     dist.all_reduce(torch.ones(1, device=DEVICE))
 
 

@@ -6,20 +6,25 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
+LARGEST = (1 << 63) - 1
+"""Of a count whose caller gives no other limit: C++ and `struct` hold no larger one."""
+
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
     """A whole number as an int; NumPy integers are accepted.
 
     Raises:
-        TypeError: it is no whole number.  ValueError: it is less than `least` or more than `most`.
+        TypeError: it is no whole number.
+        ValueError: it is less than `least`, or more than `most` (with `least` alone: than 64 bits hold).
     """
     try:
         number = index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}, expected a whole number") from None
+    if least is not None and most is None:
+        most = LARGEST
     if (least is not None and number < least) or (most is not None and number > most):
-        limits = f"{'' if least is None else least}..{'' if most is None else most}"
-        raise ValueError(f"{name} is {number}, expected {limits}")
+        raise ValueError(f"{name} is {number}, expected {'' if least is None else least}..{most}")
     return number
 
 
