@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
@@ -63,8 +64,18 @@ def fingerprint(batch: Any) -> float:
 
 
 def cut_rows(batch: Any, first: int, stop: int) -> Any:
-    """Take rows [first, stop) of every tensor in `batch`; other objects do not change."""
-    return mapped(batch, lambda tensor: tensor[first:stop])
+    """Take rows [first, stop) of every tensor in `batch`; other objects do not change.
+
+    A tensor that stands twice in it stays one: a loss may differentiate by what the model got.
+    """
+    cut: dict[int, Tensor] = {}
+
+    def rows(tensor: Tensor) -> Tensor:
+        if id(tensor) not in cut:
+            cut[id(tensor)] = tensor[first:stop]
+        return cut[id(tensor)]
+
+    return mapped(batch, rows)
 
 
 def stand_in(batch: Any) -> Any:

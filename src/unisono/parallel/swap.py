@@ -116,9 +116,13 @@ class ParameterSwap:
             raise RuntimeError(self._ended)
 
     def reset(self) -> None:
-        """Forget a step that ended with an error."""
+        """Forget a step that ended with an error, or a backward outside one."""
         self._backward_ended()
         self._norms.clear()
+
+    def waiting(self) -> list[Any]:
+        """The norms of the gradients that wait in the store."""
+        return [*self._norms.values()]
 
     def before_backward(self, *, last: bool) -> None:  # noqa: ARG002  (gradients are reduced by `finish`)
         """From now on units are fetched for backward."""
