@@ -243,10 +243,9 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     built.runtime.context = context
 
 
-def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:
-    if plan.tensor == 1 and plan.pipeline == 1:
-        return None
-    return LossParameters(model, [] if decision is None else decision.cut.sums, plan.tensor)
+def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters:
+    whole, sums = plan.tensor == plan.pipeline == 1, [] if decision is None else decision.cut.sums
+    return LossParameters(model, sums, plan.tensor, whole=whole)
 
 
 def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:

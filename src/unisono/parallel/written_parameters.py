@@ -26,8 +26,10 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch_internals.assignments import WrappedTensors
 from unisono.torch_internals.fsdp import GatheredCopies
+from unisono.torch_internals.random_draws import draw_whole
 
 from .gradients import bits_of, local
+from .loss_parameters import OF_RUNS
 from .sharded_parameters import ShardedParameters
 from .swap import ParameterSwap
 
@@ -73,6 +75,8 @@ class WrittenParameters:
         self._copies = GatheredCopies(units.root) if isinstance(units, ShardedParameters) else None
         cut = {name: isinstance(value, DTensor) for name, value in self._named.items()}
         self._values = [local(v.detach()) if cut[name] else v for name, v in self._named.items()]
+        OF_RUNS.update(self._named.values())
+        draw_whole(self._named.values())
         self._wrapped = WrappedTensors(self._named.items())
         modules = self._built.model.named_modules()
         held = [(path, module._parameters) for path, module in modules if module._parameters]

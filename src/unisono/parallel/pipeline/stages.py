@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped
+from unisono.torch_internals.random_draws import StandIn
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
@@ -180,5 +181,6 @@ def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
         if module in inside:
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            gone = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            StandIn.drawn_on = parameter.device if not parameter.is_meta else StandIn.drawn_on
+            gone = StandIn(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
             module.register_parameter(name, gone)
