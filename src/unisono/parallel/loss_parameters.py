@@ -7,20 +7,20 @@ of other stages are not there.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from unisono.torch_internals.fsdp import GatheredParameter
 from unisono.torch_internals.training import sequence_of
 
 __all__ = ["OF_RUNS", "LossParameters"]
 
-OF_RUNS: weakref.WeakSet[Tensor] = weakref.WeakSet()  # which their runs train; the loss of one may call another
+OF_RUNS: MutableMapping[Tensor, None] = WeakIdKeyDictionary()  # which runs train: a loss may call their models
 
 
 class LossParameters:

@@ -38,7 +38,7 @@ def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
                 setattr(new, attribute, value)
         if parameter is not None and parameter.requires_grad and id(parameter) not in now:
             parameter.register_hook(partial(_refuse, name))
-            OF_RUNS.add(parameter)  # its gradient says more
+            OF_RUNS[parameter] = None  # its gradient says more
 
 
 def _refuse(name: str, _gradient: Tensor) -> None:
