@@ -34,6 +34,7 @@ def rows_of(batch: Any) -> int:
     Raises:
         ValueError: it has no tensor, its tensors disagree, or it has tensors in objects of other kinds.
     """
+    check_layouts(batch)
     if any(tensor.dim() == 0 for tensor in tensors_in(batch)):
         raise ValueError("a tensor of a batch has no dimension; dimension 0 counts the rows")
     for thing in strange_in(batch):
@@ -51,6 +52,17 @@ def rows_of(batch: Any) -> int:
             f"the tensors of a batch must have one number of rows in dimension 0, not {sorted(counts)}"
         )
     return counts.pop()
+
+
+def check_layouts(batch: Any) -> None:
+    """Raise ValueError for a tensor whose rows are no part of its memory: a sparse or nested one."""
+    for tensor in tensors_in(batch):
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise ValueError(
+                f"a batch has a {kind} tensor, which is not cut into rows: give x.to_dense(), or padded rows "
+                "with a mask, and make it sparse or nested in the forward"
+            )
 
 
 def fingerprint(batch: Any) -> float:
@@ -72,7 +84,7 @@ def cut_rows(batch: Any, first: int, stop: int) -> Any:
 
     def rows(tensor: Tensor) -> Tensor:
         if id(tensor) not in cut:
-            cut[id(tensor)] = tensor[first:stop]
+            cut[id(tensor)] = tensor[first:stop].resolve_conj().resolve_neg()  # as a recorded program takes it
         return cut[id(tensor)]
 
     return mapped(batch, rows)
