@@ -7,20 +7,20 @@ of other stages are not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from unisono.torch_internals.fsdp import GatheredParameter
-from unisono.torch_internals.training import sequence_of
+from unisono.torch_internals.training import hooks_of, sequence_of
 
 __all__ = ["OF_RUNS", "LossParameters"]
 
-OF_RUNS: MutableMapping[Tensor, None] = WeakIdKeyDictionary()  # which runs train: a loss may call their models
+OF_RUNS: weakref.WeakSet[Any] = weakref.WeakSet()  # WrittenParameters of all runs: a loss may call their models
 
 
 class LossParameters:
@@ -37,7 +37,7 @@ class LossParameters:
     def may_end(self, loss: object) -> bool:
         """Whether one check is enough: a loss takes in later steps what it takes in the first one."""
         own = loss.parameters() if isinstance(loss, nn.Module) else ()
-        return self._whole and not any(one.requires_grad and one not in OF_RUNS for one in own)
+        return self._whole and not any(one.requires_grad and not _is_of_run(one) for one in own)
 
     def begin(self) -> int:
         """Note that the model has run, and the loss follows."""
@@ -70,7 +70,7 @@ class LossParameters:
                 "the loss takes a parameter of the model itself, which is on another stage of the pipeline. "
                 "Compute it in the forward of the model, and return it"
             )
-        if leaf not in OF_RUNS and not isinstance(leaf, GatheredParameter):
+        if not _is_of_run(leaf):
             raise ValueError(
                 f"the loss takes a tensor of its own that requires a gradient, {list(leaf.shape)}, and no rank "
                 "would train it. Make it a parameter of the model, whose forward returns it or what needs it; "
@@ -85,3 +85,20 @@ class LossParameters:
                     "the "
                     f'model, or write cuts={{"{name.rpartition(".")[0] or "*"}": "whole"}}'
                 )
+
+
+def _is_of_run(leaf: Tensor) -> bool:
+    """Whether a run trains it, or a plan has put another one in its place: then its gradient says so."""
+    hooks = hooks_of(leaf, "hooks of gradients") or {}
+    old = any(getattr(hook, "func", None) is refuse_replaced for hook in hooks.values())
+    return old or isinstance(leaf, GatheredParameter) or any(id(leaf) in run.numbers for run in OF_RUNS)
+
+
+def refuse_replaced(name: str, _gradient: Tensor) -> None:
+    """The hook of a parameter that the model had before a plan has put another one in its place."""
+    raise RuntimeError(
+        f'a gradient came to the parameter "{name}" that the model had before parallelize: the plan has put '
+        "another one in its place, so this value is old, and nothing trains it. The loss, a hook or a "
+        "closure holds it: compute what needs it in the forward of the model, from the module's attribute, "
+        "and return it"
+    )

@@ -75,7 +75,8 @@ class WrittenParameters:
         self._copies = GatheredCopies(units.root) if isinstance(units, ShardedParameters) else None
         cut = {name: isinstance(value, DTensor) for name, value in self._named.items()}
         self._values = [local(v.detach()) if cut[name] else v for name, v in self._named.items()]
-        OF_RUNS.update(dict.fromkeys(self._named.values()))
+        self.numbers = {id(value) for value in self._named.values()}  # weak references would forbid Module.to
+        OF_RUNS.add(self)
         draw_whole(self._named.values())
         self._wrapped = WrappedTensors(self._named.items())
         modules = self._built.model.named_modules()
