@@ -107,8 +107,8 @@ def check_gradients(inputs: object, plan: Plan) -> None:
         parts = getattr(plan, name)
         if parts > 1 and any(tensor.requires_grad for tensor in tensors_in(inputs)):
             raise ValueError(
-                f"an input of the batch requires a gradient, and no rank of {name}={parts} has all of it. Give "
-                "x.detach(), or use data= and zero= for a loss that differentiates by inputs"
+                f"an input of the batch requires a gradient, and no rank of {name}={parts} has all of it. "
+                "Give x.detach(), or use data= and zero= for a loss that differentiates by inputs"
             )
 
 

@@ -1,8 +1,8 @@
 """Refuses a loss that takes parameters beside the output of the model: its own, or those that the plan cuts.
 
-Nothing trains parameters of the loss. On the tensor axis the gradients of parameters of the model that a loss
-takes are whole on every rank, those through the model are parts: no sum is right. In a pipeline the parameters
-of other stages are not there.
+Nothing trains parameters of the loss. On the tensor axis the gradients of parameters of the model that a
+loss takes are whole on every rank, those through the model are parts: no sum is right. In a pipeline the
+parameters of other stages are not there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from unisono.torch_internals.training import hooks_of, sequence_of
 
 __all__ = ["OF_RUNS", "LossParameters"]
 
-OF_RUNS: weakref.WeakSet[Any] = weakref.WeakSet()  # WrittenParameters of all runs: a loss may call their models
+OF_RUNS: weakref.WeakSet[Any] = (
+    weakref.WeakSet()
+)  # WrittenParameters of all runs: a loss may call their models
 
 
 class LossParameters:
@@ -72,9 +74,9 @@ class LossParameters:
             )
         if not _is_of_run(leaf):
             raise ValueError(
-                f"the loss takes a tensor of its own that requires a gradient, {list(leaf.shape)}, and no rank "
-                "would train it. Make it a parameter of the model, whose forward returns it or what needs it; "
-                "or, if it does not train, call requires_grad_(False) of it, or of its module"
+                f"the loss takes a tensor of its own that requires a gradient, {list(leaf.shape)}, and no "
+                "rank would train it. Make it a parameter of the model, whose forward returns it or what "
+                "needs it; or, if it does not train, call requires_grad_(False) of it, or of its module"
             )
         for name, parameter in self._model.named_parameters():
             if parameter is leaf and (name in self._sums or isinstance(leaf, DTensor)):

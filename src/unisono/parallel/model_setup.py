@@ -35,8 +35,7 @@ from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PieceStage, PipelineStages, check_no_cuts, first_pieces, forget
-from .plain_class import plain_class
+from .pipeline.stages import PieceStage, PipelineStages, check_no_cuts, first_pieces, forget, refuse_calls
 from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
@@ -342,21 +341,6 @@ def _programs(
         ) from error
 
 
-def _refuse_calls(model: nn.Module) -> None:
-    """Let no program call the model of a pipeline, or a module of which other stages have parameters."""
-
-    def refuse(module: nn.Module, _args: Any) -> None:
-        raise RuntimeError(
-            f"{plain_class(module).__name__} was called outside a step, and has parameters on other stages "
-            "of the pipeline. Call run.predict(inputs) or run.evaluate(batch) on all ranks; gradients outside "
-            "a step, as of inputs, need a plan without pipeline="
-        )
-
-    for module in model.modules():
-        if module is model or any(parameter.is_meta for parameter in module.parameters()):
-            module.register_forward_pre_hook(refuse, prepend=True)
-
-
 def _staged(
     model: nn.Module,
     family: ModelFamily,
@@ -386,7 +370,7 @@ def _staged(
     elsewhere, kept = staged - inside, kept_in_f32(model, plan)
     check_staged(model, kept, staged)
     forget(model, here.values())
-    _refuse_calls(model)
+    refuse_calls(model)
     for stage in here.values() if programs is not None and initial else ():
         initial.fill_own(stage.owners)
         stage.take_bare()

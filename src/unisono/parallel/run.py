@@ -429,6 +429,8 @@ class Run:
                 f"{what}: after {self.steps} steps each replica has weights of its own. Call it after a "
                 f"meeting: the next one ends step {self._outer.next_meeting(self.steps)}"
             )
+        self._is_changed()
+        self._check_outside()
 
     def _check_own(self, what: str) -> None:
         """Refuse what needs the run's own weights while others are in their place."""
@@ -754,7 +756,9 @@ class Run:
 
 
 def _same(one: tuple[Any, int], other: tuple[Any, int]) -> bool:
-    return (one[0] is other[0] or not isinstance(one[0], Tensor) and one[0] == other[0]) and one[1] == other[1]
+    return (one[0] is other[0] or (not isinstance(one[0], Tensor) and one[0] == other[0])) and one[
+        1
+    ] == other[1]
 
 
 def _bytes(size: object) -> int:

@@ -217,8 +217,8 @@ def _run_uncompiled(model: nn.Module) -> None:
         if is_compiled(module) and not inside.isdisjoint(module.modules()):
             uncompile(module)
             warnings.warn(
-                f'"{path or type(module).__name__}" is compiled, and has layers that the tensor axis cuts: it '
-                "runs as without compile()",
+                f'"{path or type(module).__name__}" is compiled, and has layers that the tensor axis cuts: '
+                "it runs as without compile()",
                 RuntimeWarning,
                 stacklevel=2,
             )

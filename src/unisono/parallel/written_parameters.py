@@ -9,12 +9,13 @@ follows its student. It keeps what is assigned between steps, too. Under a plan
 - a step of several micro-batches, or with recomputation, writes several times;
 - data ranks may write what follows from their own rows, and then differ.
 
-Version counters tell of a write. Where ranks have whole parameters, a write by `.data` has no counter: sums of
-the bits of each parameter show it in the first steps.
+Version counters tell of a write. Where ranks have whole parameters, a write by `.data` has no counter: sums
+of the bits of each parameter show it in the first steps.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +105,13 @@ class WrittenParameters:
                 "Write in place: with torch.no_grad(): p.mul_(0.5), or p.copy_(t)"
             )
         for path, there, known in self._places:
-            if len(there) != len(known) or any(now is not was for now, was in zip(there.values(), known)):
-                if (name := self._replaced(there, known)) is not None:
-                    return (
-                        f'"{f"{path}.{name}".lstrip(".")}" is another Parameter than the plan has, as after '
-                        "load_state_dict(assign=True) or module.weight = nn.Parameter(...): no rank would "
-                        "train it. Do it before parallelize, or write in place"
-                    )
+            same = len(there) == len(known) and all(map(operator.is_, there.values(), known))
+            if not same and (name := self._replaced(there, known)) is not None:
+                return (
+                    f'"{f"{path}.{name}".lstrip(".")}" is another Parameter than the plan has, as after '
+                    "load_state_dict(assign=True) or module.weight = nn.Parameter(...): no rank would train "
+                    "it. Do it before parallelize, or write in place"
+                )
         return ""
 
     def _replaced(self, there: dict[str, Any], known: list[Any]) -> str | None:

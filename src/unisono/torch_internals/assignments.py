@@ -1,4 +1,4 @@
-"""What an assignment to a DTensor leaves unnoticed: `p.data = t` changes the wrapper, and not what it wraps."""
+"""What an assignment to a DTensor leaves unnoticed: `p.data = t` changes the wrapper, not what it wraps."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ class WrappedTensors:
     def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
         known = find(NAMES["wrapped"]) is not None
         cut: list[tuple[str, Any]] = [pair for pair in named if known and isinstance(pair[1], DTensor)]
-        self._marks = [
-            (name, value, value.untyped_storage(), value._local_tensor, value._local_tensor.untyped_storage())
-            for name, value in cut
-        ]
+        self._marks = [_mark(name, value) for name, value in cut]
 
     def assigned(self) -> str | None:
         """The name of one that has other memory now; None: none has.
 
         Module.to swaps wrapper and wrapped together: then the values are the same.
         """
-        for name, value, wrapper, inner, storage in self._marks:
+        for number, (name, value, wrapper, inner, storage) in enumerate(self._marks):
             now = getattr(value, "_local_tensor", None)
             if now is inner and value.untyped_storage() is wrapper:
                 continue
             if now is None or now is inner or now.untyped_storage() is not storage:
                 return name
+            self._marks[number] = _mark(name, value)
         return None
+
+
+def _mark(name: str, value: Any) -> tuple[str, Any, Any, Any, Any]:
+    inner = value._local_tensor
+    return name, value, value.untyped_storage(), inner, inner.untyped_storage()

@@ -149,7 +149,7 @@ class GatheredParameter(torch.nn.Parameter):
     """A gathered copy of a sharded parameter, which counts what writes it by `.data`, too."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         """A view as PyTorch gives it. Those of one parameter share one version counter."""
         seen: Any = self.__dict__.get("_seen")
         if seen is None:
@@ -165,7 +165,9 @@ class GatheredParameter(torch.nn.Parameter):
         """How often it was written. FSDP's gathering does not count."""
         seen = self.__dict__.get("_seen")
         return (
-            version_of(self) + (0 if seen is None else version_of(seen)) + int(self.__dict__.get("_assigned", 0))
+            version_of(self)
+            + (0 if seen is None else version_of(seen))
+            + int(self.__dict__.get("_assigned", 0))
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .probe import PrivateName, find
 
@@ -29,8 +29,23 @@ DRAWS = (
     "rand_like", "randint_like", "randint_like.low_dtype", "randn_like", "random_", "random_.from",
     "random_.to", "uniform_",
 )  # fmt: skip
-READS = ("bernoulli", "bernoulli_.Tensor", "bernoulli.p", "native_dropout", "normal.Tensor_float", "normal.Tensor_Tensor")
-OF_INIT = ("kaiming_normal_", "kaiming_uniform_", "orthogonal_", "sparse_", "trunc_normal_", "xavier_normal_", "xavier_uniform_")
+READS = (
+    "bernoulli",
+    "bernoulli_.Tensor",
+    "bernoulli.p",
+    "native_dropout",
+    "normal.Tensor_float",
+    "normal.Tensor_Tensor",
+)
+OF_INIT = (
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "orthogonal_",
+    "sparse_",
+    "trunc_normal_",
+    "xavier_normal_",
+    "xavier_uniform_",
+)
 BY_NAME = frozenset([name.partition(".")[0] for name in DRAWS] + [*OF_INIT, "dropout"])
 
 _meshes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the parameters for which this is done
@@ -78,7 +93,9 @@ def _operator(name: str) -> Any:
 
 def _draw(operator: Any, args: Any, named: Any) -> Any:
     cut = next((one for one in args if isinstance(one, DTensor)), None)
-    partial = cut is None or any(not (one.is_shard() or one.is_replicate() or _strided(one)) for one in cut.placements)
+    partial = cut is None or any(
+        not (one.is_shard() or one.is_replicate() or _strided(one)) for one in cut.placements
+    )
     if cut is None or partial or cut.device_mesh not in _meshes:
         return _as_before(operator, args, named)
     reads = operator in map(_operator, READS)
@@ -123,7 +140,12 @@ def _part(whole: Tensor, like: Any) -> Tensor:
 
 def _as_cut(whole: Tensor, like: Any) -> Any:
     return DTensor.from_local(
-        _part(whole, like), like.device_mesh, like.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        _part(whole, like),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
     )
 
 

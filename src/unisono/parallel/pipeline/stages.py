@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.plain_class import plain_class
 from unisono.torch_internals.random_draws import StandIn
 
 if TYPE_CHECKING:
@@ -184,3 +185,18 @@ def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
             StandIn.drawn_on = parameter.device if not parameter.is_meta else StandIn.drawn_on
             gone = StandIn(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
             module.register_parameter(name, gone)
+
+
+def refuse_calls(model: nn.Module) -> None:
+    """Let no program call the model of a pipeline, or a module of which other stages have parameters."""
+
+    def refuse(module: nn.Module, _args: Any) -> None:
+        raise RuntimeError(
+            f"{plain_class(module).__name__} was called outside a step, and has parameters on other stages "
+            "of the pipeline. Call run.predict(inputs) or run.evaluate(batch) on all ranks; gradients "
+            "outside a step, as of inputs, need a plan without pipeline="
+        )
+
+    for module in model.modules():
+        if module is model or any(parameter.is_meta for parameter in module.parameters()):
+            module.register_forward_pre_hook(refuse, prepend=True)
