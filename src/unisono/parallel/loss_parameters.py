@@ -20,9 +20,8 @@ from unisono.torch_internals.training import hooks_of, sequence_of
 
 __all__ = ["OF_RUNS", "LossParameters"]
 
-OF_RUNS: weakref.WeakSet[Any] = (
-    weakref.WeakSet()
-)  # WrittenParameters of all runs: a loss may call their models
+# the WrittenParameters of all runs: a loss may call their models
+OF_RUNS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class LossParameters:

@@ -370,7 +370,7 @@ def _staged(
     elsewhere, kept = staged - inside, kept_in_f32(model, plan)
     check_staged(model, kept, staged)
     forget(model, here.values())
-    refuse_calls(model)
+    refuse_calls(model, here.values())
     for stage in here.values() if programs is not None and initial else ():
         initial.fill_own(stage.owners)
         stage.take_bare()

@@ -309,6 +309,7 @@ class Run:
         with self._call(), self._drawing("predict"):
             made, work, outputs, other = prediction(inputs, self._built, changed=self._is_changed())
             if other:
+                self._check_outside()
                 self._follow_frozen()
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
@@ -584,6 +585,7 @@ class Run:
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
+            self._check_outside()
             self._follow_frozen()
         micros, weights = cut.micros, into.weights(cut)
         if self._built.compared is not None:
@@ -638,10 +640,8 @@ class Run:
         """Train what requires gradients now. All ranks call this between two steps.
 
         Raises:
-            RuntimeError: a rank has changed parameters as this plan cannot follow.
             ValueError: ranks differ; gradients wait for an update; or no optimizer can take a parameter.
         """
-        self._check_outside()
         if self._flags is None:
             return
         flags = self._flags.changed()
@@ -756,9 +756,8 @@ class Run:
 
 
 def _same(one: tuple[Any, int], other: tuple[Any, int]) -> bool:
-    return (one[0] is other[0] or (not isinstance(one[0], Tensor) and one[0] == other[0])) and one[
-        1
-    ] == other[1]
+    alike = one[0] is other[0] if isinstance(one[0], Tensor) else one[0] == other[0]
+    return alike and one[1] == other[1]
 
 
 def _bytes(size: object) -> int:

@@ -187,8 +187,9 @@ def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
             module.register_parameter(name, gone)
 
 
-def refuse_calls(model: nn.Module) -> None:
-    """Let no program call the model of a pipeline, or a module of which other stages have parameters."""
+def refuse_calls(model: nn.Module, kept: Iterable[nn.Module]) -> None:
+    """Let no program call the model of a pipeline, or a module whose parameters other stages have."""
+    inside = {module for top in kept for module in top.modules()}
 
     def refuse(module: nn.Module, _args: Any) -> None:
         raise RuntimeError(
@@ -198,5 +199,5 @@ def refuse_calls(model: nn.Module) -> None:
         )
 
     for module in model.modules():
-        if module is model or any(parameter.is_meta for parameter in module.parameters()):
+        if module is model or (module not in inside and module._parameters):
             module.register_forward_pre_hook(refuse, prepend=True)
