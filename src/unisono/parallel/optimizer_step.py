@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from unisono.torch_internals.training import has_step_hooks
 
 from .gradients import gradient, local
+from .plan import UnfitError
 from .replicated_parameters import like
 
 # the state of a parameter is numbers, and tensors that are cut as the parameter is
@@ -82,7 +83,7 @@ def refuse_cut_parameters(optimizer: optim.Optimizer) -> None:
         ValueError: it is one.
     """
     if isinstance(optimizer, optim.Adafactor):
-        raise ValueError(
+        raise UnfitError(
             "Adafactor cannot step parameters that are cut: PyTorch has no rule for an operation of it on "
             f"DTensors. {REMEDY}"
         )
