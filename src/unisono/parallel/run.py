@@ -635,8 +635,7 @@ class Run:
 
     def _check_outside(self) -> None:
         """Raise, on all ranks, what one of them cannot follow. All ranks call this."""
-        told: list[Any] = [None] * self.mesh.plan.ranks
-        dist.all_gather_object(told, self._outside, group=self.mesh.world)
+        told = on_every_rank(lambda: self._outside, self.mesh.world)
         self._outside = ""
         if any(told):
             self._drop()
