@@ -12,6 +12,7 @@ from unisono.parallel import Plan
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
 MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
 MODULES += (
+    "outside_steps",
     "rank_zero",
     "frozen",
     "kept_buffers",

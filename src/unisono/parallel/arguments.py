@@ -9,6 +9,7 @@ from torch import nn
 
 from unisono.torch_internals.training import is_compiled
 
+from .graph.containers import tensors_in
 from .plan import Plan
 
 
@@ -98,6 +99,17 @@ def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
     if len(batch) != 2:
         raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__} of {len(batch)}")
     return batch[0], batch[1]
+
+
+def check_gradients(inputs: object, plan: Plan) -> None:
+    """Raise ValueError for inputs that require gradients, which a plan would leave in parts or on no rank."""
+    for name in ("pipeline", "context", "tensor"):
+        parts = getattr(plan, name)
+        if parts > 1 and any(tensor.requires_grad for tensor in tensors_in(inputs)):
+            raise ValueError(
+                f"an input of the batch requires a gradient, and no rank of {name}={parts} has all of it. "
+                "Give x.detach(), or use data= and zero= for a loss that differentiates by inputs"
+            )
 
 
 def check_trained(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
@@ -35,6 +36,7 @@ def rows_of(batch: Any) -> int:
     Raises:
         ValueError: it has no tensor, its tensors disagree, or it has tensors in objects of other kinds.
     """
+    check_layouts(batch)
     if any(tensor.dim() == 0 for tensor in tensors_in(batch)):
         raise ValueError("a tensor of a batch has no dimension; dimension 0 counts the rows")
     for thing in strange_in(batch):
@@ -54,6 +56,17 @@ def rows_of(batch: Any) -> int:
     return counts.pop()
 
 
+def check_layouts(batch: Any) -> None:
+    """Raise ValueError for a tensor whose rows are no part of its memory: a sparse or nested one."""
+    for tensor in tensors_in(batch):
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise ValueError(
+                f"a batch has a {kind} tensor, which is not cut into rows: give x.to_dense(), or padded rows "
+                "with a mask, and make it sparse or nested in the forward"
+            )
+
+
 def fingerprint(batch: Any) -> float:
     """A number that differs for batches with other shapes, types or values, but for one in four billion."""
     found = 0
@@ -65,8 +78,20 @@ def fingerprint(batch: Any) -> float:
 
 
 def cut_rows(batch: Any, first: int, stop: int) -> Any:
-    """Take rows [first, stop) of every tensor in `batch`; other objects do not change."""
-    return mapped(batch, lambda tensor: tensor[first:stop])
+    """Take rows [first, stop) of every tensor in `batch`; other objects do not change.
+
+    A tensor that stands twice in it stays one: a loss may differentiate by what the model got.
+    """
+    cut: dict[int, Tensor] = {}
+
+    def rows(tensor: Tensor) -> Tensor:
+        if id(tensor) not in cut:
+            cut[id(tensor)] = (
+                tensor[first:stop].resolve_conj().resolve_neg()
+            )  # as a recorded program takes it
+        return cut[id(tensor)]
+
+    return mapped(batch, rows)
 
 
 def stand_in(batch: Any) -> Any:

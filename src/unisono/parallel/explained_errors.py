@@ -77,16 +77,16 @@ RULES = (
         r"out of bounds for storage of size 0",
         lambda plan: plan.zero == 3 or plan.swap is not None,
         RuntimeError,
-        "{plan}: backward needs parameters of a unit that are freed: the forward takes gradients through "
-        "units (torch.autograd.grad), of which gradients are taken again. Use zero=2, without swap",
+        "{plan}: backward needs parameters of a unit that are freed: the forward or the loss takes gradients "
+        "through units (torch.autograd.grad), of which gradients are taken again. Use zero=2, without swap",
     ),
     _Rule(
         r"mixed torch\.Tensor and DTensor",
         lambda plan: plan.zero > 0,
         RuntimeError,
         "{plan}: {place} takes parameters of a unit that does not run now, so they are in parts: by "
-        "functional_call, named_parameters(), or as the weight of another module. Call the module, or use "
-        "zero=0. {line}",
+        "functional_call, named_parameters(), as the weight of another module, or after gradients through "
+        "units in its forward (torch.autograd.grad). Call the module, or use zero=0. {line}",
     ),
 )
 RECOMPUTING = ("torch/utils/checkpoint.py", "_composable/checkpoint_activation.py")

@@ -1,11 +1,13 @@
-"""Refuses a loss that takes parameters of the model beside its output, where the plan cuts them.
+"""Refuses a loss that takes parameters beside the output of the model: its own, or those that the plan cuts.
 
-On the tensor axis the gradients of such a use are whole on every rank, those through the model are parts: no
-sum is right. In a pipeline the parameters of other stages are not there.
+Nothing trains parameters of the loss. On the tensor axis the gradients of parameters of the model that a
+loss takes are whole on every rank, those through the model are parts: no sum is right. In a pipeline the
+parameters of other stages are not there.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,9 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from unisono.torch_internals.training import sequence_of
+from unisono.torch_internals.fsdp import GatheredParameter
+from unisono.torch_internals.training import hooks_of, sequence_of
 
-__all__ = ["LossParameters"]
+__all__ = ["OF_RUNS", "LossParameters"]
+
+# the WrittenParameters of all runs: a loss may call their models
+OF_RUNS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class LossParameters:
@@ -23,10 +29,16 @@ class LossParameters:
 
     Args:
         sums: names of parameters whose gradients are summed over the tensor axis.
+        whole: ranks have whole parameters of the model, which the loss may take.
     """
 
-    def __init__(self, model: nn.Module, sums: Iterable[str], tensor: int) -> None:
-        self._model, self._sums, self._tensor = model, frozenset(sums), tensor
+    def __init__(self, model: nn.Module, sums: Iterable[str], tensor: int, *, whole: bool) -> None:
+        self._model, self._sums, self._tensor, self._whole = model, frozenset(sums), tensor, whole
+
+    def may_end(self, loss: object) -> bool:
+        """Whether one check is enough: a loss takes in later steps what it takes in the first one."""
+        own = loss.parameters() if isinstance(loss, nn.Module) else ()
+        return self._whole and not any(one.requires_grad and not _is_of_run(one) for one in own)
 
     def begin(self) -> int:
         """Note that the model has run, and the loss follows."""
@@ -38,7 +50,7 @@ class LossParameters:
         Args:
             begun: what `begin` returned.
         Raises:
-            ValueError: a parameter that is cut, or summed, is on the way.
+            ValueError: a parameter that is cut, or summed, or of the loss itself, is on the way.
         """
         seen: set[Any] = {None}
         left: list[Any] = [loss.grad_fn]
@@ -48,16 +60,22 @@ class LossParameters:
                 continue
             seen.add(function)
             leaf = getattr(function, "variable", None)
-            if isinstance(leaf, nn.Parameter):
+            if isinstance(leaf, Tensor):
                 self._refuse(leaf)
             elif sequence_of(function) > begun:
                 left += [before for before, _ in function.next_functions]
 
-    def _refuse(self, leaf: nn.Parameter) -> None:
+    def _refuse(self, leaf: Tensor) -> None:
         if leaf.is_meta:
             raise ValueError(
                 "the loss takes a parameter of the model itself, which is on another stage of the pipeline. "
                 "Compute it in the forward of the model, and return it"
+            )
+        if not _is_of_run(leaf):
+            raise ValueError(
+                f"the loss takes a tensor of its own that requires a gradient, {list(leaf.shape)}, and no "
+                "rank would train it. Make it a parameter of the model, whose forward returns it or what "
+                "needs it; or, if it does not train, call requires_grad_(False) of it, or of its module"
             )
         for name, parameter in self._model.named_parameters():
             if parameter is leaf and (name in self._sums or isinstance(leaf, DTensor)):
@@ -68,3 +86,20 @@ class LossParameters:
                     "the "
                     f'model, or write cuts={{"{name.rpartition(".")[0] or "*"}": "whole"}}'
                 )
+
+
+def _is_of_run(leaf: Tensor) -> bool:
+    """Whether a run trains it, or a plan has put another one in its place: then its gradient says so."""
+    hooks = hooks_of(leaf, "hooks of gradients") or {}
+    old = any(getattr(hook, "func", None) is refuse_replaced for hook in hooks.values())
+    return old or isinstance(leaf, GatheredParameter) or any(id(leaf) in run.numbers for run in OF_RUNS)
+
+
+def refuse_replaced(name: str, _gradient: Tensor) -> None:
+    """The hook of a parameter that the model had before a plan has put another one in its place."""
+    raise RuntimeError(
+        f'a gradient came to the parameter "{name}" that the model had before parallelize: the plan has put '
+        "another one in its place, so this value is old, and nothing trains it. The loss, a hook or a "
+        "closure holds it: compute what needs it in the forward of the model, from the module's attribute, "
+        "and return it"
+    )

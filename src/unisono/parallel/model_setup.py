@@ -32,7 +32,7 @@ from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PipelineStages, check_no_cuts, first_pieces, forget, stages_of
+from .pipeline.stages import PipelineStages, check_no_cuts, first_pieces, forget, refuse_calls, stages_of
 from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
@@ -254,10 +254,9 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     built.runtime.context = context
 
 
-def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters | None:
-    if plan.tensor == 1 and plan.pipeline == 1:
-        return None
-    return LossParameters(model, [] if decision is None else decision.cut.sums, plan.tensor)
+def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters:
+    whole, sums = plan.tensor == plan.pipeline == 1, [] if decision is None else decision.cut.sums
+    return LossParameters(model, sums, plan.tensor, whole=whole)
 
 
 def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:
@@ -343,6 +342,7 @@ def _staged(
     elsewhere, kept = staged - inside, kept_in_f32(model, plan)
     check_staged(model, kept, staged)
     forget(model, here.values())
+    refuse_calls(model, here.values())
     for stage in here.values() if programs is not None and initial else ():
         initial.fill_own(stage.owners)
         stage.take_bare()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
@@ -18,6 +19,7 @@ from unisono.torch_internals.autograd import in_backward
 from unisono.torch_internals.training import is_compiled, module_at
 
 from .graph.call_structure import CallStructure, RecordedCalls, given_by, returned_by
+from .graph.containers import tensors_in
 from .graph.cut import Cut
 from .graph.slots import argument_names
 from .graph.written import Forward
@@ -176,6 +178,11 @@ class _ModelForward(Forward):
     def __call__(self, *args: Any, **named: Any) -> Any:
         if is_compiling():
             return self._run(*args, **named)
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, named))):
+            raise RuntimeError(
+                "an input of the model requires a gradient, of which each rank of tensor= would have a part. "
+                "Give the model x.detach(), or take gradients by inputs under a plan without tensor="
+            )
         with self._calls.forward():
             return self._run(*args, **named)
 

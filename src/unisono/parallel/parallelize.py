@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change
+from .batches import check_layouts
 from .costs.forecast import StepForecast
 from .costs.forecast_check import check_prediction
 from .elastic.change import Change
@@ -85,6 +86,7 @@ def parallelize(
     given = {"optimizer": optimizer, "loss": loss, "sample": sample, "pieces": pieces, "weigh": weigh}
     plan, sample, prediction = resolved(plan, model, given, prediction)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_layouts(sample)
     check_weigh(weigh, own_loss=loss is None)
     check_experts(experts, plan)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}

@@ -14,7 +14,9 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
+
+from .loss_parameters import refuse_replaced
 
 __all__ = ["replaced_parameters_raise"]
 
@@ -35,13 +37,4 @@ def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
             if not hasattr(new, attribute):
                 setattr(new, attribute, value)
         if parameter is not None and parameter.requires_grad and id(parameter) not in now:
-            parameter.register_hook(partial(_refuse, name))
-
-
-def _refuse(name: str, _gradient: Tensor) -> None:
-    raise RuntimeError(
-        f'a gradient came to the parameter "{name}" that the model had before parallelize: the plan has put '
-        "another one in its place, so this value is old, and nothing trains it. The loss, a hook or a "
-        "closure holds it: compute what needs it in the forward of the model, from the module's attribute, "
-        "and return it"
-    )
+            parameter.register_hook(partial(refuse_replaced, name))

@@ -192,6 +192,10 @@ class ReplicatedParameters:
         for bucket in self._buckets:
             bucket.forget()
 
+    def waiting(self) -> list[Any]:
+        """Nothing: gradients wait in their parameters."""
+        return []
+
     def before_backward(self, *, last: bool) -> None:
         """Say whether the next backward is the last one of this step."""
         self._reducing = last

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from unisono.torch.control_data import on_every_rank, on_rank_0
+from unisono.torch_internals.assignments import version_of
 
 from .accumulation import GradientAccumulation
-from .arguments import check_trained, raise_changed, raise_written, two
+from .arguments import check_gradients, check_trained, raise_changed, raise_written, two
 from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
@@ -123,7 +124,8 @@ class Run:
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
         self._statistics, self._written = built.statistics(self.mesh), WrittenParameters(built)
-        self._accumulated = GradientAccumulation()
+        self._accumulated, self._waiting = GradientAccumulation(), list[Any]()  # its gradients after a step
+        self._outside = ""  # what the program has done since the last step, and the plan would lose
         self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None
         if self.mesh.outer is not None:
@@ -191,6 +193,8 @@ class Run:
         drawn = f"step, call {self._accumulated.calls}" if self._accumulated.calls else "step"
         self._built.hooks.check_step(update=update)
         with self._call(), self._drawing(drawn):
+            if not self._accumulated.calls:
+                self._clear()  # what a backward outside a step has left
             made, work, total = self._work(batch, self._accumulated, train=True, update=update)
             kept = False
             try:
@@ -205,7 +209,7 @@ class Run:
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
                 wrong = twice is not None or bool(lost)
-                changes = [wrote or any(changed), wrong, self._is_asked(), update, not update]
+                changes = [any(changed), wrong, self._is_asked(), update, not update, wrote]
                 mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
                 if moved[1]:
                     raise_written(twice, lost)
@@ -217,6 +221,7 @@ class Run:
                 ratio = self._accumulated.add(count)
                 if moved[0]:
                     self._statistics.synchronize(changed)
+                if moved[5]:
                     self._written.check_ranks()
                 kept = not update
                 if update:
@@ -230,6 +235,7 @@ class Run:
                 self._written.end()
                 if not kept:
                     self._clear()  # after an error, too: the next step must not add to these
+        self._waiting = [] if update else self._gradients()
         self.steps += update
         return mean
 
@@ -306,6 +312,7 @@ class Run:
         with self._call(), self._drawing("predict"):
             made, work, outputs, other = prediction(inputs, self._built, changed=self._is_changed())
             if other:
+                self._check_outside()
                 self._follow_frozen()
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
@@ -427,6 +434,8 @@ class Run:
                 f"{what}: after {self.steps} steps each replica has weights of its own. Call it after a "
                 f"meeting: the next one ends step {self._outer.next_meeting(self.steps)}"
             )
+        self._is_changed()
+        self._check_outside()
 
     def _check_own(self, what: str) -> None:
         """Refuse what needs the run's own weights while others are in their place."""
@@ -492,8 +501,7 @@ class Run:
         self.wait()  # a save deletes older ones
         found = on_rank_0(lambda: newest(folder), self.mesh.everyone.world)
         if self._accumulated.calls:
-            self._clear()
-            self._built.runtime.forget()
+            self._drop()
         self._follow_frozen()
         on_every_rank(lambda: self._take_checkpoint(found, also), self.mesh.everyone.world)
         return found
@@ -502,6 +510,7 @@ class Run:
         with self._state(also) as state:
             state.load(folder, beside=also)
         self._take_numbers(state.about)
+        self._written.follow()
         for name, thing in also.items():
             thing.load_state_dict(state.about["also"][name])
 
@@ -583,12 +592,15 @@ class Run:
     ) -> tuple[Schedule, StepInput, float]:
         """The schedule, its input, and the rows or labels by which its losses are divided."""
         inputs, targets = two(batch, own_loss=self._own_loss)
+        if train:
+            check_gradients(inputs, self.plan)
         several = into.calls > 0 or not update
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
         options["data"] = self._data
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
+            self._check_outside()
             self._follow_frozen()
         micros, weights = cut.micros, into.weights(cut)
         if self._built.compared is not None:
@@ -611,8 +623,32 @@ class Run:
         return proved_schedule(self.plan, len(micros)), work, cut.total
 
     def _is_changed(self) -> bool:
-        """Whether the caller has frozen or unfrozen parameters of this rank since the last call."""
-        return self._flags is not None and bool(self._flags.changed())
+        """Whether the caller has changed parameters of this rank since the last call, or what is trained."""
+        self._outside = self._written.outside()
+        if self._accumulated.calls and not all(map(_same, self._waiting, self._gradients())):
+            self._outside = (
+                "gradients that wait for an update after step(batch, update=False) were changed since: by a "
+                "backward outside the step, or zero_grad(). All of them are dropped. Do that after a step "
+                "with an update, or take gradients by torch.autograd.grad"
+            )
+        return bool(self._outside) or (self._flags is not None and bool(self._flags.changed()))
+
+    def _gradients(self) -> list[tuple[Any, int]]:
+        """The gradients of this rank, and how often each was written."""
+        found = [*(value.grad for value in self._trained.values()), *self._built.units.waiting()]
+        return [(one, version_of(one) if isinstance(one, Tensor) else 0) for one in found]
+
+    def _check_outside(self) -> None:
+        """Raise, on all ranks, what one of them cannot follow. All ranks call this."""
+        told = on_every_rank(lambda: self._outside, self.mesh.world)
+        self._outside = ""
+        if any(told):
+            self._drop()
+            raise RuntimeError(next(filter(None, told)))
+
+    def _drop(self) -> None:
+        self._clear()
+        self._built.runtime.forget()
 
     def _follow_frozen(self) -> None:
         """Train what requires gradients now. All ranks call this between two steps.
@@ -729,6 +765,13 @@ class Run:
         self._accumulated.clear()
         for parameter in self._trained.values():
             parameter.grad = None
+        if self.swap is not None:
+            self.swap.reset()
+
+
+def _same(one: tuple[Any, int], other: tuple[Any, int]) -> bool:
+    alike = one[0] is other[0] if isinstance(one[0], Tensor) else one[0] == other[0]
+    return alike and one[1] == other[1]
 
 
 def _bytes(size: object) -> int:

@@ -353,6 +353,10 @@ class ShardedParameters:
         for bucket in self._scalars:
             bucket.forget()
 
+    def waiting(self) -> list[Any]:
+        """The gradients that wait to be reduced."""
+        return fsdp.waiting(self.root)
+
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
         self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=last or self._plan.zero == 3)
@@ -395,5 +399,5 @@ def reshard(root: nn.Module) -> None:
             module.reshard()
 
 
-# What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.
+# What a run asks of it: root, reset, waiting, before_backward, after_weights, reduce_now, finish.
 DataAxis = ReplicatedParameters | ParameterSwap | ShardedParameters

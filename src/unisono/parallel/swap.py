@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class ParameterSwap:
     Attributes:
         root: the model.
         waited_s: seconds in which compute has waited for the store; `step` sets it to 0 first.
-        watched: in so many forwards, what they leave in memory is compared with the store.
+        watched: in so many forwards, the bits that they leave in memory are compared with the store.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ParameterSwap:
         self._coming: dict[nn.Parameter, Future[None]] = {}
         self._writing: list[Future[None]] = []
         self._norms: dict[nn.Parameter, float] = {}  # of the gradients that are in the store
+        self._versions: dict[nn.Parameter, int] = {}  # when they came
         self._order: list[_SwapUnit] = []  # of forward, as seen in this step
         self.watched = 0
         self._before: list[_SwapUnit] = []  # in the last one: what to read ahead
@@ -116,9 +118,13 @@ class ParameterSwap:
             raise RuntimeError(self._ended)
 
     def reset(self) -> None:
-        """Forget a step that ended with an error."""
+        """Forget a step that ended with an error, or a backward outside one."""
         self._backward_ended()
         self._norms.clear()
+
+    def waiting(self) -> list[Any]:
+        """The norms of the gradients that wait in the store."""
+        return [*self._norms.values()]
 
     def before_backward(self, *, last: bool) -> None:  # noqa: ARG002  (gradients are reduced by `finish`)
         """From now on units are fetched for backward."""
@@ -301,8 +307,11 @@ class ParameterSwap:
     def _check_unwritten(self, unit: _SwapUnit) -> None:
         """Refuse a forward that has written a parameter of `unit`, whose old values are in the store."""
         for parameter in unit.parameters:
-            kept = self._store.view((self._number[parameter], "value"), parameter.data)
-            if not same_bits(kept.to(parameter.device), parameter.data):
+            written = parameter._version != self._versions[parameter]
+            if self.watched and not written:  # a write by .data has no version
+                kept = self._store.view((self._number[parameter], "value"), parameter.data)
+                written = not same_bits(kept.to(parameter.device), parameter.data)
+            if written:
                 raise RuntimeError(
                     f'the forward writes the parameter "{self._names[parameter]}", and swap= would lose '
                     "it: the store has the old values. Compute what the forward needs from the parameter, "
@@ -335,7 +344,7 @@ class ParameterSwap:
 
     def _after_use(self, unit: _SwapUnit) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self.watched and not self._in_backward:
+            if not self._in_backward:
                 self._check_unwritten(unit)
             began: list[bool] = []
 
@@ -401,8 +410,9 @@ class ParameterSwap:
             self._users[parameter] += 1
             if self._users[parameter] == 1:
                 self._fill(parameter)
+                self._versions[parameter] = parameter._version
                 key = (self._number[parameter], "value")
-                self._coming[parameter] = self._io.submit(self._store.read, key, parameter.data)
+                self._coming[parameter] = self._submit(self._store.read, key, parameter.data)
 
     def _empty(self, tensor: Tensor) -> None:
         """Free the memory of a tensor whose values are in the store."""
@@ -433,9 +443,15 @@ class ParameterSwap:
 
     def _put(self, key: Key, tensor: Tensor) -> None:
         """Write in the background; two writes may be under way."""
-        self._writing.append(self._io.submit(self._store.write, key, tensor))
+        self._writing.append(self._submit(self._store.write, key, tensor))
         while len(self._writing) > 2:
             self._wait(self._writing.pop(0))
+
+    def _submit(self, move: Callable[[Key, Tensor], None], key: Key, tensor: Tensor) -> Future[None]:
+        """Move in the background, in the order of the stream in which the caller computes."""
+        if tensor.is_cuda and torch.cuda.is_initialized():
+            move = partial(_on_stream, torch.cuda.current_stream(tensor.device), move)
+        return self._io.submit(move, key, tensor)
 
     def _fail(self, error: BaseException) -> None:
         self._ended = self._ended or (
@@ -444,7 +460,7 @@ class ParameterSwap:
         )
 
     def _get(self, key: Key, tensor: Tensor) -> None:
-        self._wait(self._io.submit(self._store.read, key, tensor))
+        self._wait(self._submit(self._store.read, key, tensor))
 
     def _written(self) -> None:
         while self._writing:
@@ -458,6 +474,11 @@ class ParameterSwap:
             self._fail(error)
             raise
         self.waited_s += time.perf_counter() - start
+
+
+def _on_stream(stream: Any, move: Callable[[Key, Tensor], None], key: Key, tensor: Tensor) -> None:
+    with torch.cuda.stream(stream):  # a thread's own one is the default stream
+        move(key, tensor)
 
 
 def _spilling(swap: weakref.ref[ParameterSwap]) -> Callable[[Tensor], None]:

@@ -8,6 +8,7 @@ between cuts are cut along the sequence: the moves of a module say what it gathe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from unisono.torch_internals.training import module_at
+from unisono.torch_internals.training import is_compiled, module_at, uncompile
 
 from . import tensor_moves
 from .generators import RngRegion
@@ -197,11 +198,26 @@ def run_locally(
     for path in {**leaves, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
         make(path, module_at(model, path), leaves.get(path, {}))
     written.wrap_others()
+    _run_uncompiled(model)
     for module in model.modules():  # their shortcuts in evaluation would take parameters as they are
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
         if isinstance(module, nn.TransformerEncoderLayer):
             module.register_forward_pre_hook(_nothing)
+
+
+def _run_uncompiled(model: nn.Module) -> None:
+    """Run compiled modules with a cut one in them as they are: compiled code skips what checks its calls."""
+    inside = {module for module in model.modules() if isinstance(vars(module).get("forward"), Forward)}
+    for path, module in model.named_modules():
+        if is_compiled(module) and not inside.isdisjoint(module.modules()):
+            uncompile(module)
+            warnings.warn(
+                f'"{path or type(module).__name__}" is compiled, and has layers that the tensor axis cuts: '
+                "it runs as without compile()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _nothing(_module: nn.Module, _args: Any) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from unisono.errors import message
 
+from .assignments import version_of
 from .probe import MissingPrivateName, PrivateName, find, need, optional
 from .training import module_at
 
@@ -145,22 +146,75 @@ def shown(root: Any) -> Iterator[tuple[Any, Any]]:
             yield held.sharded_param, held._unsharded_param
 
 
-def before_freed(root: Any, compare: Callable[[Any, Any, int, int, int], None]) -> list[Any]:
-    """Hook each sharded module's forward: when it ends, and before its parameters are freed, call
-    `compare(sharded, gathered, part, parts, dim)` for each of them. Return the hooks' handles.
+class GatheredParameter(torch.nn.Parameter):
+    """A gathered copy of a sharded parameter, which counts what writes it by `.data`, too."""
+
+    @property
+    def data(self) -> Any:
+        """A view as PyTorch gives it. Those of one parameter share one version counter."""
+        seen: Any = self.__dict__.get("_seen")
+        if seen is None:
+            seen = self.__dict__["_seen"] = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return seen.detach()
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        self.__dict__["_assigned"] = self.__dict__.get("_assigned", 0) + 1
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+
+    def writes(self) -> int:
+        """How often it was written. FSDP's gathering does not count."""
+        seen = self.__dict__.get("_seen")
+        return (
+            version_of(self)
+            + (0 if seen is None else version_of(seen))
+            + int(self.__dict__.get("_assigned", 0))
+        )
+
+
+class GatheredCopies:
+    """The gathered copies of all parameters in `root`, and what writes them: the next gather overwrites it.
+
+    A copy is made once; its versions outlast the memory that is freed between its uses.
     """
-    need(NAMES["states"])
 
-    def ended(module: Any, *_: Any) -> None:
-        for group in module._get_fsdp_state()._fsdp_param_groups:
-            for held in group.fsdp_params if group.is_unsharded else ():
-                mesh = held.mesh_info
-                part, parts = getattr(mesh, "shard_mesh_rank", 0), getattr(mesh, "shard_mesh_size", 1)
-                dim = getattr(held.fsdp_placement, "dim", 0)
-                compare(held.sharded_param, held._unsharded_param, part, parts, dim)
+    def __init__(self, root: Any) -> None:
+        need(NAMES["states"])
+        modules: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+        self._held = [held for group in groups for held in group.fsdp_params]
+        self._known = [_writes(held) for held in self._held]
+        for held in self._held:
+            held.init_unsharded_param = _counting(held, held.init_unsharded_param)
 
-    modules: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
-    return [module.register_forward_hook(ended, prepend=True) for module in modules]
+    def written(self) -> list[tuple[Any, Any]]:
+        """The (sharded, gathered) parameters whose copy was written since the last call."""
+        found = []
+        for number, held in enumerate(self._held):
+            count = _writes(held)
+            if count != self._known[number]:
+                self._known[number] = count
+                found.append((held.sharded_param, held._unsharded_param))
+        return found
+
+
+def _counting(held: Any, make: Callable[[], None]) -> Callable[[], None]:
+    """Make the gathered copy as FSDP does, the first time of the class that counts."""
+
+    def made() -> None:
+        make()
+        if type(held._unsharded_param) is torch.nn.Parameter:
+            held._unsharded_param.__class__ = GatheredParameter
+        held.__dict__.pop("init_unsharded_param", None)
+
+    return made
+
+
+def _writes(held: Any) -> int:
+    copy = held.__dict__.get("_unsharded_param")
+    if isinstance(copy, GatheredParameter):
+        return copy.writes()
+    return 0 if copy is None else version_of(copy)  # cut on the tensor axis, too
 
 
 def is_sharded(unit: Any, name: str) -> bool:
@@ -219,6 +273,15 @@ def reset(root: Any) -> None:
             held.unsharded_param.grad = None
     reset_state = find(NAMES["reset"]) or _reset_before
     reset_state(root)
+
+
+def waiting(root: Any) -> list[Any]:
+    """The gradients that wait in gathered parameters to be reduced."""
+    if root._get_fsdp_state()._is_root is None:
+        return []
+    held = [one for group in _groups(root) for one in group.fsdp_params]
+    copies = [one._unsharded_param for one in held if hasattr(one, "_unsharded_param")]
+    return [copy.grad for copy in copies] + [one.unsharded_accumulated_grad for one in held]
 
 
 def accumulate(root: Any) -> None:

@@ -195,6 +195,11 @@ def is_compiled(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
+def uncompile(module: Any) -> None:
+    """Undo `Module.compile`."""
+    module._compiled_call_impl = None
+
+
 def check_dimensions(norm: Any, x: Tensor) -> None:
     """Raise ValueError for an input that a BatchNorm does not take."""
     if find(NAMES["dimensions"]) is not None:

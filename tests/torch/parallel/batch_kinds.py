@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from parallel.outside_steps import DATA, LOSS, PIPELINE, TENSOR, ZERO3, by_hand, made, net, rows
 from parallel.plain_training import adamw, seeded
 from parallel.run_features import in_group
 
@@ -91,6 +92,55 @@ def check_what_has_no_rows_is_refused(folder: Path) -> None:
         run.step(("text", ()))
     with pytest.raises(ValueError, match="a batch has a Opaque"):
         next(iter(run.shard([(Opaque(whole.x), whole.labels)])))
+
+
+def slope(output: Tensor, given: Any) -> Tensor:
+    """A loss that differentiates by an input."""
+    x, y = given
+    (found,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    return LOSS(output, y) + found.square().mean()
+
+
+def check_inputs_that_require_gradients(folder: Path) -> None:
+    batches = [(x.requires_grad_(), (x, y)) for x, y in rows()]
+    model, wanted = seeded(net), []
+    optimizer = adamw(model.parameters())
+    for x, given in batches:
+        optimizer.zero_grad()
+        loss = slope(model(x), given)
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    for plan in (DATA, dataclasses.replace(DATA, micro_batches=2)):
+        run = made(plan, loss=slope)
+        found = [run.step(batch) for batch in run.shard(batches)]
+        assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-5, (plan, found, wanted)
+    for plan in (TENSOR, PIPELINE):
+        run = made(plan, loss=slope)
+        with pytest.raises(ValueError, match=r"an input of the batch requires a gradient, and no rank of"):
+            run.step(next(iter(run.shard(batches))))
+    run = made(TENSOR)
+    with pytest.raises(RuntimeError, match=r"an input of the model requires a gradient, of which each rank"):
+        run.model(batches[0][0])
+
+
+def check_layouts_of_batches(folder: Path) -> None:
+    x, y = rows()[0]
+    nested = torch.nested.nested_tensor(
+        [row[: 2 + number] for number, row in enumerate(x)], layout=torch.jagged
+    )
+    for given in (x.to_sparse(), x.to_sparse_csr(), nested):
+        run = made(DATA)
+        for call in (run.step, run.evaluate, lambda batch, run=run: next(iter(run.shard([batch])))):
+            with pytest.raises(ValueError, match=r"a batch has a \w+ tensor, which is not cut into rows"):
+                call((given, y))
+    wanted = by_hand(seeded(net))((x, y))
+    wide = torch.stack([x, x], -1).flatten(1)[:, ::2]
+    turned = torch.complex(x, -x).conj().imag  # with the bit that negates
+    for given in (x.t().contiguous().t(), wide, turned):
+        for plan in (DATA, ZERO3, TENSOR, PIPELINE):
+            run = made(plan)
+            assert abs(run.step(next(iter(run.shard([(given, y)])))) - wanted) < 1e-5, plan
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -336,6 +336,7 @@ class TransactionalRun(Run):
         """Take the parameters that the model has now, and make the optimizers forget those before."""
         self._named = self._built.named
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
+        self._written.follow()
         names = {value: name for name, value in former.items()}
         for optimizer in self._optimizers if self.plan.zero > 0 else ():
             optimizer.state.clear()

@@ -65,6 +65,7 @@ class Stage:
         comes, goes: values that it receives and sends.
         fresh: of those that come, the ones whose memory is written later.
         result: values that the model returns; on the last stage.
+        returned: names of parameters among them.
     """
 
     items: list[Item]
@@ -72,6 +73,7 @@ class Stage:
     goes: list[int]
     fresh: frozenset[int] = frozenset()
     result: frozenset[int] = frozenset()
+    returned: frozenset[str] = frozenset()
 
     @property
     def calls(self) -> list[str]:
@@ -81,7 +83,7 @@ class Stage:
     @property
     def parameters(self) -> set[str]:
         """Names of the parameters that it needs."""
-        return {name for item in self.items for name in item.parameters}
+        return {name for item in self.items for name in item.parameters} | self.returned
 
 
 class StageProgram:
@@ -252,7 +254,8 @@ class StageProgram:
                 )
             fresh = frozenset(number for number in comes if values[number].storage in written)
             result = frozenset(graph.outputs) if stage == len(bounds) - 2 else frozenset[int]()
-            stages.insert(0, Stage(kept, sorted(comes), goes, fresh, result))
+            returned = frozenset(values[n].name for n in result if values[n].kind == "parameter")
+            stages.insert(0, Stage(kept, sorted(comes), goes, fresh, result, returned))
             needed = comes
         if needed:
             line = graph.nodes[values[min(needed)].node].line

@@ -108,7 +108,7 @@ class PipelineRuntime:
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     Attributes:
         interrupted: the last run ended with an error.
-        loss_parameters: what a loss may not take; None: it may take all.
+        loss_parameters: what a loss may not take; None: that was checked.
         context: runs the model with its loss on a part of each sequence; None: sequences are whole.
         runs_twice: a module runs its program twice, so that parameters are used more than once.
     """
@@ -241,6 +241,8 @@ class PipelineRuntime:
             step.count += count
             if parameters is not None and loss.requires_grad:
                 parameters.check(loss, begun)
+                if parameters.may_end(step.step_input.loss):
+                    self.loss_parameters = None
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * step.step_input.factor),)
         step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)

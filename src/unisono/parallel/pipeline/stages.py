@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.plain_class import plain_class
 from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.structure import ModelStructure, run_pieces
 from unisono.torch.control_data import on_rank_0
+from unisono.torch_internals.random_draws import StandIn
 from unisono.torch_internals.training import module_at
 
 
@@ -264,5 +266,22 @@ def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
         if module in inside:
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            gone = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            StandIn.drawn_on = parameter.device if not parameter.is_meta else StandIn.drawn_on
+            gone = StandIn(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
             module.register_parameter(name, gone)
+
+
+def refuse_calls(model: nn.Module, kept: Iterable[nn.Module]) -> None:
+    """Let no program call the model of a pipeline, or a module whose parameters other stages have."""
+    inside = {module for top in kept for module in top.modules()}
+
+    def refuse(module: nn.Module, _args: Any) -> None:
+        raise RuntimeError(
+            f"{plain_class(module).__name__} was called outside a step, and has parameters on other stages "
+            "of the pipeline. Call run.predict(inputs) or run.evaluate(batch) on all ranks; gradients "
+            "outside a step, as of inputs, need a plan without pipeline="
+        )
+
+    for module in model.modules():
+        if module is model or (module not in inside and module._parameters):
+            module.register_forward_pre_hook(refuse, prepend=True)
