@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.torch_internals.dtensor import handle_parts
+
 from .accumulation import GradientAccumulation
 from .arguments import check_trained, raise_changed, raise_written, two
 from .batches import RankBatches, rows_of
@@ -102,13 +104,13 @@ class Run:
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
         group = built.mesh.everyone.world
-        self.optimizer, self._optimizers = make_optimizers(
-            optimizer, given, group, swap=self.swap is not None
-        )
+        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, built.scope_limits())
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
         self._cut = has_cut_parameters(self._trained.values())
+        if self._cut:
+            handle_parts()
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
