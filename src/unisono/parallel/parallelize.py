@@ -16,6 +16,7 @@ from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts
+from .layouts.shard import planned
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
 from .model_setup import ModelSetup, set_up
@@ -110,7 +111,7 @@ def _run(
 
 
 def _set_up(model: nn.Module, plan: Plan, options: dict[str, Any]) -> ModelSetup:
-    with replaced_parameters_raise(model):
+    with replaced_parameters_raise(model), planned(plan):
         return set_up(model, plan, **options)
 
 

@@ -33,7 +33,9 @@ from .generators import drawing, seed_of
 from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
-from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
+from .layouts.shard import planned
+from .loss_check import LossCheck, not_a_mean
+from .loss_weights import SUM, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
 from .model_changes import ModelChanges
 from .model_setup import ModelSetup
 from .optimizer_groups import (
@@ -97,7 +99,10 @@ class Run:
         self.skipped = 0
         self._built, self._loss, self._own_loss = built, loss or own_loss, loss is None
         self._ignored = ignored_by(loss)
-        self._weigh = resolved(weigh, self._ignored, built.model, own_loss=self._own_loss)
+        self._weigh = resolved(weigh, self._ignored, built.model, loss)
+        self._loss_check: LossCheck | None = None  # of the first step that cuts a loss which may be no mean
+        if not (loss is None or self._weigh in ("rows", SUM) or is_mean(loss)):
+            self._loss_check = LossCheck(loss, self._weigh, self._ignored, built.mesh.axes.device_type)
         self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
@@ -123,7 +128,7 @@ class Run:
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
         self._statistics, self._written = built.statistics(self.mesh), WrittenParameters(built)
-        self._accumulated = GradientAccumulation()
+        self._accumulated = self._accumulation()
         self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None
         if self.mesh.outer is not None:
@@ -205,8 +210,11 @@ class Run:
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
                 wrong = twice is not None or bool(lost)
-                changes = [wrote or any(changed), wrong, self._is_asked(), update, not update]
+                problem = self._loss_problem()
+                changes = [wrote or any(changed), wrong, self._is_asked(), update, not update, bool(problem)]
                 mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
+                if moved[5]:
+                    raise ValueError(not_a_mean(problem))
                 if moved[1]:
                     raise_written(twice, lost)
                 if moved[3] and moved[4]:
@@ -233,6 +241,9 @@ class Run:
         self.steps += update
         return mean
 
+    def _accumulation(self) -> GradientAccumulation:
+        return GradientAccumulation(sums=self._weigh == SUM)
+
     def _is_asked(self) -> bool:
         """Whether a newcomer waits at this rank."""
         return False
@@ -243,12 +254,16 @@ class Run:
         first. A rank may have no rows: 0 of each tensor.
         """
         with self._call(), self._drawing("evaluate"):
-            alone = GradientAccumulation()
+            alone = self._accumulation()
             made, work, total = self._work(batch, alone, train=False)
             loss, count, _ = self._built.runtime.run(made, work)
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
-            mean, _, count, moved = self._agree(loss, count, norm=False, changes=[name is not None, False])
+            problem = self._loss_problem()
+            changes = [name is not None, bool(problem)]
+            mean, _, count, moved = self._agree(loss, count, norm=False, changes=changes)
+            if moved[1]:
+                raise ValueError(not_a_mean(problem))
             if moved[0]:
                 self._statistics.synchronize(changed)
                 raise_changed(name)
@@ -543,7 +558,8 @@ class Run:
                     self._fixed,
                     follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
                 )
-            yield
+            with planned(self.plan):
+                yield
         except BaseException as error:
             interrupted = self._built.runtime.interrupted
             if interrupted:
@@ -573,6 +589,8 @@ class Run:
         several = into.calls > 0 or not update
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
+        if self._built.runtime.context is not None:
+            options["read"] = self._built.runtime.context.read(self._loss)
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
             self._follow_frozen()
@@ -590,11 +608,33 @@ class Run:
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"
         factor = self.scaler.scale * self.mesh.plan.data
-        work = StepInput(micros, weights, self._loss, factor, train, counts, update)
+        loss: Any = self._loss
+        if self._loss_check is not None and (several or self.plan.micro_batches > 1 or self.mesh.plan.data > 1):
+            loss = self._loss_check
+            if self._built.runtime.context is not None:
+                loss = self._see_loss(micros[0], loss)
+        work = StepInput(micros, weights, loss, factor, train, counts, update)
         if self._built.trial is not None:
             self._built.trial.run(given if rows_of([*given]) else micros[0], work.mean, self.mesh)
             self._built.trial = None
         return proved_schedule(self.plan, len(micros)), work, cut.total
+
+    def _see_loss(self, micro: tuple[Any, Any], check: LossCheck) -> Any:
+        """Show a loss the output of a micro-batch, whole: under a context axis it gets none. Return the loss."""
+        seeing = StepInput([micro], [1.0], check, train=False, counts=self._weigh == "counted", recorded=False)
+        with torch.no_grad(), drawing(self._built.seed, self.mesh.axes.device_type):
+            self._confirm([micro], loss=False)
+            self._built.runtime.run(proved_schedule(self.plan, 1), seeing)
+        return self._loss
+
+    def _loss_problem(self) -> str:
+        """Why the loss is no mean of its parts, found once; "": it is."""
+        check = self._loss_check
+        if check is None or not check.seen:
+            return ""
+        if check.rows > 1 or self._built.runtime.context is not None:  # whose ranks all see a loss, or none
+            self._loss_check = None
+        return check.problem()
 
     def _is_changed(self) -> bool:
         """Whether the caller has frozen or unfrozen parameters of this rank since the last call."""

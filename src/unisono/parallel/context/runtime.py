@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
-from unisono.parallel.program_state import FAR, ModuleSettings, kinds_of, set_counter, warn_counter
+from unisono.parallel.program_state import COUNTS, FAR, ModuleSettings, kinds_of, set_counter, warn_counter
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.tensor_parallel import axis_of
 
 from .exchange import ContextGroup, whole
+from .loss_numbers import LossNumbers
 from .program import ContextError, ContextProgram
 from .replay import ForwardCall, ReplayModel
 from .tensor_axis import CutParts
@@ -77,6 +79,7 @@ class ContextModel:
         self._ranks = self._group(mesh)
         self._settings: ModuleSettings | None = None
         self._known: dict[Any, ContextProgram] = {}
+        self._numbers, self._read, self._warned = LossNumbers(), 0, False
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
         self._meet = [mesh.context] if programs is None else [mesh.context, mesh.group("pipeline")]
@@ -124,6 +127,11 @@ class ContextModel:
         """Record with these flags (name -> whether it is trained) from now on."""
         self._recorder.train(flags)
 
+    def read(self, loss: Callable[[Any, Any], Any]) -> int:
+        """Follow the numbers that the loss reads now; return what must be equal on all ranks."""
+        self._read = self._numbers.read(loss)
+        return self._read
+
     def confirm(self, micros: Iterable[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
         """Prove the programs of these micro-batches, where they are new.
 
@@ -144,9 +152,25 @@ class ContextModel:
                 continue
             self._settings.give(self._recorder.shapes)
             program = self._proved(inputs, targets, loss)
+            if loss is not None and not self._read:
+                self._read = self._numbers.read(loss)
+                key = self._key(inputs, targets, loss)
+            self._warn_of_numbers()
             while len(self._known) >= PROGRAMS:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = program
+
+    def _warn_of_numbers(self) -> None:
+        """Tell the user once that a loss which reads other numbers costs a recording."""
+        seen = {asked[2] for _, asked, *_ in self._known if asked is not None}
+        if len(seen) > COUNTS and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the loss of {self._name} reads a number that changes again and again: its program is recorded anew "
+                "for each value, which takes seconds. Give the number in the targets, as a tensor with a row for each "
+                "of theirs",
+                stacklevel=2,
+            )
 
     def _check_counters(self, inputs: Any, targets: Any, loss: Any) -> None:
         """A number that counts may be left out of the settings only if it is not in the program."""
@@ -163,7 +187,7 @@ class ContextModel:
 
     def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
         assert self._settings is not None
-        asked = None if loss is None else (kinds_of(targets), loss)
+        asked = None if loss is None else (kinds_of(targets), loss, self._read)
         settings = self._settings.now(), self._recorder.trained
         return kinds_of(inputs), asked, settings, torch.is_grad_enabled()
 
@@ -173,6 +197,8 @@ class ContextModel:
         program: ContextProgram | None = None
         try:
             program = self._program(inputs, targets, loss)
+            if loss is not None:
+                self._numbers.check(loss)
             told = program.digest
         except ValueError as error:
             told = error
@@ -202,6 +228,7 @@ class ContextModel:
             output = self._output(output)
             if self._dtype is not None:
                 output = mapped(output, lambda t: t.float() if t.is_floating_point() else t)
+            self._numbers.note(output, wanted)
             return loss(output, wanted)
 
         return self._recorder.record((inputs, () if loss is None else targets), forward)
