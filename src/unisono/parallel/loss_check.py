@@ -1,6 +1,7 @@
-"""Tries, in the first step, whether a loss is the mean of its parts: a plan cuts its rows over ranks and micro-batches.
+"""Tries in the first step whether a loss is the mean of its parts, into which a plan cuts the rows.
 
-The loss of some rows is compared with those of two parts of them. A difference counts only where the order of the
+The loss of some rows is compared with those of two parts of them. A difference counts only where the order
+of the
 rows does not matter: then rows of the output belong to rows of the targets, and the loss draws no numbers.
 """
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from .batches import rows_of
 from .generators import drawing
 from .graph.containers import mapped, tensors_in
-from .loss_weights import IGNORED, count_of, kept_of, mean, pair
+from .loss_weights import count_of, kept_of, mean, pair
 
 __all__ = ["LossCheck"]
 
@@ -82,12 +83,13 @@ class LossCheck:
         if not abs(found - turned) <= limit:
             return ""
         return (
-            f"the loss of {rows} rows is {found:.6g}, and of two parts of them {several[0]:.6g} and {several[1]:.6g}, "
+            f"the loss of {rows} rows is {found:.6g}, and of two parts of them {several[0]:.6g} and "
+            f"{several[1]:.6g}, "
             f"which make {expected[0]:.6g}"
         )
 
     def _value(self, part: tuple[Any, Any]) -> Tensor:
-        value = self.loss(*part)
+        value: Any = self.loss(*part)
         return pair(value)[0] if self._weigh == "counted" else mean(value)
 
     def _expected(self, whole: Any, parts: Sequence[Any], values: Sequence[float]) -> list[float]:
@@ -98,7 +100,9 @@ class LossCheck:
         count = count_of(self._weigh) if callable(self._weigh) else rows_of
         ways = [[count(part[1] if callable(self._weigh) else list(part[1:])) for part in parts]]
         if self._weigh is None:
-            ways.append([kept_of(part[1], self._ignored) * rows for part, rows in zip(parts, ways[0], strict=True)])
+            ways.append(
+                [kept_of(part[1], self._ignored) * rows for part, rows in zip(parts, ways[0], strict=True)]
+            )
         return [
             sum(n * each for n, each in zip(ns, values, strict=True) if n) / sum(ns) if sum(ns) else values[0]
             for ns in ways
@@ -108,8 +112,10 @@ class LossCheck:
 def not_a_mean(problem: str) -> str:
     """The text of the error, on all ranks."""
     return (
-        f"the loss is no mean of its parts, into which the plan cuts the rows: {problem or 'another rank found it'}. "
-        "Write parallelize(..., weigh=targets -> the number by which it divides), such as weigh=lambda targets: "
+        f"the loss is no mean of its parts, into which the plan cuts the rows: "
+        f"{problem or 'another rank found it'}. "
+        "Write parallelize(..., weigh=targets -> the number by which it divides), such as weigh=lambda "
+        "targets: "
         'class_weights[targets].sum(); or weigh="counted", with a loss that returns (sum, count); or give '
         'nn.CrossEntropyLoss(...) itself. weigh="rows" takes the mean of the parts, as DDP does'
     )
@@ -131,7 +137,8 @@ def _taken(batch: tuple[Any, Any], chosen: Sequence[int]) -> tuple[Any, Any]:
         each, rest = divmod(len(value), rows)
         if rest or not each:
             raise ValueError("no rows")
-        return value.unflatten(0, (rows, each))[index.to(value.device)].flatten(0, 1)
+        cut: Tensor = value.unflatten(0, (rows, each))  # type: ignore[no-untyped-call]
+        return cut[index.to(value.device)].flatten(0, 1)
 
     return mapped(batch, take)  # type: ignore[no-any-return]
 
@@ -141,7 +148,9 @@ def _untouched(loss: Any) -> Iterator[None]:
     """What the loss changes meanwhile is as before afterwards: attributes, buffers, Python's generators."""
     held = [*loss.modules()] if isinstance(loss, nn.Module) else [loss] if hasattr(loss, "__dict__") else []
     kept = [(vars(one), dict(vars(one))) for one in held]
-    buffers = [(b, b.clone()) for one in held if isinstance(one, nn.Module) for b in one.buffers(recurse=False)]
+    buffers = [
+        (b, b.clone()) for one in held if isinstance(one, nn.Module) for b in one.buffers(recurse=False)
+    ]
     numbers = random.getstate(), np.random.get_state()
     try:
         yield

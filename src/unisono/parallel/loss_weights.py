@@ -122,7 +122,7 @@ def _own_weigh(loss: Any, ignored: int) -> Weigh:
     if weight is None or not classes or settings.get("reduction", "mean") != "mean":
         return None
 
-    def weights(labels: Any) -> Tensor | float:
+    def weights(labels: Any) -> Any:
         if not isinstance(labels, Tensor) or labels.is_floating_point():  # shares of classes
             return float(rows_of([labels]))
         counts = labels != ignored
@@ -278,9 +278,12 @@ def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
     if largest - least > EVEN:
         raise ValueError(
             f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
-            'parts\' means is not the mean over labels. Write parallelize(..., weigh="tokens") if the loss divides by '
-            "the labels that are not ignored; weigh=lambda targets: the number by which it divides, such as the sum "
-            f"of class weights, weight[targets[targets != {ignored}]].sum(); weigh=\"rows\" if it is a mean over rows"
+            'parts\' means is not the mean over labels. Write parallelize(..., weigh="tokens") if the loss '
+            "divides by "
+            "the labels that are not ignored; weigh=lambda targets: the number by which it divides, such "
+            "as the sum "
+            f'of class weights, weight[targets[targets != {ignored}]].sum(); weigh="rows" if it is a mean '
+            f"over rows"
         )
 
 
@@ -340,8 +343,10 @@ def _check_alike(batch: Any, read: int, mesh: PlanMesh) -> None:
     table = _gather([fingerprint(batch), read], mesh).view(-1, together, 2)
     if bool((table[..., 1] != table[0, 0, 1]).any()):
         raise ValueError(
-            "the loss reads other numbers on some ranks than on others, such as a weight that the loop changes: "
-            f"{table[..., 1].flatten().tolist()} on ranks 0 to {mesh.plan.ranks - 1}, as fingerprints. Change it on "
+            "the loss reads other numbers on some ranks than on others, such as a weight that the loop "
+            "changes: "
+            f"{table[..., 1].flatten().tolist()} on ranks 0 to {mesh.plan.ranks - 1}, as fingerprints. "
+            f"Change it on "
             "all ranks alike"
         )
     for row, marks in enumerate(table[..., 0].tolist()):

@@ -96,8 +96,12 @@ class ModelSetup:
     def scope_limits(self) -> ScopeLimits:
         """What an optimizer may look at."""
         plan = self.mesh.plan
-        listed = self.experts is not None and any(self.experts.spread(name) > 1 for name in self.experts.names)
-        part = "the parameters of its stage" if plan.pipeline > 1 else "those of its experts" if listed else ""
+        listed = self.experts is not None and any(
+            self.experts.spread(name) > 1 for name in self.experts.names
+        )
+        part = (
+            "the parameters of its stage" if plan.pipeline > 1 else "those of its experts" if listed else ""
+        )
         fused = "" if self.decision is None else next(iter(self.decision.cut.fused), "")
         return ScopeLimits(str(plan), part, isinstance(self.units, ParameterSwap), fused)
 

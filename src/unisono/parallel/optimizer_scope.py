@@ -1,4 +1,4 @@
-"""What the update of a value depends on, found by behaviour: copies of an optimizer step a few small parameters.
+"""What the update of a value depends on, found by behaviour: copies of an optimizer step small parameters.
 
 | scope | an update depends on | for example |
 |---|---|---|
@@ -17,7 +17,7 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,7 +57,8 @@ class OptimizerScope(NamedTuple):
 
     def joined(self, other: OptimizerScope) -> OptimizerScope:
         """What holds for the parameters of two ranks."""
-        return OptimizerScope(*map(max, self, other))
+        pairs: Any = zip(self, other, strict=True)
+        return OptimizerScope(*map(max, pairs))
 
 
 class ScopeLimits(NamedTuple):
@@ -85,12 +86,14 @@ class ScopeLimits(NamedTuple):
         use = "Use an optimizer that changes each value by itself, such as AdamW"
         if found.closure:
             raise ValueError(
-                f"{name}.step needs a closure that computes the loss again, and a run computes it once a step. "
+                f"{name}.step needs a closure that computes the loss again, and a run computes it once a "
+                f"step. "
                 "Use an optimizer whose step() takes no argument: AdamW"
             )
         if self.part and found.scope == ALL:
             raise ValueError(
-                f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a rank has "
+                f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a "
+                f"rank has "
                 f"{self.part}. {use}, or data= and zero=, where it sees all"
             )
         if self.units and found.together:
@@ -100,12 +103,14 @@ class ScopeLimits(NamedTuple):
             )
         if self.fused and found.cut:
             raise ValueError(
-                f'{name} looks at whole matrices, and {self.plan} has cut "{self.fused}" into several. {use}, or '
+                f'{name} looks at whole matrices, and {self.plan} has cut "{self.fused}" into several. '
+                f"{use}, or "
                 f'write cuts={{"{self.fused}": "whole"}}'
             )
         if found.unknown and (self.part or self.units or self.fused):
             warnings.warn(
-                f"{name} could not be tried on small parameters ({found.unknown}). If it looks at more than one "
+                f"{name} could not be tried on small parameters ({found.unknown}). If it looks at more "
+                f"than one "
                 f"value at a time, it may step otherwise than in one process under {self.plan}",
                 stacklevel=2,
             )
@@ -137,7 +142,9 @@ def scope_of(
 def _tried(optimizer: optim.Optimizer, few: bool, *, units: bool, cuts: bool) -> OptimizerScope:
     scope, trial = VALUE, partial(_Trial, optimizer, few)
     for sizes, steps in ((SIZES, STEPS), (WIDE, WIDE_STEPS)):
-        if scope == VALUE and (sizes is SIZES or few and any(_sizes(p, WIDE) != _sizes(p, SIZES) for p in _all(optimizer))):
+        if scope == VALUE and (
+            sizes is SIZES or (few and any(_sizes(p, WIDE) != _sizes(p, SIZES) for p in _all(optimizer)))
+        ):
             runs = (trial(sizes, steps, change).run() for change in (_none, _of_twins, _of_every_second))
             plain, twins, second = runs
             if any(not _same(a[::2], b[::2]) for a, b in zip(plain, second, strict=True)):
@@ -145,7 +152,9 @@ def _tried(optimizer: optim.Optimizer, few: bool, *, units: bool, cuts: bool) ->
             if any(not _same(a, b) for a, b in zip(plain[::2], twins[::2], strict=True)):
                 scope = ALL
     together = scope == ALL or (units and not trial().is_alike(trial(apart=True)))
-    return OptimizerScope(scope, together, scope != VALUE and cuts and not trial().is_alike(trial(halves=True)))
+    return OptimizerScope(
+        scope, together, scope != VALUE and cuts and not trial().is_alike(trial(halves=True))
+    )
 
 
 Change = Callable[[int, Tensor], Tensor]  # of the values or gradients of a parameter, by its number
@@ -188,7 +197,7 @@ class _Trial:
         held = {id(t): _blank(t, sizes) for one in every for t in _tensors(vars(one)) if t.shape in shapes}
         memo = held | memo | {id(one): object.__new__(type(one)) for one in every}
         for one in every:
-            vars(memo[id(one)]).update(copy.deepcopy(without_hooks(one), memo))
+            memo[id(one)].__dict__.update(copy.deepcopy(without_hooks(one), memo))
         groups = [group for one in every for group in memo[id(one)].param_groups]
         for some in {id(group["params"]): group["params"] for group in groups}.values():
             some[:] = self._chosen(some) if few else self._given(some)
@@ -221,7 +230,9 @@ class _Trial:
         for number, several in enumerate(self._whole):
             size = sum(p.numel() for p in several)
             count = torch.arange(size, device=several[0].device, dtype=torch.float64)
-            gradient = self._change(number, torch.cos(0.7 * count + number) * math.exp(1.5 * math.sin(1.3 * step)))
+            gradient = self._change(
+                number, torch.cos(0.7 * count + number) * math.exp(1.5 * math.sin(1.3 * step))
+            )
             for one, part in zip(several, gradient.split([p.numel() for p in several]), strict=True):
                 one.grad = part.view(one.shape).to(one.dtype) if number % stride == first else None
 
@@ -246,7 +257,10 @@ class _Trial:
         except Exception:  # noqa: BLE001  it does not take this
             return False
         moved = [b - a for a, b in zip(self.before, wanted, strict=True)]
-        far = [(b - a - move).abs().max() <= 1e-3 * move.abs().max() for a, b, move in zip(other.before, found, moved, strict=True)]
+        far = [
+            (b - a - move).abs().max() <= 1e-3 * move.abs().max()
+            for a, b, move in zip(other.before, found, moved, strict=True)
+        ]
         return all(far)
 
 
@@ -271,7 +285,7 @@ def _fails_without_closure(optimizer: optim.Optimizer, few: bool) -> bool:
     """Whether a step fails without a closure, and not with one."""
     try:
         _Trial(optimizer, few, steps=1).run()
-    except Exception:
+    except Exception:  # noqa: BLE001  tried again below
         trial = _Trial(optimizer, few)
         trial.give(0)
 

@@ -4,7 +4,8 @@ An optimizer of PyTorch that changes each value by itself gets this rank's parts
 of its step. With DTensors it would compute the same bits, and each operation on each parameter would pay for
 PyTorch's dispatch, which takes longer than the arithmetic of a small model.
 
-Any other optimizer steps DTensors, on all ranks alike: the numbers that it reads are those of whole parameters.
+Any other optimizer steps DTensors, on all ranks alike: the numbers that it reads are those of whole
+parameters.
 """
 
 from __future__ import annotations
@@ -62,12 +63,16 @@ def step(optimizer: optim.Optimizer) -> None:
 
 def _of_dtensor(error: Exception) -> bool:
     """Whether PyTorch's dispatch of DTensors raised it."""
+    if "got mixed torch.Tensor and DTensor" in str(error):
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     return any("torch/distributed/tensor/" in frame.filename for frame in frames)
 
 
 def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    if "got mixed" in reason:
+        reason = "it computes with cut and whole ones together, where a number helps: float(norm) in place of norm"
     return (
         f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an "
         f"operation of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. "

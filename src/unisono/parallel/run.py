@@ -609,7 +609,9 @@ class Run:
         counts = self._weigh == "counted"
         factor = self.scaler.scale * self.mesh.plan.data
         loss: Any = self._loss
-        if self._loss_check is not None and (several or self.plan.micro_batches > 1 or self.mesh.plan.data > 1):
+        if self._loss_check is not None and (
+            several or self.plan.micro_batches > 1 or self.mesh.plan.data > 1
+        ):
             loss = self._loss_check
             if self._built.runtime.context is not None:
                 loss = self._see_loss(micros[0], loss)
@@ -620,8 +622,10 @@ class Run:
         return proved_schedule(self.plan, len(micros)), work, cut.total
 
     def _see_loss(self, micro: tuple[Any, Any], check: LossCheck) -> Any:
-        """Show a loss the output of a micro-batch, whole: under a context axis it gets none. Return the loss."""
-        seeing = StepInput([micro], [1.0], check, train=False, counts=self._weigh == "counted", recorded=False)
+        """Show a loss the whole output of a micro-batch, which it gets nowhere under a context axis."""
+        seeing = StepInput(
+            [micro], [1.0], check, train=False, counts=self._weigh == "counted", recorded=False
+        )
         with torch.no_grad(), drawing(self._built.seed, self.mesh.axes.device_type):
             self._confirm([micro], loss=False)
             self._built.runtime.run(proved_schedule(self.plan, 1), seeing)

@@ -1,7 +1,7 @@
 """What PyTorch's DTensors do otherwise than the tensors of one process, mended by handlers of operators.
 
-A number that is read from a partial sum (`.item()`, `float()`, `if`) would be that of one rank. Lists that mix
-DTensors of several meshes, or DTensors and tensors, would be refused.
+A number that is read from a partial sum (`.item()`, `float()`, `if`) would be that of one rank. Lists that
+mix DTensors of several meshes, or DTensors and tensors, would be refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NAMES = {
     "handlers": PrivateName(
         "torch.distributed.tensor:DTensor._op_dispatcher._custom_op_handlers",
         purpose="read whole numbers from partial sums, and take lists of cut and whole parameters",
-        without="an optimizer that reads numbers from cut parameters steps by those of one rank; lists of cut "
-        "and whole parameters raise an error of PyTorch",
+        without="an optimizer that reads numbers from cut parameters steps by those of one rank; lists of "
+        "cut and whole parameters raise an error of PyTorch",
     ),
     "number": PrivateName(
         "torch:ops.aten._local_scalar_dense.default",

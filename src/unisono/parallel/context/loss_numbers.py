@@ -1,7 +1,7 @@
-"""The numbers that a recorded loss has read: an annealed weight in a global name, an attribute, a schedule, a clock.
+"""The numbers that a recorded loss has read: an annealed weight in a global name, an attribute, a schedule.
 
-The program has them as constants. Before each step the loss runs again on shapes, and where it reads other numbers
-the program is recorded anew.
+The program has them as constants. Before each step the loss runs again on shapes, and where it reads other
+numbers the program is recorded anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .errors import ContextError
 
 __all__ = ["LossNumbers"]
 
-NUMBERS = (bool, int, float, complex, str)
+NUMBERS: Any = (bool, int, float, complex, str)
 
 
 class _Noted(TorchDispatchMode):
@@ -31,7 +31,7 @@ class _Noted(TorchDispatchMode):
         super().__init__()
         self.noted: list[Any] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         self.noted.append((str(func), *map(repr, tensors_in((args, named), NUMBERS))))
         return func(*args, **named)
@@ -54,7 +54,7 @@ class LossNumbers:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
     def read(self, loss: Callable[[Any, Any], Any]) -> int:
-        """Run the loss; return a number that differs where it has read other ones, 0 before the first recording.
+        """Run the loss; return a number that differs where it reads other ones, 0 before the first recording.
 
         Raises:
             ContextError: it does not run again.
@@ -74,7 +74,9 @@ class LossNumbers:
         """Raise ContextError for a loss that reads other numbers each time, such as a count of its calls."""
         if self.read(loss) != self.read(loss):
             raise ContextError(
-                "the loss reads another number each time that it is called, such as a count of its calls, a clock or "
-                "a random number, and context= records it. Have the loop change that number between steps, or give "
+                "the loss reads another number each time that it is called, such as a count of its calls, "
+                "a clock or "
+                "a random number, and context= records it. Have the loop change that number between steps, "
+                "or give "
                 "it in the targets"
             )

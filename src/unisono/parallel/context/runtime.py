@@ -166,8 +166,10 @@ class ContextModel:
         if len(seen) > COUNTS and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the loss of {self._name} reads a number that changes again and again: its program is recorded anew "
-                "for each value, which takes seconds. Give the number in the targets, as a tensor with a row for each "
+                f"the loss of {self._name} reads a number that changes again and again: its program is "
+                f"recorded anew "
+                "for each value, which takes seconds. Give the number in the targets, as a tensor with a "
+                "row for each "
                 "of theirs",
                 stacklevel=2,
             )

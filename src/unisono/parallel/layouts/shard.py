@@ -74,7 +74,7 @@ _plan: ContextVar[str] = ContextVar("plan", default="")
 
 
 class _FirstCall:
-    """Checks the calls of one sharded operator; the first one compares its plain inputs, which are replicated."""
+    """Checks the calls of one sharded operator; the first one compares its plain inputs."""
 
     def __init__(self, name: str) -> None:
         self._name, self._compared = name, False
@@ -83,8 +83,10 @@ class _FirstCall:
         """Raise ValueError, on all ranks, in a model that a plan runs, or where plain inputs differ."""
         if _plan.get():
             raise ValueError(
-                f"shard({self._name}) within a model under {_plan.get()}: shard takes plain tensors as replicated on "
-                "all ranks, and a plan gives ranks other rows, or parts. Leave out shard, and write tensor= in the plan; "
+                f"shard({self._name}) within a model under {_plan.get()}: shard takes plain tensors as "
+                f"replicated on "
+                "all ranks, and a plan gives ranks other rows, or parts. Leave out shard, and write "
+                "tensor= in the plan; "
                 "or train with shard alone, without parallelize"
             )
         plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, DTensor)]
@@ -96,8 +98,10 @@ class _FirstCall:
         if len(set(marks)) > 1:
             other = next(rank for rank, mark in enumerate(marks) if mark != marks[0])
             raise ValueError(
-                f"shard({self._name}): plain tensors count as replicated, and those of rank {other} have other shapes, "
-                "types or values than those of rank 0. Give all ranks the same, such as parameters made from one seed "
+                f"shard({self._name}): plain tensors count as replicated, and those of rank {other} have "
+                f"other shapes, "
+                "types or values than those of rank 0. Give all ranks the same, such as parameters made "
+                "from one seed "
                 "and the whole batch"
             )
 
