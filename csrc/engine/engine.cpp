@@ -146,7 +146,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       shares_process_(has_threads(group_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
-      peers_(std::move(options.pidfds), options.status_fd, rank),
+      peers_(std::move(options.pidfds), options.status_fd, group_, rank),
       wait_policy_(foreground(options, region->ranks())),
       control_(group_.spans_hosts()
                    ? std::make_unique<ControlPlane>(group_, peers_, rank, std::move(connections.control))
@@ -209,10 +209,11 @@ uint64_t Engine::fingerprint(const CollectiveCall& call, uint64_t seq) const {
   return mixed | 1;  // 0 means "no operation"
 }
 
-// The dtype as ranks report it: above its four bits the number of the codec, from 1 on.
+// The dtype as ranks report it; of a call with codes, whose dtype is float32, the codec.
 static uint8_t form(DType dtype, const EdgeCoding& coding) {
-  const size_t codec = coding.kernels == nullptr ? 0 : static_cast<size_t>(coding.codec) + 1;
-  return static_cast<uint8_t>(static_cast<size_t>(dtype) | codec << kCodecShift);
+  static_assert(kDTypeCount <= kFirstCodec && kFirstCodec + kCodecCount <= 256, "both fit into a byte");
+  if (coding.kernels == nullptr) return static_cast<uint8_t>(dtype);
+  return static_cast<uint8_t>(kFirstCodec + static_cast<size_t>(coding.codec));
 }
 
 void Engine::record(const CollectiveCall& call, uint64_t seq, uint64_t fingerprint) {
@@ -308,9 +309,19 @@ void Engine::throw_if_in_signal_handler() const {
         "called from a signal handler while an operation of the same group is under way");
 }
 
+void Engine::note_caller() {
+  const std::thread::id me = std::this_thread::get_id();
+  std::thread::id known = first_caller_.load(std::memory_order_relaxed);
+  if (known == me) [[likely]]
+    return;
+  if (known == std::thread::id() && first_caller_.compare_exchange_strong(known, me)) return;
+  several_threads_.store(true, std::memory_order_relaxed);
+}
+
 FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* caller_lock) {
   check_process();
   throw_if_in_signal_handler();
+  note_caller();
   if (tickets_issued_.load(std::memory_order_relaxed) == tickets_completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
@@ -324,6 +335,7 @@ FaultKind Engine::run(CollectiveCall&& call, ReleasableLock* caller_lock) {
 
 uint64_t Engine::start(CollectiveCall&& call) {
   check_process();
+  note_caller();
   return enqueue(std::move(call));
 }
 

@@ -132,6 +132,9 @@ class Engine {
   // the caller's thread runs the calls that no other thread has begun. caller_lock: as in `run`.
   FaultKind wait(uint64_t ticket, Nanoseconds deadline, ReleasableLock* caller_lock = nullptr);
 
+  // Whether more than one thread has issued calls: then their order may differ between ranks.
+  bool several_threads() const { return several_threads_.load(std::memory_order_relaxed); }
+
   // The number of calls issued up to now: run directly or queued.
   uint64_t issued() const {
     return unqueued_calls_.load(std::memory_order_relaxed) + tickets_issued_.load(std::memory_order_relaxed);
@@ -207,6 +210,7 @@ class Engine {
   void run_queued(bool executing, bool in_background, ReleasableLock* caller_lock);
   void run_up_to(uint64_t ticket, ReleasableLock* caller_lock);
   void throw_if_in_signal_handler() const;
+  void note_caller();
   bool in_call();
   void stop();
   bool await_queued();
@@ -232,6 +236,8 @@ class Engine {
 
   std::timed_mutex executing_;                     // held by the thread that runs a call
   std::atomic<std::thread::id> running_thread_{};  // that thread, if it is a caller's
+  std::atomic<std::thread::id> first_caller_{};
+  std::atomic<bool> several_threads_{false};
   uint64_t seq_ = 0;                               // guarded by executing_
   // The last operation's fingerprint is part of the next one's. Ranks may differ in an operation that each
   // can finish alone, for example when both only send; then all later fingerprints differ. Guarded by

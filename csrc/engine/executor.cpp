@@ -296,7 +296,10 @@ bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std
   zero_copy_in_flight_ = true;
   const unsigned char* from = piece.data;
   const uint64_t message_fingerprint = fingerprint(step.dst, context);
-  if (!mapped && !accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
+  if (!mapped && !accessible(from, nbytes)) {
+    if (!readable(from, nbytes)) context.waiter.fail_here(FaultKind::kUnreadable);
+    from = copies_.emplace_back(from, from + nbytes).data();
+  }
   const auto sent_in_place = [&] {
     return transport.send_zero_copy(peers, nbytes, message_fingerprint, from, mapped);
   };

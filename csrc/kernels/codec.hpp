@@ -50,8 +50,7 @@ constexpr size_t code_bytes(CodecFormat codec, size_t block, size_t n) {
   return full * (block * bits / 8 + sizeof(float)) + (rest > 0 ? (rest * bits + 7) / 8 + sizeof(float) : 0);
 }
 
-constexpr int kCodecShift = 4;  // in CallRecord::dtype: below it the dtype, above it 1 + the codec
-static_assert(kCodecCount < 1 << (8 - kCodecShift), "one byte of a CallRecord holds dtype and codec");
+constexpr size_t kFirstCodec = 128;  // in CallRecord::dtype: below it a dtype, from it on a codec of float32
 constexpr size_t kMostBlock = 65536;
 
 // How values are rounded, and the size of a block.

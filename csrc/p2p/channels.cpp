@@ -16,6 +16,7 @@ Channels::Channels(GroupState& group, const PeerProcesses& peers, int rank, Wait
       sends_(static_cast<size_t>(group.ranks())),
       incoming_(static_cast<size_t>(group.ranks())),
       zero_copy_sends_(static_cast<size_t>(group.ranks())),
+      offers_(static_cast<size_t>(group.ranks())),
       unexpected_bytes_(static_cast<size_t>(group.ranks())),
       streams_(group, rank, std::move(sockets), control),
       control_(control) {}
@@ -44,25 +45,28 @@ void Channels::finish(Request& request, FaultKind fault) {
 void Channels::progress(LargeMessages large) {
   if (failed_) return;
   streams_.poll_sockets();
-  for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
-    if (peer == rank_) continue;
-    push(peer, large);
-    pull(peer, large);
-  }
+  do {
+    has_answers_ = false;
+    for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
+      if (peer == rank_) continue;
+      push(peer, large);
+      pull(peer, large);
+    }
+    if (held_ > 0) deliver_held();
+    if (may_store_ && large == LargeMessages::kNow) store_offers();
+  } while (has_answers_);
 }
 
 void Channels::push(int peer, LargeMessages large) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
-    if (!request.zero_copy && request.header_moved == 0) begin_zero_copy(request);
-    const uint32_t zero_copy = request.zero_copy ? Header::kZeroCopy : 0;
-    const Header header{request.nbytes, request.tag, request.form | zero_copy};
-    const auto* const head = reinterpret_cast<const unsigned char*>(&header);
-    if (request.header_moved < sizeof header)
-      request.header_moved += streams_.write(peer, head + request.header_moved,
-                                             sizeof header - request.header_moved, request.nbytes > 0);
-    if (request.header_moved < sizeof header) return;
+    if (!write_header(peer, request)) return;
+    if (request.frame != MessageFrame::kMessage && request.frame != MessageFrame::kGranted) {
+      if (request.frame == MessageFrame::kOffer) offers(peer).offered[request.number] = queue.front();
+      queue.pop_front();
+      continue;
+    }
     if (!request.zero_copy)
       request.moved +=
           streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
@@ -74,14 +78,54 @@ void Channels::push(int peer, LargeMessages large) {
   }
 }
 
-std::shared_ptr<Request> Channels::match(int peer, const Header& header) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& request) {
-    return matches(request->peer, request->tag, peer, header.tag);
-  });
-  if (found == receives_.end()) return nullptr;
+Channels::Receives::iterator Channels::first_match(int peer, const Header& header) {
+  return std::ranges::find_if(
+      receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, header.tag); });
+}
+
+// The receive that gets this message now, no longer among `receives_`; nullptr: there is none, or it is held.
+std::shared_ptr<Request> Channels::take_match(int peer, const Header& header) {
+  const auto found = first_match(peer, header);
+  if (found == receives_.end() || held(**found)) return nullptr;
   std::shared_ptr<Request> request = std::move(*found);
   receives_.erase(found);
   return request;
+}
+
+// ---- receives into memory that sends under way read -------------------------------------------------
+
+// Such a receive keeps its place among the receives. Its message is kept until those sends are done.
+bool Channels::held(const Request& receive) const {
+  return std::ranges::any_of(receive.readers, [](const auto& send) { return !send->done.load(); });
+}
+
+void Channels::hold_back(Request& receive) {
+  each_send([&](const auto& send) {
+    if (overlap(receive.data, receive.nbytes, send->data, send->nbytes)) receive.readers.push_back(send);
+  });
+  if (!receive.readers.empty()) ++held_;
+}
+
+bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
+  bool found = false;
+  each_send([&](const auto& send) { found = found || overlap(data, nbytes, send->data, send->nbytes); });
+  return found;
+}
+
+// Gives kept messages to the receives that are no longer held, in order.
+void Channels::deliver_held() {
+  for (bool again = true; std::exchange(again, false);) {
+    for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
+      Request& request = **receive;
+      if (held(request)) continue;
+      if (!request.readers.empty()) --held_;
+      request.readers.clear();
+      if (!deliver_unexpected(receive)) continue;
+      receives_.erase(receive);
+      again = true;
+      break;
+    }
+  }
 }
 
 void Channels::deliver(Request& request, int peer, const Header& header, const unsigned char* bytes) {
@@ -105,11 +149,18 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
   }
 }
 
-// Delivers a matching unexpected message that is whole. For one that is still arriving, finish_incoming looks
-// for a receive.
-bool Channels::deliver_unexpected(Request& request) {
+// Gives the first matching unexpected message to the receive, also one that is arriving or waits in its
+// sender. False: there is none.
+bool Channels::deliver_unexpected(Receives::iterator receive) {
+  Request& request = **receive;
   for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (!message->whole || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
+    if (message->request || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
+    if (held_ > 0 && first_match(message->peer, message->header) != receive) continue;
+    if (message->waits()) return grant_to(*receive, message);
+    request.peer = message->peer;
+    request.tag = message->header.tag;
+    message->request = *receive;
+    if (!message->whole) return true;  // finish_incoming delivers it
     deliver(request, message->peer, message->header, message->bytes.get());
     erase_unexpected(message);
     return true;
@@ -121,7 +172,8 @@ std::vector<MessageEnvelope> Channels::unexpected() {
   const std::lock_guard lock(mutex_);
   std::vector<MessageEnvelope> found;
   for (const UnexpectedMessage& message : unexpected_)
-    if (message.whole) found.push_back(envelope(message.peer, message.header));
+    if ((message.whole || message.waits()) && !message.request)
+      found.push_back(envelope(message.peer, message.header));
   for (size_t peer = 0; peer < incoming_.size(); ++peer)
     if (const IncomingMessage& one = incoming_[peer]; one.arriving && one.unmatched)
       found.push_back(envelope(static_cast<int>(peer), one.header));
@@ -130,7 +182,8 @@ std::vector<MessageEnvelope> Channels::unexpected() {
 
 // ---- requests --------------------------------------------------------------------------------------
 
-void Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
+bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
+  if (!receive_buffers_.claim(request)) return false;
   if (request->nbytes >= kLarge)
     caller_lock.release();  // a message to this rank itself, or a kept one, is copied
   try {
@@ -138,10 +191,14 @@ void Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
     enqueue(std::move(request));
     progress(LargeMessages::kLater);
     streams_.wake();  // the background thread has another deadline to keep
+  } catch (const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fail_all(fault.kind);
   } catch (const std::bad_alloc&) {
     Waiter waiting = waiter(wait_policy_);
     out_of_memory(waiting);
   }
+  return true;
 }
 
 void Channels::enqueue(std::shared_ptr<Request> request) {
@@ -149,10 +206,13 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
   ++request_epoch_;
   if (!is_running()) return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
-    if (!deliver_unexpected(*request)) receives_.push_back(std::move(request));
+    hold_back(*request);
+    const auto receive = receives_.insert(receives_.end(), std::move(request));
+    if (!held(**receive) && deliver_unexpected(receive)) receives_.erase(receive);
   } else if (request->peer == rank_) {
     send_to_self(*request);
   } else if (streams_.open(request->peer)) {
+    may_store_ = true;
     sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
   } else {
     finish(*request, FaultKind::kNoMemory);
@@ -163,7 +223,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 // A message to this rank itself goes to a matching receive, or is kept.
 void Channels::send_to_self(Request& send) {
   const Header header{send.nbytes, send.tag, send.form};
-  if (const std::shared_ptr<Request> request = match(rank_, header)) {
+  if (const std::shared_ptr<Request> request = take_match(rank_, header)) {
     deliver(*request, rank_, header, send.data);
   } else {
     std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
@@ -208,6 +268,7 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
       return request.done.load(std::memory_order_acquire) || (!fatal && now_ns() >= deadline);
     });
     if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
+    request.seen.store(true, std::memory_order_relaxed);
     const FaultKind result = request.fault.load(std::memory_order_relaxed);
     if (result == FaultKind::kMismatch) waiting.fail(Fault{result, rank_, request.peer});
     return result;
@@ -240,12 +301,14 @@ FaultKind Channels::out_of_memory(Waiter& waiter) {
 
 void Channels::fail_all(FaultKind fault) {
   failed_ = true;
-  for (auto& queue : sends_) {
-    for (const auto& request : queue) finish(*request, fault);
-    queue.clear();
-  }
+  each_send([&](const auto& request) { finish(*request, fault); });
+  for (auto& queue : sends_) queue.clear();
+  for (Offers& one : offers_) one.offered.clear();
+  for (UnexpectedMessage& message : unexpected_)
+    if (const auto request = std::exchange(message.request, nullptr)) finish(*request, fault);
   for (const auto& request : receives_) finish(*request, fault);
   receives_.clear();
+  held_ = 0;
   for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
     IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
     if (incoming.arriving && !incoming.unmatched && incoming.header.zero_copy()) cancel_zero_copy(peer);
@@ -267,8 +330,9 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
     deadline = request.deadline;
     awaited = request.peer;
   };
-  for (const auto& queue : sends_)
-    for (const auto& request : queue) take_earlier(*request);
+  each_send([&](const auto& request) { take_earlier(*request); });
+  for (const UnexpectedMessage& message : unexpected_)
+    if (message.request) take_earlier(*message.request);
   for (const auto& request : receives_) take_earlier(*request);
   for (const IncomingMessage& incoming : incoming_)
     if (incoming.request) take_earlier(*incoming.request);

@@ -3,7 +3,7 @@
 // Only two ranks take part in a message, and it may overlap any collective, so messages do not use the FIFOs.
 // A waiting thread also receives messages for other requests: two ranks that both send first do not
 // deadlock, whatever the size. Unexpected messages are kept in ordinary memory, up to kUnexpectedBytes for
-// each sender.
+// each sender; others wait there.
 #pragma once
 
 #include <atomic>
@@ -11,58 +11,32 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include "kernels/dtype.hpp"
+#include "p2p/receive_buffers.hpp"
+#include "p2p/request.hpp"
 #include "p2p/streams.hpp"
 #include "protocol/frames.hpp"
 #include "protocol/waiter.hpp"
 
 namespace unisono {
 
-constexpr int kAnyRank = -1;
-constexpr int kAnyTag = -1;
-// The limit of the memory for one peer's unexpected messages; kUnexpectedOverhead is added for each. Beyond
-// it messages wait in their sender, and so do all later messages of that sender. A rank that itself sends n
-// bytes accepts n more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the
-// largest message accepts the one that is sent to it.
+// Unexpected messages are stored, up to this many bytes from each peer; kUnexpectedOverhead is added for
+// each. Beyond it a message is offered: its header comes, and its bytes wait in their sender until a receive
+// matches or there is room. So tags can be taken in any order. A rank that itself sends n bytes stores n
+// more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the largest message
+// stores the one that is sent to it.
 constexpr uint64_t kUnexpectedBytes = 64 << 20;
 constexpr uint64_t kUnexpectedOverhead = 128;
-
-// A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
-struct Request {
-  bool sending;
-  int peer;  // receive: kAnyRank until matched
-  int tag;
-  uint32_t form;
-  unsigned char* data;
-  uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
-  Nanoseconds deadline = INT64_MAX;
-  uint64_t moved = 0;  // bytes, the header not counted
-  size_t header_moved = 0;
-  bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
-  bool exact = false;      // receive: a shorter message is refused, too
-  bool sized = false;      // receive: of any size, into memory that is made when a message matches
-  std::unique_ptr<unsigned char[]> own;  // that memory
-  bool cancelled = false;                // set before `done`
-  std::atomic<FaultKind> fault{FaultKind::kNone};
-  std::atomic<bool> done{false};
-
-  bool takes(const MessageHeader& header) const {
-    return form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
-  }
-  // A message that it takes is its own now. Throws std::bad_alloc.
-  void accept(const MessageHeader& header) {
-    nbytes = header.nbytes;
-    if (!sized) return;
-    own.reset(new unsigned char[nbytes]);
-    data = own.get();
-  }
-};
+// A receiver that stores more than kFullBytes says so, and its sender offers all further messages, until
+// there is room again. Messages of more than kOfferBytes are always offered.
+constexpr uint64_t kFullBytes = kUnexpectedBytes / 2, kRoomBytes = kUnexpectedBytes / 4;
+constexpr uint64_t kOfferBytes = kUnexpectedBytes / 2;
 
 // What a header says about a message.
 struct MessageEnvelope {
@@ -99,8 +73,10 @@ class Channels {
   int spins() const { return wait_policy_.spins; }
 
   // Starts a request and moves small messages that can be moved now. Lets go of `caller_lock` before it waits
-  // for another thread or copies much.
-  void post(std::shared_ptr<Request> request, ReleasableLock& caller_lock);
+  // for another thread or copies much. False: its memory is in use (see ReceiveBuffers), and nothing has
+  // changed.
+  bool post(std::shared_ptr<Request> request, ReleasableLock& caller_lock);
+  ReceiveBuffers& receive_buffers() { return receive_buffers_; }
   // Leaves the open requests to the background thread, for callers that do not wait at once.
   void detach(ReleasableLock& caller_lock);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
@@ -126,22 +102,36 @@ class Channels {
 
  private:
   using Header = MessageHeader;
-  // A message that no receive matched when it arrived. It is kept until one does.
+  // A message that no receive matched when it arrived, or an offer. It is kept until one does.
   struct UnexpectedMessage {
     int peer;
     Header header;
     std::unique_ptr<unsigned char[]> bytes;
-    bool whole;  // all bytes have arrived
+    bool whole = false;                  // all bytes have arrived
+    uint64_t number = 0;                 // of its offer
+    bool asked = false;                  // the offer was granted
+    std::shared_ptr<Request> request{};  // the receive that gets it
+    bool stored() const { return bytes != nullptr; }
+    bool waits() const { return number != 0 && !asked; }  // in its sender
   };
+  using Unexpected = std::list<UnexpectedMessage>;
   // The message that is arriving from one peer: into a receive's buffer, or into an UnexpectedMessage.
   struct IncomingMessage {
     bool arriving = false;
-    bool unmatched = false;  // no receive matches it yet, and it cannot be kept
+    bool unmatched = false;  // it has no place yet
     Header header{};
     size_t header_moved = 0;
     uint64_t moved = 0;
     std::shared_ptr<Request> request;
-    std::list<UnexpectedMessage>::iterator message;
+    Unexpected::iterator message;
+  };
+  // The offers between this rank and one peer, see offers.cpp.
+  struct Offers {
+    uint64_t made = 0, received = 0;
+    std::map<uint64_t, std::shared_ptr<Request>> offered;  // sends that the peer has not asked for
+    std::map<uint64_t, Unexpected::iterator> asked;        // messages that this rank has asked for
+    bool peer_is_full = false, told_full = false;
+    uint64_t sent_at_once = 0;  // since this rank last looked for what the peer says
   };
 
   bool is_running() const { return !stopping_ && !failed_ && !group_.aborted(); }
@@ -157,15 +147,37 @@ class Channels {
   bool fetch_zero_copy(int peer, unsigned char* target);
   void cancel_zero_copy(int peer);
   bool read_header(int peer);
-  bool accept_message(int peer);
+  bool take_frame(int peer);
+  void accept_message(int peer);
+  void store(int peer, const Header& header, UnexpectedMessage& message);
   template <class Make>
   void allocate(int peer, const Header& header, Make make);
   bool can_store(int peer, uint64_t nbytes) const;
   void refuse_frame(int peer, const FrameError& bad);
-  void erase_unexpected(std::list<UnexpectedMessage>::iterator message);
+  void erase_unexpected(Unexpected::iterator message);
+  Offers& offers(int peer) { return offers_[static_cast<size_t>(peer)]; }
+  bool must_offer(int peer, const Request& request) {
+    return offers(peer).peer_is_full || request.nbytes > kOfferBytes;
+  }
+  void place_offer(int peer, const Header& header);
+  bool grant_to(const std::shared_ptr<Request>& request, Unexpected::iterator message);
+  void grant(Unexpected::iterator message);
+  void store_offers();
+  bool send_granted(int peer, uint64_t number);
+  bool receive_granted(int peer, uint64_t number);
+  void tell(int peer, MessageFrame frame, uint64_t number = 0);
+  bool write_header(int peer, Request& request);
+  template <class Visit>
+  void each_send(Visit visit) const;
   void finish_incoming(int peer);
-  std::shared_ptr<Request> match(int peer, const Header& header);
-  bool deliver_unexpected(Request& request);
+  using Receives = std::deque<std::shared_ptr<Request>>;
+  Receives::iterator first_match(int peer, const Header& header);
+  std::shared_ptr<Request> take_match(int peer, const Header& header);
+  bool held(const Request& receive) const;
+  void hold_back(Request& receive);
+  bool is_sent_from(const unsigned char* data, uint64_t nbytes) const;
+  void deliver_held();
+  bool deliver_unexpected(Receives::iterator receive);
   template <class Wait>
   FaultKind probing(Waiter& waiting, Wait wait);
   std::optional<MessageEnvelope> progress_to(int peer, int tag);
@@ -190,10 +202,15 @@ class Channels {
   const WaitPolicy wait_policy_, background_wait_policy_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
-  std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
+  Receives receives_;                                        // not yet matched, in order
+  size_t held_ = 0;                                          // of these, those with `readers`
+  ReceiveBuffers receive_buffers_;
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
-  std::list<UnexpectedMessage> unexpected_;
+  Unexpected unexpected_;
+  std::vector<Offers> offers_;              // by peer
+  bool may_store_ = false;                  // there may be room for an offer
+  bool has_answers_ = false;                // what has arrived made something to send
   std::vector<uint64_t> unexpected_bytes_;  // by peer
   SocketStreams streams_;
   ControlPlane* const control_;
@@ -207,5 +224,14 @@ class Channels {
   std::condition_variable request_posted_;
   std::thread thread_;
 };
+
+// The sends that are not done, those that the peers have not asked for among them.
+template <class Visit>
+void Channels::each_send(Visit visit) const {
+  for (const auto& queue : sends_)
+    for (const auto& request : queue) visit(request);
+  for (const Offers& one : offers_)
+    for (const auto& [number, request] : one.offered) visit(request);
+}
 
 }  // namespace unisono

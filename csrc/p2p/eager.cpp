@@ -75,6 +75,12 @@ bool Channels::send_now(int peer, int tag, uint32_t form, const void* data, size
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !is_running() || !sends_[static_cast<size_t>(peer)].empty() || !streams_.open(peer))
     return false;
+  Offers& to = offers(peer);
+  if (to.peer_is_full) return false;
+  if ((to.sent_at_once += nbytes + sizeof(Header)) > kChannelBytes) {
+    to.sent_at_once = 0;
+    if (streams_.has_arrived(peer)) return false;  // perhaps that the peer is full
+  }
   const Header header{nbytes, tag, form};
   return streams_.write_whole(peer, {reinterpret_cast<const unsigned char*>(&header), sizeof header},
                               {static_cast<const unsigned char*>(data), nbytes});
@@ -91,12 +97,15 @@ bool Channels::receive_now(Request& wanted, int spins) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
   const IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
+  if (!idle() && is_sent_from(wanted.data, wanted.nbytes)) return false;
   if (!is_running() || !receives_.empty() || !unexpected_.empty() || incoming.arriving ||
       incoming.header_moved > 0)
     return false;
   Header header{};
   const auto buffer_of = [&]() -> std::optional<std::span<unsigned char>> {
-    if (header.zero_copy() || header.nbytes > kEagerBytes || !wanted.takes(header)) return std::nullopt;
+    if (header.frame() != MessageFrame::kMessage || header.zero_copy() || header.nbytes > kEagerBytes ||
+        !wanted.takes(header))
+      return std::nullopt;
     if (wanted.tag != kAnyTag && wanted.tag != header.tag) return std::nullopt;
     wanted.accept(header);
     return std::span(wanted.data, header.nbytes);

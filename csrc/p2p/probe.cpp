@@ -12,13 +12,12 @@ bool Channels::has_earlier_receive(int peer, int tag) const {
       receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, tag); });
 }
 
-// Of each peer's messages only the last can still be arriving, so whole messages come first.
+// The first message that no receive gets, also one that is arriving or waits in its sender.
 std::optional<MessageEnvelope> Channels::first_unexpected(int peer, int tag) const {
-  for (const bool whole : {true, false})
-    for (const UnexpectedMessage& message : unexpected_)
-      if (message.whole == whole && matches(peer, tag, message.peer, message.header.tag) &&
-          (whole || !has_earlier_receive(message.peer, message.header.tag)))
-        return envelope(message.peer, message.header);
+  for (const UnexpectedMessage& message : unexpected_)
+    if (!message.request && matches(peer, tag, message.peer, message.header.tag) &&
+        (held_ == 0 || !has_earlier_receive(message.peer, message.header.tag)))
+      return envelope(message.peer, message.header);
   for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     const IncomingMessage& one = incoming_[static_cast<size_t>(source)];
     if (one.arriving && one.unmatched && matches(peer, tag, source, one.header.tag))
@@ -84,6 +83,9 @@ bool Channels::cancel(Request& request) {
   if (found == receives_.end()) return false;
   const std::shared_ptr<Request> posted = std::move(*found);
   receives_.erase(found);
+  if (!posted->readers.empty()) --held_;
+  posted->readers.clear();
+  posted->seen.store(true, std::memory_order_relaxed);
   posted->cancelled = true;
   finish(*posted, FaultKind::kNone);
   return true;

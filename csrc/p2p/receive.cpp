@@ -1,6 +1,7 @@
 // Arriving messages. Each header is checked. The bytes go to a matching receive, are kept, or wait in the
 // sender.
 #include <new>
+#include <utility>
 
 #include "p2p/channels.hpp"
 
@@ -13,63 +14,76 @@ constexpr uint64_t kTurnBytes = 2 * kChannelBytes;
 
 }  // namespace
 
+// Reads headers until the bytes of a message follow.
 bool Channels::read_header(int peer) {
   IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
   auto* const head = reinterpret_cast<unsigned char*>(&incoming.header);
-  incoming.header_moved +=
-      streams_.read(peer, head + incoming.header_moved, sizeof(Header) - incoming.header_moved);
-  if (incoming.header_moved < sizeof(Header)) return false;
-  const bool zero_copy = group_.on_this_host(peer) && group_.region().zero_copy();
-  if (const FrameError bad = check(incoming.header, zero_copy); bad.kind != FrameErrorKind::kNone) {
-    refuse_frame(peer, bad);
-    return false;
+  for (;;) {
+    incoming.header_moved +=
+        streams_.read(peer, head + incoming.header_moved, sizeof(Header) - incoming.header_moved);
+    if (incoming.header_moved < sizeof(Header)) return false;
+    const bool zero_copy = group_.on_this_host(peer) && group_.region().zero_copy();
+    if (const FrameError bad = check(incoming.header, zero_copy); bad.kind != FrameErrorKind::kNone) {
+      refuse_frame(peer, bad);
+      return false;
+    }
+    incoming.header_moved = 0;
+    incoming.moved = 0;
+    if (incoming.header.frame() == MessageFrame::kMessage) {
+      incoming.arriving = incoming.unmatched = true;
+      return true;
+    }
+    if (!take_frame(peer)) {
+      const uint64_t number = incoming.header.nbytes;
+      refuse_frame(peer, {ConnectionKind::kMessages, FrameErrorKind::kOffer, number});
+      return false;
+    }
+    if (incoming.arriving) return true;
   }
-  incoming.header_moved = 0;
-  incoming.moved = 0;
-  incoming.arriving = incoming.unmatched = true;
-  return true;
 }
 
 // Finds a place for a message whose header has arrived: in a matching receive, or among the kept messages.
-bool Channels::accept_message(int peer) {
+void Channels::accept_message(int peer) {
   IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
   const Header& header = incoming.header;
-  incoming.request = match(peer, header);
+  incoming.unmatched = false;
+  incoming.request = take_match(peer, header);
   if (incoming.request) {
     Request& request = *incoming.request;
     request.peer = peer;
     request.tag = header.tag;
-    incoming.unmatched = !request.takes(header);
-    if (incoming.unmatched)
-      refuse(request, peer, header);
-    else
-      allocate(peer, header, [&] { request.accept(header); });
-    if (!incoming.unmatched) return true;
+    if (request.takes(header)) return allocate(peer, header, [&] { request.accept(header); });
+    refuse(request, peer, header);
     incoming.request = nullptr;
   }
-  if (!can_store(peer, header.nbytes)) return false;
-  allocate(peer, header, [&] {
-    std::unique_ptr<unsigned char[]> bytes(new unsigned char[header.nbytes]);
-    incoming.message =
-        unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes), false});
-  });
-  unexpected_bytes_[static_cast<size_t>(peer)] += header.nbytes + kUnexpectedOverhead;
-  incoming.unmatched = false;
-  return true;
+  incoming.message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, nullptr});
+  store(peer, header, *incoming.message);
+}
+
+// Allocates the memory of a kept message.
+void Channels::store(int peer, const Header& header, UnexpectedMessage& message) {
+  allocate(peer, header, [&] { message.bytes.reset(new unsigned char[header.nbytes]); });
+  uint64_t& stored = unexpected_bytes_[static_cast<size_t>(peer)];
+  stored += header.nbytes + kUnexpectedOverhead;
+  if (stored > kFullBytes && !std::exchange(offers(peer).told_full, true)) tell(peer, MessageFrame::kFull);
 }
 
 bool Channels::can_store(int peer, uint64_t nbytes) const {
   const uint64_t wanted = unexpected_bytes_[static_cast<size_t>(peer)] + nbytes + kUnexpectedOverhead;
   if (wanted <= kUnexpectedBytes) return true;
   uint64_t sending = 0;
-  for (const auto& queue : sends_)
-    for (const auto& request : queue) sending += request->nbytes;
+  each_send([&](const auto& request) { sending += request->nbytes; });
   return wanted <= kUnexpectedBytes + sending;
 }
 
-void Channels::erase_unexpected(std::list<UnexpectedMessage>::iterator message) {
-  if (message->peer != rank_)
-    unexpected_bytes_[static_cast<size_t>(message->peer)] -= message->header.nbytes + kUnexpectedOverhead;
+void Channels::erase_unexpected(Unexpected::iterator message) {
+  const int peer = message->peer;
+  if (peer != rank_ && message->stored()) {
+    uint64_t& stored = unexpected_bytes_[static_cast<size_t>(peer)];
+    stored -= message->header.nbytes + kUnexpectedOverhead;
+    if (stored <= kRoomBytes && std::exchange(offers(peer).told_full, false)) tell(peer, MessageFrame::kRoom);
+    may_store_ = true;
+  }
   unexpected_.erase(message);
 }
 
@@ -92,9 +106,7 @@ void Channels::pull(int peer, LargeMessages large) {
   uint64_t taken = 0;
   while (incoming.arriving || ((over || taken < kTurnBytes) && read_header(peer))) {
     if (large == LargeMessages::kLater && incoming.header.nbytes >= kLarge) return;
-    const bool accepted = !incoming.unmatched || accept_message(peer);
-    streams_.listen(peer, accepted);
-    if (!accepted) return;
+    if (incoming.unmatched) accept_message(peer);
     const uint64_t before = incoming.moved;
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.message->bytes.get();
     if (incoming.header.zero_copy()) {
@@ -108,7 +120,8 @@ void Channels::pull(int peer, LargeMessages large) {
   }
 }
 
-// A receive may have been posted while a kept message was arriving. It gets the message now that it is whole.
+// A receive may have matched a kept message while that was arriving. It gets the message now that it is
+// whole.
 void Channels::finish_incoming(int peer) {
   IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
   incoming.arriving = false;
@@ -117,10 +130,11 @@ void Channels::finish_incoming(int peer) {
     incoming.request = nullptr;
     return;
   }
-  incoming.message->whole = true;
-  const std::shared_ptr<Request> request = match(peer, incoming.header);
-  if (!request) return;
-  deliver(*request, peer, incoming.header, incoming.message->bytes.get());
+  UnexpectedMessage& message = *incoming.message;
+  message.whole = true;
+  if (!message.request) message.request = take_match(peer, incoming.header);
+  if (!message.request) return;
+  deliver(*message.request, peer, incoming.header, message.bytes.get());
   erase_unexpected(incoming.message);
 }
 

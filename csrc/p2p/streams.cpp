@@ -126,6 +126,7 @@ size_t SocketStreams::write_socket(RemoteStream& stream, int peer, const void* d
                                    bool more) {
   if (!stream.writable || nbytes == 0) return 0;
   const ssize_t taken = send(stream.fd, data, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+  if (taken < 0 && errno == EFAULT) group_.fail({FaultKind::kUnreadable, rank_, rank_});
   if (taken < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) broke(stream, peer);
   const size_t piece = taken > 0 ? static_cast<size_t>(taken) : 0;
   if (piece < nbytes && stream.fd >= 0) watch(peer, true);
@@ -136,6 +137,7 @@ size_t SocketStreams::read_socket(RemoteStream& stream, int peer, void* data, si
   if (!stream.readable || stream.ended || nbytes == 0) return 0;
   const ssize_t got = recv(stream.fd, data, nbytes, MSG_DONTWAIT);
   if (got > 0) return static_cast<size_t>(got);
+  if (got < 0 && errno == EFAULT) group_.fail({FaultKind::kUnwritable, rank_, rank_});
   stream.readable = false;
   if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) broke(stream, peer);
   return 0;
@@ -160,18 +162,9 @@ void SocketStreams::watch(int peer, bool for_room) {
 
 void SocketStreams::set_events(int peer) {
   const RemoteStream& stream = remote_streams_[static_cast<size_t>(peer)];
-  epoll_event event{0, {.u32 = static_cast<uint32_t>(peer)}};
-  if (stream.watches_input) event.events |= EPOLLIN;
+  epoll_event event{EPOLLIN, {.u32 = static_cast<uint32_t>(peer)}};
   if (stream.watches_output) event.events |= EPOLLOUT;
   epoll_ctl(poll_, EPOLL_CTL_MOD, stream.fd, &event);
-}
-
-void SocketStreams::listen(int peer, bool wanted) {
-  if (group_.on_this_host(peer)) return;
-  RemoteStream& stream = remote_streams_[static_cast<size_t>(peer)];
-  if (stream.watches_input == wanted || stream.ended) return;
-  stream.watches_input = wanted;
-  set_events(peer);
 }
 
 void SocketStreams::disconnect(int peer) {

@@ -43,8 +43,6 @@ class SocketStreams final : public SocketPoller {
   void poll_sockets();
   // Wakes other threads of this rank that sleep here.
   void wake();
-  // Whether bytes from `peer` wake sleeping threads: not while there is no room for them.
-  void listen(int peer, bool wanted);
   // Ends the connection to a peer that does not keep to the protocol.
   void disconnect(int peer);
   // Ends the writing side of all connections.
@@ -67,7 +65,6 @@ class SocketStreams final : public SocketPoller {
     FileDescriptor fd;
     bool readable = true, writable = true;
     bool watches_output = false;  // epoll waits for room to write
-    bool watches_input = true;    // epoll waits for something to read
     std::atomic<bool> ended{false};
   };
   uint64_t peek(int peer, std::span<unsigned char> into, uint64_t after);

@@ -19,7 +19,10 @@ Channel& Channels::channel(int sender, int receiver) {
 void Channels::begin_zero_copy(Request& request) {
   if (request.nbytes < kZeroCopyBytes || !group_.on_this_host(request.peer) || !group_.region().zero_copy())
     return;
-  if (!accessible(request.data, request.nbytes)) return;
+  if (!accessible(request.data, request.nbytes)) {
+    if (!readable(request.data, request.nbytes)) group_.fail({FaultKind::kUnreadable, rank_, rank_});
+    return;
+  }
   request.zero_copy = true;
   group_.publish_arena(rank_);
   ++zero_copy_sends_[static_cast<size_t>(request.peer)];
@@ -44,12 +47,20 @@ bool Channels::fetch_zero_copy(int peer, unsigned char* target) {
   Channel& shared = channel(peer, rank_);
   RankCell& sender = group_.cell(peer);
   group_.publish_arena(rank_);
-  if (shared.transfer.publish_target(target)) notify(sender.message_event);
+  if (shared.transfer.publish_target(target, nbytes)) notify(sender.message_event);
   shared.transfer.read_pieces(group_.memory_of(peer), target, nbytes);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
-  if (!shared.transfer.is_complete(nbytes)) return false;
+  FaultKind fault = FaultKind::kNone;
+  if (shared.transfer.is_broken(nbytes)) {
+    const uint64_t from = shared.transfer.source.load(std::memory_order_relaxed);
+    fault = ZeroCopyTransfer::repeat(sender.process(), from, target, nbytes);
+    std::atomic_thread_fence(std::memory_order_acquire);  // R3
+  } else if (!shared.transfer.is_complete(nbytes)) {
+    return false;
+  }
   if (sender.left.load(std::memory_order_seq_cst) != 0) return false;
-  if (group_.aborted()) return false;
+  if (group_.aborted() || fault == FaultKind::kPeerLost) return false;
+  if (fault != FaultKind::kNone) group_.fail({fault, rank_, fault == FaultKind::kUnwritable ? rank_ : peer});
   shared.completed_transfers.fetch_add(1, std::memory_order_seq_cst);
   notify(sender.message_event);
   return true;

@@ -25,6 +25,7 @@ constexpr size_t kConnectionKinds = 3;
   X(kStatus, "the number of an operation that has not started")           \
   X(kText, "an unterminated text")                                        \
   X(kWire, "an unknown kind of connection")                               \
+  X(kOffer, "the number of a message that was not offered or asked for")  \
   X(kAfterEnd, "a frame after the close message")
 
 enum class FrameErrorKind : uint32_t {

@@ -90,7 +90,7 @@ FrameError bad_control(FrameErrorKind kind, int64_t value) {
 
 FrameError check(const Fault& fault, int ranks) {
   const SizeMismatch& size_mismatch = fault.size_mismatch;
-  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kStopped)
+  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kReplaced)
     return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.kind));
   if (fault.found_by < 0 || fault.found_by >= ranks)
     return bad_control(FrameErrorKind::kRank, fault.found_by);
@@ -112,9 +112,10 @@ FrameError check(const RankStatus& status) {
   for (const CallRecord& call : status.history) {
     if (call.seq > status.started) return bad(ConnectionKind::kControl, FrameErrorKind::kStatus, call.seq);
     if (call.seq == 0) continue;
-    const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
-    if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(FrameErrorKind::kDType, call.dtype);
-    if (call.block > (codec == 0 ? 0 : kMostBlock) || call.coding >= (codec == 0 ? 1 : kCodings))
+    const bool coded = call.dtype >= kFirstCodec;
+    if (call.dtype >= (coded ? kFirstCodec + kCodecCount : kDTypeCount))
+      return bad_control(FrameErrorKind::kDType, call.dtype);
+    if (call.block > (coded ? kMostBlock : 0) || call.coding >= (coded ? kCodings : 1))
       return bad_control(FrameErrorKind::kDType, call.block);
     if (call.op >= kReduceOpCount) return bad_control(FrameErrorKind::kOperation, call.op);
   }
@@ -142,10 +143,13 @@ FrameError check(const DataHeader& header) {
 FrameError check(const MessageHeader& header, bool zero_copy) {
   if (header.zero_copy() && !zero_copy)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kZeroCopyFlag, header.word);
+  if (static_cast<uint32_t>(header.frame()) >= kMessageFrames)
+    return bad(ConnectionKind::kMessages, FrameErrorKind::kKind, static_cast<uint32_t>(header.frame()));
   if (!is_form(header.form())) return bad(ConnectionKind::kMessages, FrameErrorKind::kDType, header.form());
   if (header.tag < 0)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kTag, static_cast<uint32_t>(int32_t{header.tag}));
-  const uint64_t item = itemsize(static_cast<DType>(dtype_of_form(header.form())));
+  const bool has_length = header.frame() == MessageFrame::kMessage || header.frame() == MessageFrame::kOffer;
+  const uint64_t item = has_length ? itemsize(static_cast<DType>(dtype_of_form(header.form()))) : 1;
   if (header.nbytes > kMostBytes || header.nbytes % item != 0)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kLength, header.nbytes);
   return {};

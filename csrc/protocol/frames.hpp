@@ -62,14 +62,24 @@ bool is_form(uint32_t form);
 // header
 // ----
 
+// kMessage: the bytes of a message follow. kOffer: a message whose bytes wait in the sender. kGrant: its
+// receiver asks for them. kGranted: they follow. kFull: offer all further messages, until kRoom. Offers are
+// counted from 1 on; kGrant and kGranted carry that number as `nbytes`.
+enum class MessageFrame : uint32_t { kMessage, kOffer, kGrant, kGranted, kFull, kRoom };
+constexpr uint32_t kMessageFrames = 6;
+
 struct MessageHeader {
   LittleEndian<uint64_t> nbytes;
   LittleEndian<int32_t> tag;
-  LittleEndian<uint32_t> word;  // the form, and kZeroCopy
+  LittleEndian<uint32_t> word;  // the form, the frame and kZeroCopy
 
-  static constexpr uint32_t kZeroCopy = 1u << 31;
+  static constexpr uint32_t kZeroCopy = 1u << 31, kFrameShift = 28;
+  static constexpr uint32_t of(uint32_t form, MessageFrame frame, bool zero_copy = false) {
+    return form | static_cast<uint32_t>(frame) << kFrameShift | (zero_copy ? kZeroCopy : 0);
+  }
   bool zero_copy() const { return (word & kZeroCopy) != 0; }
-  uint32_t form() const { return word & ~kZeroCopy; }
+  MessageFrame frame() const { return static_cast<MessageFrame>(word >> kFrameShift & 7); }
+  uint32_t form() const { return word & ((1u << kFrameShift) - 1); }
 };
 static_assert(sizeof(MessageHeader) == 16);
 

@@ -58,6 +58,11 @@ class GroupState {
   Fault fault() const;
   // Aborts the group, unless another rank has, and wakes all ranks of this host.
   void abort_with(const Fault& fault);
+  // The same, and throws the fault that counts.
+  [[noreturn]] void fail(const Fault& fault_here) {
+    abort_with(fault_here);
+    throw fault();
+  }
   // Whether a wait also ends because a rank is stopped, or does not answer: the group can go on without it.
   bool elastic() const { return elastic_.load(std::memory_order_relaxed); }
   void set_elastic(bool elastic) { elastic_.store(elastic, std::memory_order_relaxed); }

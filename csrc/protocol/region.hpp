@@ -45,7 +45,11 @@ enum class FaultKind : uint32_t {
   kNoMemory,
   kBadFrame,
   kHostSilent,
-  kStopped
+  kStopped,
+  kUnreadable,  // a buffer of `rank`
+  kUnwritable,
+  kNoAccess,  // the system refuses `found_by` to copy from the memory of `rank`
+  kReplaced   // the process of `rank` runs another program
 };
 
 // A message that differs from what its receiver expected. `seq`: the collective in which only sizes differ;
@@ -83,7 +87,7 @@ struct CallRecord {
   uint64_t fingerprint;
   uint64_t numel;
   int32_t root;
-  uint8_t kind, dtype, op, algorithm;  // dtype: above kCodecShift the codec, from 1 on
+  uint8_t kind, dtype, op, algorithm;  // dtype: from kFirstCodec on a codec
   uint32_t block;                      // of the codec; 0: it has none
   uint32_t coding;  // which edges carry codes, and whether errors are fed back: see CodingBits
 };

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <iterator>
 #include <utility>
 
 #include "protocol/control.hpp"
@@ -72,7 +73,8 @@ Nanoseconds to_deadline(Nanoseconds timeout) {
 
 // ---- PeerProcesses ----------------------------------------------------------------------------------
 
-PeerProcesses::PeerProcesses(FileDescriptors pidfds, int status_fd, int rank) : pidfds_(std::move(pidfds)) {
+PeerProcesses::PeerProcesses(FileDescriptors pidfds, int status_fd, GroupState& group, int rank)
+    : group_(group), pidfds_(std::move(pidfds)) {
   const size_t ranks = pidfds_.size();
   for (size_t i = 1; i < ranks; ++i) {
     const size_t peer = (static_cast<size_t>(rank) + i) % ranks;
@@ -92,7 +94,13 @@ PeerProcesses::~PeerProcesses() {
 
 bool PeerProcesses::dead(int rank) const {
   pollfd entry{pidfds_[static_cast<size_t>(rank)], POLLIN, 0};
-  return entry.fd >= 0 && poll(&entry, 1, 0) == 1;
+  return entry.fd >= 0 && (poll(&entry, 1, 0) == 1 || runs_another_program(rank));
+}
+
+bool PeerProcesses::runs_another_program(int rank) const {
+  if (pidfd(rank) < 0) return false;
+  RankCell& cell = group_.cell(rank);
+  return cell.pid.load(std::memory_order_acquire) != 0 && replaced(cell.process());  // R1
 }
 
 void PeerProcesses::await_end(int rank, Nanoseconds deadline) const {
@@ -122,22 +130,36 @@ std::vector<int> PeerProcesses::dead_of(const std::vector<int>& ranks) const {
   return dead;
 }
 
-std::vector<int> PeerProcesses::ended() const { return dead_of(watched_); }
-
-int PeerProcesses::find_dead(GroupState& group, Fault& fault, int awaited) const {
-  for (const int rank : dead_of(chosen(kMostWatched - kNeighbours, awaited))) {
-    if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
-    look_up(group.process_of(rank), fault);
-    return rank;
-  }
-  return -1;
+std::vector<int> PeerProcesses::ended() const {
+  std::vector<int> found;
+  std::ranges::copy_if(watched_, std::back_inserter(found), [&](int rank) { return dead(rank); });
+  return found;
 }
 
-int PeerProcesses::find_stopped(GroupState& group, int awaited) const {
+bool PeerProcesses::find_dead(Fault& fault, int awaited) const {
+  for (const int rank : dead_of(chosen(kMostWatched - kNeighbours, awaited))) {
+    if (has_left(rank)) continue;
+    fault.kind = FaultKind::kPeerLost;
+    fault.rank = rank;
+    look_up(group_.process_of(rank), fault);
+    return true;
+  }
+  if (watched_.empty()) return false;
+  const size_t turn = next_program_.fetch_add(1, std::memory_order_relaxed);
+  for (const int rank : {awaited, watched_[turn % watched_.size()]}) {
+    if (rank < 0 || !runs_another_program(rank) || has_left(rank)) continue;
+    fault.kind = FaultKind::kReplaced;
+    fault.rank = rank;
+    return true;
+  }
+  return false;
+}
+
+int PeerProcesses::find_stopped(int awaited) const {
   for (const int rank : chosen(0, awaited)) {
-    if (group.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    if (has_left(rank)) continue;
     char path[32], text[512];
-    std::snprintf(path, sizeof path, "/proc/%d/stat", group.process_of(rank));
+    std::snprintf(path, sizeof path, "/proc/%d/stat", group_.process_of(rank));
     const char* const name_end = std::strrchr(read_proc(path, text), ')');  // the name may contain anything
     if (name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't'))
       return rank;
@@ -270,10 +292,7 @@ bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slic
 void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
   throw_if_aborted();
   Fault fault;
-  if ((fault.rank = peers_.find_dead(group_, fault, awaited)) >= 0) {
-    fault.kind = FaultKind::kPeerLost;
-    fail(fault);
-  }
+  if (peers_.find_dead(fault, awaited)) fail(fault);
   if ((fault.rank = find_mismatch()) >= 0) {
     fault.kind = FaultKind::kMismatch;
     fail(fault);
@@ -306,7 +325,7 @@ void Waiter::check_for_silence(int awaited) {
     fail(fault);
   }
   if (now_ns() < stopped_checked_at_ + kStateInterval) return;
-  const int before = std::exchange(stopped_rank_, peers_.find_stopped(group_, awaited));
+  const int before = std::exchange(stopped_rank_, peers_.find_stopped(awaited));
   const bool again = stopped_checked_at_ != 0 && now_ns() < stopped_checked_at_ + 4 * kStateInterval;
   stopped_checked_at_ = now_ns();
   if (stopped_rank_ < 0 || stopped_rank_ != before || !again) return;
@@ -343,8 +362,7 @@ int Waiter::find_absent() {
 void Waiter::fail(Fault fault) {
   fault.found_by = rank_;
   fault.seq = seq_;
-  group_.abort_with(fault);
-  rethrow();
+  group_.fail(fault);
 }
 
 // Ranks that made the same call may differ in sizes, which are not part of the fingerprint where each rank

@@ -31,23 +31,25 @@ inline void cpu_pause() {
 #endif
 }
 
-// The processes of the other ranks on this host: which are dead, and how they ended.
+// The processes of the other ranks on this host: which are dead, and how they ended. A process that runs
+// another program, by exec, is dead as a rank, though its pidfd does not show it.
 class PeerProcesses {
  public:
   // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
   // process). Takes them over. status_fd: the launcher's board, which says how its children ended, or -1.
   // rank: this one.
-  PeerProcesses(FileDescriptors pidfds, int status_fd, int rank);
+  PeerProcesses(FileDescriptors pidfds, int status_fd, GroupState& group, int rank);
   ~PeerProcesses();
   PeerProcesses(const PeerProcesses&) = delete;
   PeerProcesses& operator=(const PeerProcesses&) = delete;
 
-  // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows. With many ranks a
-  // call looks at a part of them: `awaited`, the ranks after this one, and others in turn.
-  int find_dead(GroupState& group, Fault& fault, int awaited) const;
+  // Finds a rank that has ended, and stores it in `fault`, with how it ended when the launcher knows. With
+  // many ranks a call looks at a part of them: `awaited`, the ranks after this one, and others in turn. It
+  // looks for another program in `awaited` and one in turn.
+  bool find_dead(Fault& fault, int awaited) const;
   // A rank of this host that is stopped (SIGSTOP, a debugger), or -1. With many ranks it looks at `awaited`
   // and the ranks after this one.
-  int find_stopped(GroupState& group, int awaited) const;
+  int find_stopped(int awaited) const;
   // All ranks whose process has ended.
   std::vector<int> ended() const;
   int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
@@ -60,10 +62,13 @@ class PeerProcesses {
  private:
   std::vector<int> chosen(size_t in_turn, int awaited) const;
   std::vector<int> dead_of(const std::vector<int>& ranks) const;
+  bool runs_another_program(int rank) const;
+  bool has_left(int rank) const { return group_.cell(rank).left.load(std::memory_order_acquire) != 0; }
 
+  GroupState& group_;
   FileDescriptors pidfds_;
-  std::vector<int> watched_;                  // ranks with a descriptor, from the one after this rank on
-  mutable std::atomic<size_t> next_turn_{0};  // in `watched_`
+  std::vector<int> watched_;  // ranks with a descriptor, from the one after this rank on
+  mutable std::atomic<size_t> next_turn_{0}, next_program_{0};  // in `watched_`
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
 };
@@ -149,6 +154,7 @@ class Waiter {
 
   // Records the group's first fault, wakes all ranks, throws the recorded fault.
   [[noreturn]] void fail(Fault fault);
+  [[noreturn]] void fail_here(FaultKind kind) { fail({kind, rank_, rank_}); }  // by a fault of this rank
   // The same for a message of `peer` that has another fingerprint or size.
   // sizes: the expected bytes in total, and the bytes that had arrived before this message.
   [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes);

@@ -14,6 +14,8 @@
 
 #include "kernels/reduce.hpp"
 #include "protocol/arena.hpp"
+#include "protocol/descriptor.hpp"
+#include "protocol/region.hpp"
 
 namespace unisono {
 namespace {
@@ -51,20 +53,23 @@ iovec piece_at(uint64_t address, size_t nbytes) { return {reinterpret_cast<void*
 // Both are used within one process, too, where ranks are threads: a sender that has aborted may have freed
 // its memory. These calls then return an error, where memcpy would crash. A call may copy only a part.
 
-// The same call also reads the peer's identity token, so that both belong to one process.
-bool read_from(const ProcessIdentity& who, uint64_t here, uint64_t there, size_t nbytes) {
+// The same call also reads the peer's identity token, so that both belong to one process. `here` is moved on
+// to the first byte that could not be copied; returns 0, or the error's number: ESRCH for another process.
+int read_from(const ProcessIdentity& who, uint64_t& here, uint64_t there, size_t nbytes) {
   while (nbytes > 0) {
     uint64_t token = 0;
     const iovec mine[] = {{&token, sizeof token}, piece_at(here, nbytes)};
     const iovec theirs[] = {piece_at(who.token_address, sizeof token), piece_at(there, nbytes)};
     const ssize_t moved = process_vm_readv(who.pid, mine, 2, theirs, 2, 0);
-    if (moved <= static_cast<ssize_t>(sizeof token) || token != who.token) return false;
+    if (moved < 0) return errno == EFAULT ? ESRCH : errno;
+    if (moved < static_cast<ssize_t>(sizeof token) || token != who.token) return ESRCH;
+    if (moved == sizeof token) return EFAULT;
     const size_t done = static_cast<size_t>(moved) - sizeof token;
     here += done;
     there += done;
     nbytes -= done;
   }
-  return true;
+  return 0;
 }
 
 bool is_still(const ProcessIdentity& who) {
@@ -73,18 +78,30 @@ bool is_still(const ProcessIdentity& who) {
   return process_vm_readv(who.pid, &mine, 1, &theirs, 1, 0) == sizeof token && token == who.token;
 }
 
+// A sandbox may refuse this process to write to others. The receiver then copies alone.
+std::atomic<bool> may_write{true};
+
 // No system call both writes and checks the identity, so the token is checked right before each write.
 bool write_to(const ProcessIdentity& who, uint64_t here, uint64_t there, size_t nbytes) {
   while (nbytes > 0) {
     const iovec mine = piece_at(here, nbytes), theirs = piece_at(there, nbytes);
     if (!is_still(who)) return false;
     const ssize_t moved = process_vm_writev(who.pid, &mine, 1, &theirs, 1, 0);
+    if (moved < 0 && errno != EFAULT) may_write.store(false, std::memory_order_relaxed);
     if (moved <= 0) return false;
     here += static_cast<size_t>(moved);
     there += static_cast<size_t>(moved);
     nbytes -= static_cast<size_t>(moved);
   }
   return true;
+}
+
+// Whether a byte of this process can be written; it keeps its value.
+bool writable(uint64_t address) {
+  char byte;
+  const iovec mine{&byte, 1}, there = piece_at(address, 1);
+  return process_vm_readv(getpid(), &mine, 1, &there, 1, 0) == 1 &&
+         process_vm_writev(getpid(), &mine, 1, &there, 1, 0) == 1;
 }
 
 void* seen(const PeerMemory& other, uint64_t address, size_t nbytes) {
@@ -120,8 +137,8 @@ void ZeroCopyTransfer::publish_source(const void* from) {
   broken.store(0, std::memory_order_relaxed);
 }
 
-bool ZeroCopyTransfer::publish_target(void* into) {
-  if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, 1)) return false;
+bool ZeroCopyTransfer::publish_target(void* into, size_t nbytes) {
+  if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, nbytes)) return false;
   target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst);
   return true;
 }
@@ -129,14 +146,16 @@ bool ZeroCopyTransfer::publish_target(void* into) {
 bool ZeroCopyTransfer::read_pieces(const PeerMemory& sender, void* into, size_t nbytes) {
   const auto to = reinterpret_cast<uint64_t>(into);
   return work(*this, to, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
-    const void* const there = seen(sender, from, n);
-    if (there == nullptr) return read_from(sender.who, to, from, n);
+    // A target that is not published may lack pages: a system call then returns an error.
+    const void* const there = target_published() ? seen(sender, from, n) : nullptr;
+    if (there == nullptr) return read_from(sender.who, to, from, n) == 0;
     kernels().copy(reinterpret_cast<void*>(to), there, n);
     return true;
   });
 }
 
 bool ZeroCopyTransfer::write_pieces(const PeerMemory& receiver, size_t nbytes) {
+  if (!may_write.load(std::memory_order_relaxed)) return false;
   const uint64_t into = target.load(std::memory_order_relaxed);
   return work(*this, into, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
     void* const there = seen(receiver, to, n);
@@ -148,6 +167,24 @@ bool ZeroCopyTransfer::write_pieces(const PeerMemory& receiver, size_t nbytes) {
 
 bool ZeroCopyTransfer::is_complete(size_t nbytes) const {
   return completed.load(std::memory_order_seq_cst) == units(nbytes) && !failed();
+}
+
+bool ZeroCopyTransfer::is_broken(size_t nbytes) const {
+  return completed.load(std::memory_order_seq_cst) == units(nbytes) && failed();
+}
+
+FaultKind ZeroCopyTransfer::repeat(const ProcessIdentity& sender, uint64_t from, void* into, size_t nbytes) {
+  auto to = reinterpret_cast<uint64_t>(into);
+  switch (read_from(sender, to, from, nbytes)) {
+    case 0:
+      return FaultKind::kNone;
+    case EFAULT:
+      return writable(to) ? FaultKind::kUnreadable : FaultKind::kUnwritable;
+    case ESRCH:
+      return FaultKind::kPeerLost;
+    default:
+      return FaultKind::kNoAccess;
+  }
 }
 
 bool ZeroCopyTransfer::cancel(const std::function<bool()>& dead) {
@@ -169,12 +206,34 @@ bool accessible(const void* data, size_t nbytes) {
   return process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof ends;
 }
 
+// The kernel reads the bytes of a write, and returns an error where the process itself would get SIGBUS.
+bool readable(const void* data, size_t nbytes) {
+  constexpr size_t kPage = 4096, kMost = 1024;
+  const FileDescriptor sink(memfd_create("unisono-probe", MFD_CLOEXEC));
+  const auto first = reinterpret_cast<uint64_t>(data), end = first + nbytes;
+  iovec bytes[kMost];
+  for (uint64_t at = first; at < end;) {
+    int count = 0;
+    for (; count < static_cast<int>(kMost) && at < end; at = (at / kPage + 1) * kPage)
+      bytes[count++] = piece_at(at, 1);
+    if (pwritev(sink, bytes, count, 0) != count) return false;
+  }
+  return true;
+}
+
 ProcessIdentity identity() {
   ProcessToken& token = process_token();
   return {getpid(), reinterpret_cast<uint64_t>(&token.number), token.number.load()};
 }
 
 uint64_t access_probe() { return reinterpret_cast<uint64_t>(&process_token().name); }
+
+bool replaced(const ProcessIdentity& who) {
+  uint64_t token = 0;
+  const iovec mine{&token, sizeof token}, theirs = piece_at(who.token_address, sizeof token);
+  const ssize_t got = process_vm_readv(who.pid, &mine, 1, &theirs, 1, 0);
+  return got < 0 ? errno == EFAULT : token != who.token;
+}
 
 bool reaches(pid_t pid, uint64_t access_probe) {
   uint64_t word = 0;

@@ -16,6 +16,8 @@
 
 namespace unisono {
 
+enum class FaultKind : uint32_t;
+
 // The identity of a process: its pid, and a random token in its memory. A process with a recycled pid, a fork
 // or an exec'ed program does not have the token.
 struct ProcessIdentity {
@@ -55,7 +57,7 @@ struct ZeroCopyTransfer {
   void publish_source(const void* from);
   // Receiver: call before `read_pieces`. Publishes the target, so that the sender can help. False: the sender
   // cannot help, or the target is published already.
-  bool publish_target(void* into);
+  bool publish_target(void* into, size_t nbytes);
   // Whether the receiver has published its identity and target. A sender checks this before it sleeps.
   bool target_published() const { return target.load(std::memory_order_seq_cst) != 0; }
   // Claims and copies pieces until none is left. `read_pieces`: the receiver, from `sender`. `write_pieces`:
@@ -64,7 +66,13 @@ struct ZeroCopyTransfer {
   bool write_pieces(const PeerMemory& receiver, size_t nbytes);
   // Whether all bytes have arrived. A receiver checks this before it sleeps.
   bool is_complete(size_t nbytes) const;
+  // Whether all pieces are finished, and one could not be copied. The receiver then calls `repeat`.
+  bool is_broken(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }
+  // Receiver: copies the whole message alone, after one end could not copy a piece: the system may refuse the
+  // other end. kUnwritable, kUnreadable: the receiver's memory, or the sender's. kNoAccess: the system
+  // refuses the copy. kPeerLost: the process is another one.
+  static FaultKind repeat(const ProcessIdentity& sender, uint64_t from, void* into, size_t nbytes);
   // Receiver: call to stop early. Closes the zero-copy transfer, and waits briefly for the claimed pieces;
   // whether all are completed. `dead`: whether the sender is dead.
   bool cancel(const std::function<bool()>& dead);
@@ -80,9 +88,14 @@ T& never_free(T&& value) {
 // Whether process_vm_readv can read this memory of this process: it cannot read what a device driver has
 // mapped.
 bool accessible(const void* data, size_t nbytes);
+// Whether every page of this memory can be read; a page of a mapped file may be missing. Slow.
+bool readable(const void* data, size_t nbytes);
 
 // The address of kAccessProbe in this process; another process reads it to test its access.
 uint64_t access_probe();
 bool reaches(pid_t pid, uint64_t access_probe);
+// Whether the process runs another program: its memory no longer has the token. False also where the system
+// does not let this process look.
+bool replaced(const ProcessIdentity& who);
 
 }  // namespace unisono

@@ -84,18 +84,35 @@ PyTypeObject* known_type() {
   return elements && shapes && flags ? reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()) : nullptr;
 }
 
-}  // namespace
-
-std::optional<BufferView> look_at_array(nb::handle array) {
-  // Not a guarded static: known_type runs Python code, which may release the GIL, and another thread would
-  // then wait for the guard while it holds the GIL. Two threads that both run it get the same result.
+// numpy.ndarray, where its layout is known; not a guarded static: known_type runs Python code, which may
+// release the GIL, and another thread would then wait for the guard while it holds the GIL. Two threads that
+// both run it get the same result.
+const PyTypeObject* array_type() {
   static std::atomic<const PyTypeObject*> known = nullptr;
   static std::atomic<bool> looked = false;
   if (!looked.load(std::memory_order_acquire)) {
     known.store(known_type(), std::memory_order_relaxed);
     looked.store(true, std::memory_order_release);
   }
-  if (Py_TYPE(array.ptr()) != known.load(std::memory_order_relaxed)) return std::nullopt;
+  return known.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+bool is_array_of_its_own(nb::handle object) {
+  auto* const array = const_cast<PyTypeObject*>(array_type());
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  if (array == nullptr || PyType_IsSubtype(type, array) == 0) return false;
+  static InternedName ufunc{"__array_ufunc__"}, mask{"mask"};
+  const nb::handle given(reinterpret_cast<PyObject*>(type));
+  const nb::object own = nb::steal(PyObject_GetAttr(given.ptr(), ufunc.get()));
+  const nb::object usual = nb::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(array), ufunc.get()));
+  if (!own.is_valid() || !usual.is_valid()) PyErr_Clear();
+  return !own.is(usual) || PyObject_HasAttr(given.ptr(), mask.get()) != 0;
+}
+
+std::optional<BufferView> look_at_array(nb::handle array) {
+  if (Py_TYPE(array.ptr()) != array_type()) return std::nullopt;
   const NumpyArray& seen = as_array(array);
   const auto dtype = dtype_of(*seen.descr);
   if (!dtype || (seen.flags & kContiguous) == 0) return std::nullopt;

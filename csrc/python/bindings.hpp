@@ -67,6 +67,9 @@ std::optional<BufferView> look(nanobind::handle object);
 std::optional<BufferView> look_at_tensor(nanobind::handle tensor);
 // The same for a NumPy array, where its layout is known.
 std::optional<BufferView> look_at_array(nanobind::handle array);
+// Whether it is a NumPy array whose values are not the bytes in its memory alone: its class computes with code
+// of its own, as one with units, or has a mask.
+bool is_array_of_its_own(nanobind::handle object);
 
 inline unisono::Nanoseconds duration(double timeout_s) {
   if (!(timeout_s < 9e9)) return INT64_MAX;

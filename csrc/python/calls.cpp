@@ -234,7 +234,14 @@ class GroupBase {
       throw;
     }
     if (fault != 0) fail(engine, keep(), message.name(), message.timeout_s, nb::none());
-    return message.outcome();
+    return message.refused() ? nb::none() : message.outcome();
+  }
+
+  // The caller has seen that the receives of `_recv_now` have ended.
+  nb::object see_received() {
+    const nb::object alive = this->engine();
+    if (!alive.is_none()) nb::inst_ptr<Engine>(alive)->channels().receive_buffers().see_ended();
+    return nb::none();
   }
 
   // Forgets all remembered calls, after a change that affects how calls are planned.
@@ -548,6 +555,7 @@ nb::object send_now(GroupBase& calls, PyObject* const* arguments) {
 nb::object receive_now(GroupBase& calls, PyObject* const* arguments) {
   return calls.pass(arguments, false, true);
 }
+nb::object see_received(GroupBase& calls, PyObject* const*) { return calls.see_received(); }
 Arguments all_of(PyObject* const* given) {
   Arguments arguments;
   arguments.fill(Py_None);
@@ -577,6 +585,7 @@ PyMethodDef kMethods[] = {
     method<4, receive_object>("_recv_object", "As `_recv`, with None for x: the bytes of an object."),
     method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
     method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
+    method<0, see_received>("_see_received", "The caller knows that the receives of `_recv_now` have ended."),
 };
 
 int traverse_calls(PyObject* self, visitproc visit, void* arg) {

@@ -80,8 +80,10 @@ OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, 
           checks_in};
 }
 
-std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, int dtype, bool object,
-                              bool exact, Address data, size_t nbytes, double timeout_s) {
+// nullopt: the memory is in use, see ReceiveBuffers.
+std::optional<std::shared_ptr<Request>> post(Engine& engine, bool sending, int peer, int tag, int dtype,
+                                             bool object, bool exact, Address data, size_t nbytes,
+                                             double timeout_s) {
   engine.check_process();
   if (sending || peer != kAnyRank) engine.member(peer);
   if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
@@ -98,7 +100,7 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
   GilLock gil;
-  engine.channels().post(request, gil);
+  if (!engine.channels().post(request, gil)) return std::nullopt;
   return request;
 }
 
@@ -153,6 +155,13 @@ void bind_messages(nb::class_<Engine>& engine) {
               double timeout_s) {
              return post(self, false, peer, tag, dtype, false, exact, data, nbytes, timeout_s);
            })
+      .def(
+          "receives_into",
+          [](Engine& self, Address data, size_t nbytes) {
+            return self.channels().receive_buffers().overlap(reinterpret_cast<unsigned char*>(data), nbytes);
+          },
+          nb::arg("data"), nb::arg("nbytes"),
+          "Whether this memory is that of a receive under way, or of one whose end the caller has not seen.")
       .def("look", &look_for, nb::arg("peer"), nb::arg("tag"),
            "(fault, `Status` or None) of the message that a receive would get now.")
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
@@ -202,6 +211,9 @@ void bind_messages(nb::class_<Engine>& engine) {
 void bind_request(nb::module_& m) {
   nb::class_<Request>(m, "Request", "A send or a receive under way.")
       .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
+      .def(
+          "see", [](Request& r) { r.seen.store(r.done.load(std::memory_order_acquire)); },
+          "Call when the caller learns whether it is done.")
       .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
       .def_ro("peer", &Request::peer)
       .def_ro("cancelled", &Request::cancelled)

@@ -132,6 +132,9 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
   bind_records(m);
   engine
       .def_prop_ro(
+          "several_threads", [](Engine& self) { return self.several_threads(); },
+          "Whether more than one thread has issued calls.")
+      .def_prop_ro(
           "faulted", [](Engine& self) { return self.fault().kind != FaultKind::kNone; },
           "Whether a fault has ended the group.")
       .def("read_fault", &read_fault, nb::arg("refresh"),

@@ -62,15 +62,23 @@ class MessageCall {
     return nanobind::cast(Status::of(peer_, tag_, form(), nbytes_));
   }
 
-  // Whether it could be passed at once. A receive polls for about as long as making a Request takes.
-  bool pass_now(unisono::Engine& engine) { return at_once(engine, kBriefSpins); }
+  // Whether it could be passed at once. A receive polls for about as long as making a Request takes. The
+  // caller learns later, from its Work, that it has ended: see ReceiveBuffers.
+  bool pass_now(unisono::Engine& engine) {
+    if (!at_once(engine, kBriefSpins)) return false;
+    if (!sending) engine.channels().receive_buffers().add_ended(data(), buffers_.nbytes());
+    return true;
+  }
+  // Whether `pass` has done nothing, because a receive under way writes to this memory: Python raises it.
+  bool refused() const { return refused_; }
 
   unisono::FaultKind pass(unisono::Engine& engine, unisono::ReleasableLock& held) {
     unisono::Channels& channels = engine.channels();
     if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
     held.release();
     const auto posted = request();
-    channels.post(posted, held);
+    refused_ = !channels.post(posted, held);
+    if (refused_) return unisono::FaultKind::kNone;
     const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
     if (fault == unisono::FaultKind::kNone) complete(*posted);
     return fault;
@@ -82,7 +90,8 @@ class MessageCall {
   bool at_once(unisono::Engine& engine, int spins) {
     engine.check_process();
     unisono::Channels& channels = engine.channels();
-    if (sending) return channels.send_now(peer_, tag_, form(), data(), buffers_.nbytes());
+    if (channels.receive_buffers().overlap(data(), nbytes())) return false;
+    if (sending) return channels.send_now(peer_, tag_, form(), data(), nbytes());
     unisono::Request wanted;
     fill(wanted);
     if (!channels.receive_now(wanted, std::min(spins, channels.spins()))) return false;
@@ -100,6 +109,7 @@ class MessageCall {
     return sized() ? unisono::DType::kU8 : static_cast<unisono::DType>(buffers_.dtype);
   }
   uint32_t form() const { return unisono::form_of(dtype(), kind_); }
+  size_t nbytes() const { return sized() ? 0 : buffers_.nbytes(); }
   unsigned char* data() const { return sized() ? nullptr : buffers_.extents[0].data; }
   std::shared_ptr<unisono::Request> request() const {
     auto made = std::make_shared<unisono::Request>();
@@ -115,13 +125,14 @@ class MessageCall {
     request.tag = tag_;
     request.form = form();
     request.data = data();
-    request.nbytes = sized() ? 0 : buffers_.nbytes();
+    request.nbytes = nbytes();
   }
 
   const unisono::MessageKind kind_;
   const bool exact_;
   CallBuffers buffers_;
   int peer_ = 0, tag_ = 0;
+  bool refused_ = false;
   uint64_t nbytes_ = 0;  // of the received message
   std::unique_ptr<unsigned char[]> own_;
 };

@@ -58,6 +58,7 @@ bool is_scalar(nb::handle object) {
 std::optional<BufferView> look(nb::handle object) {
   if (const auto seen = look_at_array(object)) return seen;
   if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
+  if (is_array_of_its_own(object)) return std::nullopt;
   Py_buffer buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
     PyErr_Clear();
@@ -129,7 +130,11 @@ void bind_tables(nb::module_& m) {
       .value("NO_MEMORY", FaultKind::kNoMemory)
       .value("BAD_FRAME", FaultKind::kBadFrame)
       .value("HOST_SILENT", FaultKind::kHostSilent)
-      .value("STOPPED", FaultKind::kStopped);
+      .value("STOPPED", FaultKind::kStopped)
+      .value("UNREADABLE", FaultKind::kUnreadable)
+      .value("UNWRITABLE", FaultKind::kUnwritable)
+      .value("NO_ACCESS", FaultKind::kNoAccess)
+      .value("REPLACED", FaultKind::kReplaced);
   m.attr("FIFO_SLOTS") = kFifoSlots;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;

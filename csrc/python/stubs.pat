@@ -37,6 +37,10 @@ _native\.GroupBase\._(send|send_now|send_object)$:
     def _\1(self, x: Any, peer: Any, tag: Any, timeout: Any, /) -> bool | None:
         \doc
 
+_native\.GroupBase\._see_received$:
+    def _see_received(self) -> None:
+        \doc
+
 _native\.GroupBase\._(recv|recv_now|recv_object)$:
     def _\1(self, x: Any, peer: Any, tag: Any, timeout: Any, /) -> Any:
         \doc

@@ -201,10 +201,21 @@ bool ShmTransport::copy_zero_copy(int peer, const MessageView& message, void* in
   ShmEndpoint& from = edge(peer);
   ZeroCopyTransfer& transfer = slot_of(*from.in, from.received + 1).transfer;
   group_.publish_arena(rank_);
-  if (transfer.publish_target(into)) notify(*from.event);
+  if (transfer.publish_target(into, message.nbytes)) notify(*from.event);
   transfer.read_pieces(group_.memory_of(peer), into, message.nbytes);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
+  if (transfer.is_broken(message.nbytes)) return repeat_zero_copy(peer, transfer, into, message.nbytes);
   return transfer.is_complete(message.nbytes) && !group_.aborted();
+}
+
+// Where the peer has died or aborted, its memory may be gone: the wait then ends by that.
+bool ShmTransport::repeat_zero_copy(int peer, ZeroCopyTransfer& transfer, void* into, size_t nbytes) {
+  const uint64_t from = transfer.source.load(std::memory_order_relaxed);
+  const FaultKind fault = ZeroCopyTransfer::repeat(group_.cell(peer).process(), from, into, nbytes);
+  std::atomic_thread_fence(std::memory_order_acquire);  // R3, as above
+  if (group_.aborted() || fault == FaultKind::kPeerLost) return false;
+  if (fault == FaultKind::kNone) return true;
+  group_.fail({fault, rank_, fault == FaultKind::kUnwritable ? rank_ : peer});
 }
 
 bool ShmTransport::cancel_zero_copy(int peer) {

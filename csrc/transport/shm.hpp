@@ -66,6 +66,7 @@ class ShmTransport final : public Transport {
   void restart_ring();
   const void* read_in_place(int peer, const FifoSlot& slot);
   void forget_complete();
+  bool repeat_zero_copy(int peer, ZeroCopyTransfer& transfer, void* into, size_t nbytes);
 
   GroupState& group_;
   const PeerProcesses& peers_;

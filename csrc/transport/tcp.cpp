@@ -103,6 +103,7 @@ void TcpTransport::send(int peer, const Header& header, const void* from) {
     iovec pieces[2] = {{const_cast<Header*>(&header), sizeof header},
                        {const_cast<unsigned char*>(payload), header.nbytes}};
     const ssize_t taken = send_all(to.fd, pieces, header.nbytes > 0 ? 2 : 1);
+    if (taken < 0 && errno == EFAULT) group_.fail({FaultKind::kUnreadable, rank_, rank_});
     if (taken < 0 && !would_block(errno)) return mark_broken(peer);
     if (taken > 0) sent = static_cast<size_t>(taken);
   }
@@ -139,6 +140,7 @@ void TcpTransport::flush(int peer) {
       asked += one->remaining();
     }
     const ssize_t taken = send_all(to.fd, pieces, count);
+    if (taken < 0 && errno == EFAULT) group_.fail({FaultKind::kUnreadable, rank_, rank_});
     if (taken < 0 && !would_block(errno)) return mark_broken(peer);
     if (taken > 0) mark_sent(to, static_cast<size_t>(taken));
     if (taken < static_cast<ssize_t>(asked)) return;
@@ -208,6 +210,7 @@ bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, uns
       flush();  // this rank has to wait anyway
       return false;
     }
+    if (got < 0 && errno == EFAULT) group_.fail({FaultKind::kUnwritable, rank_, rank_});
     if (got <= 0) {
       from.ended = true;
       control_.suspect(peer);

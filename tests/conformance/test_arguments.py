@@ -18,6 +18,12 @@ def read_only(numel: int) -> np.ndarray:
 
 
 F = np.float32
+
+
+def masked() -> Any:
+    return np.ma.array([1.0, 2.0], mask=[0, 1])
+
+
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("read-only", lambda g: g.all_reduce(read_only(3)), ValueError, "read-only"),
     ("not contiguous", lambda g: g.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, "not contiguous"),
@@ -36,6 +42,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("bits of floats", lambda g: g.all_reduce(np.zeros(3), un.BXOR), TypeError, "BXOR has no meaning"),
     ("order of complex", lambda g: g.all_reduce(np.zeros(3, complex), un.MAX), TypeError, "no order"),
     ("no operation", lambda g: g.all_reduce(np.zeros(3), "sum"), (TypeError, AttributeError), "op|value"),
+    ("masked", lambda g: g.all_reduce(masked()), TypeError, r"x\.filled\(value\)"),
+    ("masked input", lambda g: g.all_gather(masked()), TypeError, "mask would be lost"),
+    ("masked in a list", lambda g: g.all_reduce_coalesced([np.zeros(2), masked()]), TypeError, "mask would"),
+    ("masked block", lambda g: g.all_to_all([np.zeros(2), masked()], np.zeros(4)), TypeError, "mask would"),
+    ("masked message", lambda g: g.send(masked(), 1 - g.rank), TypeError, "send: x is a MaskedArray"),
+    ("masked receive", lambda g: g.irecv(masked(), 1 - g.rank), TypeError, "irecv: x is a MaskedArray"),
     ("16 bits unsigned", lambda g: g.broadcast(np.zeros(3, np.uint16)), TypeError, "viewed as int16"),
     ("structured", lambda g: g.broadcast(np.zeros(3, "i4,f4")), TypeError, "view it as uint8"),
     ("names of operations", lambda g: g.all_reduce(np.zeros(3), "max"), TypeError, r"un\.MAX.*premul_sum"),

@@ -1,5 +1,7 @@
 """Point-to-point messages: matching, order, deadlocks that must not be, and overlap with collectives."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -274,3 +276,121 @@ def test_a_flood_of_messages_that_nobody_asks_for_does_not_hold_up_a_timeout() -
                 group.send(np.zeros(1), 0)
 
     ranks.threads(2, work)
+
+
+@each("numel, count", [(1_000_000, 12), (6_000_000, 3), (4096, 2300)])
+@everywhere
+def test_tags_are_taken_in_any_order_beyond_the_limit_of_unexpected_messages(numel: int, count: int) -> None:
+    """72 to 144 MB; 64 MiB are stored."""
+
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            un.wait_all([group.isend(np.full(numel, tag, np.float64), 1, tag) for tag in range(count)])
+            return
+        x = np.empty(numel)
+        for tag in reversed(range(count)):
+            status = group.probe(tag=tag)
+            assert (status.source, status.numel) == (0, numel)
+            group.recv(x, None, tag)
+            assert (x == tag).all()
+
+    ranks.threads(2, work)
+
+
+@everywhere
+def test_a_sender_waits_while_nobody_takes_what_it_has_sent() -> None:
+    sent = []
+    sending = threading.Event()
+
+    def work(group: un.Group) -> None:
+        x = np.empty(1_000_000)
+        if group.rank == 0:
+            for number in range(30):
+                group.send(np.full(1_000_000, number, np.float64), 1)
+                sent.append(number)
+                sending.set()
+            group.send(x, 1, 1)
+            return
+        last = group.irecv(np.empty(1_000_000), 0, 1)  # a receive for what comes last fills no memory
+        assert sending.wait(30)
+        with pytest.raises(un.Timeout):
+            last.wait(1)
+        assert len(sent) < 12, "8 MB each; 64 MiB are stored"
+        for number in range(30):
+            group.recv(x, 0)
+            assert (x == number).all()
+        last.wait()
+
+    ranks.threads(2, work)
+
+
+@each("numel", [3, 1000, 5000, 100_000, 5_000_000])
+@everywhere
+def test_exchange_in_place(numel: int) -> None:
+    def work(group: un.Group) -> None:
+        peer, n = 1 - group.rank, numel
+        for way in ("sendrecv", "shifted", "batch", "batch reversed", "isend", "isend, recv"):
+            x = np.arange(n + 1.0) + group.rank * n
+            sent, got = x[:n], x[1:] if way == "shifted" else x[:n]
+            expected = np.arange(float(n)) + peer * n
+            pair = [un.RecvFrom(got, peer), un.SendTo(sent, peer)]
+            if way in ("sendrecv", "shifted"):
+                group.sendrecv(sent, peer, got, peer)
+            elif way.startswith("batch"):
+                un.wait_all(group.batch(pair[:: -1 if way == "batch" else 1]))
+            else:
+                works = [group.isend(sent, peer)]
+                if way == "isend":
+                    works.append(group.irecv(got, peer))
+                else:
+                    group.recv(got, peer)
+                un.wait_all(works)
+            assert (got == expected).all(), way
+
+    ranks.threads(2, work)
+
+
+@each("seen", [False, True])
+@everywhere
+def test_memory_of_a_receive_is_its_own_until_the_caller_knows_its_end(seen: bool) -> None:
+    calls = {
+        "isend": lambda group, x: group.isend(x, 0),
+        "send": lambda group, x: group.send(x[3:4], 0),
+        "irecv": lambda group, x: group.irecv(x[3:], 0),
+        "recv": lambda group, x: group.recv(x[:1], 0),
+        "sendrecv": lambda group, x: group.sendrecv(x[:2], 0, np.empty(2), 0),
+        "batch": lambda group, x: group.batch([un.SendTo(np.ones(1), 0), un.SendTo(x[1:2], 0)]),
+    }
+
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            group.send(np.arange(4.0), 1)
+            return
+        x = np.zeros(4)
+        receive = group.irecv(x, 0)
+        if seen:
+            receive.wait()
+            group.isend(x[3:], 1, 5).wait()
+            group.recv(x[:1], 1, 5)
+            assert x.tolist() == [3, 1, 2, 3]
+            return
+        for _ in range(2):
+            for name, call in calls.items():
+                with pytest.raises(ValueError, match=f"{name}: the buffer shares memory"):
+                    call(group, x)
+            group.probe(0, 1) if group.iprobe(0, 1) else None  # the receive may end meanwhile: it is the same
+        receive.wait()
+        assert x.tolist() == [0, 1, 2, 3]
+
+    ranks.threads(2, work)
+
+
+@everywhere
+def test_two_receives_of_a_batch_that_share_memory() -> None:
+    def work(group: un.Group) -> None:
+        x = np.zeros(4)
+        with pytest.raises(ValueError, match="batch: two receives share memory"):
+            group.batch([un.SendTo(x, 0), un.RecvFrom(x[:3], 0, 1), un.RecvFrom(x[2:], 0, 2)])
+        assert group.iprobe(0) is None
+
+    ranks.threads(1, work)

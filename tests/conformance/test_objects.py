@@ -1,6 +1,8 @@
 """Objects over a group: what is asked for by name, what is refused, and sizes beyond 32 bits."""
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -77,3 +79,49 @@ def test_object_of_more_than_two_gigabytes() -> None:
         group.barrier()
 
     ranks.threads(2, work, timeout_s=300)
+
+
+def of_threads(group: un.Group, call: Callable[[], None], count: int = 3) -> None:
+    """Call it in several threads of a rank at once; raise the first error."""
+    with ThreadPoolExecutor(count) as pool:
+        for ended in [pool.submit(call) for _ in range(count)]:
+            ended.result()
+
+
+def test_object_calls_of_several_threads_do_not_mix() -> None:
+    def work(group: un.Group) -> None:
+        rank, everybody = group.rank, [f"{'x' * each}" for each in range(group.size)]
+        mine = everybody[rank]
+
+        def calls(one: Callable[[], object], expected: object) -> Callable[[], None]:
+            def call() -> None:
+                assert all(one() == expected for _ in range(20))
+
+            return call
+
+        of_threads(group, calls(lambda: group.all_gather_object(mine), everybody))
+        of_threads(group, calls(lambda: group.broadcast_object(mine, 1), everybody[1]))
+        of_threads(group, calls(lambda: group.gather_object(mine, 1), everybody if rank == 1 else None))
+        given = everybody if rank == 0 else None
+        of_threads(group, calls(lambda: group.scatter_object(given), mine))
+
+    ranks.threads(2, work)
+
+
+def test_a_mismatch_names_threads_where_several_call() -> None:
+    def work(group: un.Group) -> None:
+        def differs() -> None:
+            with pytest.raises(un.Mismatch, match="Several threads of a rank have called this group"):
+                group.all_reduce(np.ones(3, np.int32 if group.rank else np.float32))
+
+        group.barrier()
+        of_threads(group, differs, count=1)
+
+    ranks.threads(2, work)
+
+    def alone(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as raised:
+            group.all_reduce(np.ones(3, np.int32 if group.rank else np.float32))
+        assert "threads" not in str(raised.value)
+
+    ranks.threads(2, alone)

@@ -40,7 +40,7 @@ bool refused(const FrameError& found) {
 void check_fault(const Fault& fault, int ranks) {
   require(fault.found_by >= 0 && fault.found_by < ranks, "fault.found_by is a rank");
   require(fault.rank >= -1 && fault.rank < ranks, "fault.rank is a rank or none");
-  require(fault.kind <= FaultKind::kStopped, "fault.kind is known");
+  require(fault.kind <= FaultKind::kReplaced, "fault.kind is known");
   require(dtype_of_form(fault.size_mismatch.expected_form) < kDTypeCount, "expected_form has a dtype");
   require(dtype_of_form(fault.size_mismatch.sent_form) < kDTypeCount, "sent_form has a dtype");
   require(!describe(fault.frame).empty(), "fault.frame has a text");
@@ -60,10 +60,10 @@ void control(const ControlBytes& bytes, int ranks) {
   if (frame.kind == ControlFrame::ControlKind::kAbort) check_fault(frame.fault, ranks);
   require(frame.status.finished <= frame.status.started, "no call ends before it begins");
   for (const CallRecord& call : frame.status.history) {
-    const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
+    const bool typed = call.dtype < kDTypeCount;
+    const bool coded = call.dtype >= kFirstCodec && call.dtype < kFirstCodec + kCodecCount;
     if (call.seq != 0)
-      require(call.seq <= frame.status.started && dtype < kDTypeCount && codec <= kCodecCount &&
-                  call.op < kReduceOpCount,
+      require(call.seq <= frame.status.started && (typed || coded) && call.op < kReduceOpCount,
               "a remembered call is one");
   }
   require(std::memchr(frame.status.report, 0, sizeof frame.status.report) != nullptr, "the text ends");

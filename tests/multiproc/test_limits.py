@@ -9,7 +9,8 @@ import pytest
 import ranks
 from unisono.engine.base.limits import limit_text
 
-PROGRAM = Path(__file__).resolve().parent / "programs" / "meets_limits.py"
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+PROGRAM = PROGRAMS / "meets_limits.py"
 FILES = r"too many open files \(the limit RLIMIT_NOFILE is \d+"
 RAISE = "Raise it before the start: `ulimit -n "
 
@@ -62,3 +63,14 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
 def test_a_full_disk() -> None:
     text = limit_text(OSError(errno.ENOSPC, "No space left on device", "/dev/full"))
     assert text.startswith("no space left on device: '/dev/full'. Free some space there")
+
+
+@pytest.mark.usefixtures("spread")
+def test_a_buffer_whose_file_was_cut_is_named_at_once_on_all_ranks() -> None:
+    uses = [f"{use} {call}" for use in ("write", "read") for call in ("broadcast", "message")]
+    assert ranks.processes(2, PROGRAMS / "loses_its_memory.py", *uses) == ["fine\n"] * 2
+
+
+@pytest.mark.parametrize("what", ["write", "read"])
+def test_a_sandbox_that_refuses_one_direction_of_copies(what: str) -> None:
+    assert ranks.processes(2, PROGRAMS / "loses_its_memory.py", f"refused {what}") == ["fine\n"] * 2

@@ -340,3 +340,9 @@ def test_what_another_signal_handler_raises_is_not_told_as_ctrl_c() -> None:
 def test_exit_without_close_leaves_nothing_and_others_are_told() -> None:
     told, _ = ranks.processes(2, PROGRAMS / "ends_without_close.py")
     assert "has closed the group; it was last seen after all_reduce #1" in told
+
+
+@pytest.mark.usefixtures("spread")
+@pytest.mark.parametrize("call", ["all_reduce", "recv", "recv from any"])
+def test_a_rank_that_runs_another_program_is_lost_at_once(call: str) -> None:
+    assert ranks.processes(3, PROGRAMS / "runs_another_program.py", call) == ["fine\n"] * 3

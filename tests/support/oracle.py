@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 import unisono as un
-from unisono.engine.memory.buffers import DTYPES
+from unisono.engine.memory.buffers import REDUCIBLE
 
-NUMPY_DTYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in DTYPES}
+NUMPY_DTYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in REDUCIBLE}
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")

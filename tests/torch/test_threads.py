@@ -21,11 +21,12 @@ import torch.distributed as dist
 
 import inside
 import ranks
+import unisono as un
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.store import TorchStore
-from unisono.torch.work import UnisonoWork, WorkFutures
+from unisono.torch.work import TransferWork, UnisonoWork, WorkFutures
 
 LIMIT_S = 20.0
 
@@ -68,6 +69,27 @@ def test_a_future_asked_for_as_the_group_closes_is_completed():
     second, second_completed = under_way(futures)
     second.tell()
     assert second_completed()
+
+
+def start_in_gevent(*_):
+    raise AssertionError("no thread is started")
+
+
+@pytest.mark.parametrize("kind", [UnisonoWork, TransferWork])
+def test_a_future_refuses_threads_that_are_none_of_the_system(monkeypatch, kind):
+    start_in_gevent.__module__ = "gevent.thread"
+    monkeypatch.setattr("_thread.start_new_thread", start_in_gevent)
+    futures = WorkFutures("futures")
+    work = kind(Told(), [], futures)
+    with pytest.raises(RuntimeError, match=r"gevent has replaced .*thread=False"):
+        work.get_future()
+
+
+def test_ranks_do_not_meet_over_threads_of_eventlet(monkeypatch):
+    start_in_gevent.__module__ = "eventlet.green.thread"
+    monkeypatch.setattr("_thread.start_new_thread", start_in_gevent)
+    with pytest.raises(RuntimeError, match=r"eventlet has replaced .*thread=False"):
+        un.init_process_group(rank=0, world_size=1, store=un.HashStore())
 
 
 def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkeypatch):

@@ -32,7 +32,7 @@ def held_bytes() -> int:
     return 0
 
 
-@each("dtype", [np.float32, "int8", bool, np.complex128, ml_dtypes.bfloat16, "S5"])
+@each("dtype", [np.float32, "int8", bool, np.complex128, ml_dtypes.bfloat16, "S5", "(2,)f4", "(2,3)i8"])
 @each("shape", [7, (), (3, 4), [2, 0, 5], np.zeros((2, 3)).shape])
 def test_empty_returns_an_ordinary_array(shape: object, dtype: object) -> None:
     array, expected = un.empty(shape, dtype), np.empty(shape, dtype)
@@ -40,8 +40,14 @@ def test_empty_returns_an_ordinary_array(shape: object, dtype: object) -> None:
     assert array.strides == expected.strides or not array.size
     assert array.flags.c_contiguous
     assert array.flags.writeable
-    array[...] = np.ones(shape).astype(dtype)
-    assert (array == np.ones(shape).astype(dtype)).all()
+    array[...] = np.ones(array.shape).astype(array.dtype)
+    assert (array == np.ones(array.shape).astype(array.dtype)).all()
+
+
+@each("dtype", [str, "U3", "M8[s]", "V4", [("a", "i4"), ("b", "(2,)f4")], np.dtype(("i2", (2,)))])
+def test_empty_keeps_what_numpy_keeps_of_any_dtype(dtype: object) -> None:
+    array, expected = un.empty((2, 3), dtype), np.empty((2, 3), dtype)
+    assert (array.shape, array.dtype, array.strides) == (expected.shape, expected.dtype, expected.strides)
 
 
 def test_numbers_of_numpy_are_lengths_and_floats_are_the_default() -> None:
@@ -50,8 +56,9 @@ def test_numbers_of_numpy_are_lengths_and_floats_are_the_default() -> None:
 
 
 def test_empty_refuses_wrong_arguments() -> None:
-    with pytest.raises(TypeError, match="Python objects"):
-        un.empty(3, object)
+    for held in (object, "(2,)O", [("a", "O")]):
+        with pytest.raises(TypeError, match="Python objects"):
+            un.empty(3, held)
     with pytest.raises(ValueError, match="negative"):
         un.empty((2, -1))
     with pytest.raises(MemoryError, match=r"array of \d+ bytes"):

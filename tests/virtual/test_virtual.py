@@ -38,6 +38,17 @@ def test_both_devices_in_one_group(machine: Any, backend: str):
     assert not any(ended.codes), ended.text
 
 
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_gloo_takes_tensors_of_gpus(machine: Any):
+    ended = machine.run(CASES, arguments=["over_gloo"])
+    assert not any(ended.codes), ended.text
+
+
+def test_gloo_takes_tensors_of_one_gpu_on_two_ranks():
+    done = launched("-n", "2", "--virtual-gpus", "1", "--replace", "gloo", str(CASES), "over_gloo")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("machine", [4], indirect=True)
 def test_a_list_of_another_length_is_one_tensor(machine: Any):
     ended = machine.run(CASES, arguments=["lists_as_one"])

@@ -1,8 +1,8 @@
 """Translates PyTorch's arguments into the Group's: tensors, options, reduce operations, dtypes.
 
 A `TensorArguments` collects the buffers of one collective. A contiguous CPU tensor goes to the Group
-unchanged. Another layout is copied before the call, and the result is copied back after it. A dtype that the
-engine cannot reduce can still be moved, as bytes. Wrong arguments are a ValueError here, before a byte moves.
+unchanged. Another layout is copied before the call, and the result is copied back after it. Wrong arguments
+are a ValueError or a TypeError here, before a byte moves.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import unisono as un
+from unisono.engine.memory.buffers import refuse_wrapper
 from unisono.errors import message
 from unisono.torch_internals import version_names
 from unisono.torch_internals.c10d import ReduceOp
 
 from . import profiling
+from .memory import share_memory
 from .nccl_substitute import current
 
 if TYPE_CHECKING:
@@ -33,12 +35,6 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 PLAIN_OR_NONE = PLAIN | {type(None)}
 
 _STRIDED = torch.strided
-_NATIVE = frozenset(
-    {
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    }
-)  # fmt: skip
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -85,11 +81,10 @@ class TensorArguments:
     call.after()`
     """
 
-    __slots__ = ("_averaged", "_back", "_movable", "inputs", "what")
+    __slots__ = ("_averaged", "_back", "inputs", "what")
 
-    def __init__(self, what: str, *, moves_only: bool = False) -> None:
+    def __init__(self, what: str) -> None:
         self.what = what
-        self._movable = moves_only
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._averaged: tuple[torch.Tensor, int] | None = None
         self.inputs: list[torch.Tensor] | None = [] if profiling.is_on() else None  # for the profiler's event
@@ -101,7 +96,7 @@ class TensorArguments:
         if _ready(x):
             return x
         x = self._dense(x)
-        return self._bytes(x if _in_place(x) else _resolved(x))
+        return x if _in_place(x) else _resolved(x)
 
     def inout(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is read and written."""
@@ -110,30 +105,39 @@ class TensorArguments:
         if _ready(x):
             return x
         x = self._dense(x)
-        return self._bytes(x if _in_place(x) else self._staged(x, _resolved(x)))
+        return x if _in_place(x) else self._staged(x, _resolved(x))
 
     def write(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is written."""
         if _ready(x):
             return x
         x = self._dense(x)
-        return self._bytes(x if _in_place(x) else self._staged(x, torch.empty(x.shape, dtype=x.dtype)))
+        return x if _in_place(x) else self._staged(x, torch.empty(x.shape, dtype=x.dtype))
+
+    def write_each(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Prepare buffers that are written, one for each rank."""
+        buffers = [self.write(x) for x in outputs]
+        if self._back:  # the Group sees the copies only
+            originals = {id(copy): x for x, copy in self._back}
+            self.refuse_shared_memory([originals.get(id(x), x) for x in buffers])
+        return buffers
 
     def write_as_one(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Prepare one buffer that is written, for tensors of one shape that lie apart."""
+        self.refuse_shared_memory(parts)
         buffer = torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype)
         for x, copy in zip(parts, buffer, strict=True):
             self._staged(x, copy)
-        return self._bytes(buffer)
+        return buffer
 
-    def op(self, given: Any, x: torch.Tensor, ranks: int, *, here: bool = True) -> Any:
+    def op(self, given: Any, x: torch.Tensor, ranks: int, like_nccl: bool, *, here: bool = True) -> Any:
         """Translate the reduce operation. here: this rank gets the result, in `x`.
 
-        The Group refuses AVG of integers. As in NCCL it is the sum divided by `ranks`, rounded towards zero:
-        [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
+        The Group refuses AVG of integers, as Gloo does. NCCL's, on a virtual GPU, is the sum divided by `ranks`,
+        rounded towards zero: [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
         """
         op = reduce_op(given)
-        if op is not un.AVG or x.dtype not in _INTEGERS:
+        if op is not un.AVG or x.dtype not in _INTEGERS or not (like_nccl and x.is_cuda):
             return op
         self._averaged = (x, ranks) if here else None
         return un.SUM
@@ -161,19 +165,30 @@ class TensorArguments:
         """A function to call after the operation: it copies results back. None: nothing to copy."""
         return partial(_finish, self._back, self._averaged) if self._back or self._averaged else None
 
+    def refuse_shared_memory(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raises ValueError: two elements that are written lie at one place, as after `expand`."""
+        if share_memory(outputs):
+            x = outputs[0]
+            raise ValueError(
+                message(
+                    f"{self.what}: elements of an output share memory",
+                    observed=f"shape {list(x.shape)} with strides {list(x.stride())}"
+                    + (f" and {len(outputs) - 1} more" if len(outputs) > 1 else ""),
+                    remedy="Pass an output with memory for each element: out.contiguous() or out.clone().",
+                )
+            )
+
     def _staged(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        if not x.is_contiguous():
+            self.refuse_shared_memory([x])
         self._back.append((x, copy))
         return copy
 
-    def _bytes(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._movable or x.dtype in _NATIVE:
-            return x
-        return x.view(-1).view(torch.uint8)
-
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
-        """Refuse tensors without CPU memory; unwrap PyTorch's lazy results."""
+        """Refuse tensors that are more than their CPU memory; unwrap PyTorch's lazy results."""
         if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
             x = x.trigger_wait()
+        refuse_wrapper(x, f"{self.what}: the tensor")
         if x.is_cuda and (stand_in := current()):
             x = stand_in.on_host(x.detach())
         if not x.is_cpu:
@@ -184,28 +199,12 @@ class TensorArguments:
                     remedy="A call takes tensors of one device, the CPU or CUDA.",
                 )
             )
-        if x.layout is not _STRIDED:
-            raise ValueError(
-                message(
-                    f"{self.what} got a tensor of layout {x.layout}",
-                    expected="a dense tensor",
-                    remedy="Call .to_dense() first.",
-                )
-            )
-        if type(x) not in PLAIN and x.numel() and x.data_ptr() == 0:
-            raise ValueError(
-                message(
-                    f"{self.what} got a {type(x).__name__}, which holds no memory of its own",
-                    expected="a plain tensor",
-                    remedy="A DTensor has .to_local().",
-                )
-            )
         return x
 
 
 def _ready(x: torch.Tensor) -> bool:
     """Whether the Group can take `x` unchanged: nearly always."""
-    return type(x) in PLAIN and x.layout is _STRIDED and x.is_cpu and _in_place(x) and x.dtype in _NATIVE
+    return type(x) in PLAIN and x.layout is _STRIDED and x.is_cpu and _in_place(x)
 
 
 def _in_place(x: torch.Tensor) -> bool:

@@ -74,7 +74,7 @@ class Collectives(GroupCalls):
         if x.layout is torch.sparse_coo:
             return self._sparse_sum(x, opts)
         call = TensorArguments("all_reduce")
-        op = call.op(opts.reduceOp, x, self._size)
+        op = call.op(opts.reduceOp, x, self._size, self._like_nccl)
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
 
     def all_reduce_coded(self, x: Tensor, codec: Codec, feedback: Tensor | None = None) -> Work:
@@ -117,8 +117,10 @@ class Collectives(GroupCalls):
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
         call = TensorArguments("reduce")
-        op = call.op(opts.reduceOp, x, self._size, here=opts.rootRank == self._rank)
-        return self._run(self._group.reduce, opts, [x], call, call.inout(x), dst=opts.rootRank, op=op)
+        here = opts.rootRank == self._rank
+        op = call.op(opts.reduceOp, x, self._size, self._like_nccl, here=here)
+        buffer = call.inout(x) if here else call.read(x)
+        return self._run(self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=op)
 
     @any_device
     def reduce_scatter(
@@ -136,7 +138,7 @@ class Collectives(GroupCalls):
         inputs = input_tensors if isinstance(input_tensors[0], torch.Tensor) else input_tensors[0]
         call = TensorArguments("reduce_scatter")
         buffers = [call.read(x) for x in inputs]
-        op = call.op(opts.reduceOp, out, self._size)
+        op = call.op(opts.reduceOp, out, self._size, self._like_nccl)
         return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
 
     @any_device
@@ -147,7 +149,7 @@ class Collectives(GroupCalls):
         """Reduce a tensor; rank i gets its i-th part."""
         opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
         call = TensorArguments("reduce_scatter")
-        op = call.op(opts.reduceOp, output, self._size)
+        op = call.op(opts.reduceOp, output, self._size, self._like_nccl)
         out, read = call.write(output), call.read(given)
         return self._run(self._group.reduce_scatter, opts, [output], call, out, read, op)
 
@@ -177,8 +179,9 @@ class Collectives(GroupCalls):
         """Copy the root's tensor to all ranks."""
         x = single("broadcast", tensors)
         opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        call = TensorArguments("broadcast", moves_only=True)
-        return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
+        call = TensorArguments("broadcast")
+        buffer = call.read(x) if opts.rootRank == self._rank else call.inout(x)
+        return self._run(self._group.broadcast, opts, [x], call, buffer, src=opts.rootRank)
 
     @any_device
     def gather(
@@ -193,15 +196,15 @@ class Collectives(GroupCalls):
         """Collect the tensors of all ranks on the root."""
         opts = options(GatherOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         outputs = flat(output_tensors)
-        x, call = single("gather", input_tensors), TensorArguments("gather", moves_only=True)
-        out = [call.write(each) for each in outputs] or None
+        x, call = single("gather", input_tensors), TensorArguments("gather")
+        out = call.write_each(outputs) or None
         return self._run(self._group.gather, opts, outputs, call, call.read(x), out, dst=opts.rootRank)
 
     @any_device
     def gather_single(self, output: Tensor | None, given: Tensor, opts: Any = None) -> Work:
         """Collect the tensors of all ranks in one tensor on the root, stacked or concatenated."""
         opts = options(GatherOptions, opts)
-        call = TensorArguments("gather", moves_only=True)
+        call = TensorArguments("gather")
         parts = self.parts_of(output, given) if opts.rootRank == self._rank else []
         out = [call.write(part) for part in parts] or None
         result = [output] if parts and output is not None else []
@@ -240,7 +243,7 @@ class Collectives(GroupCalls):
     ) -> Work:
         """Send the i-th of the root's tensors to rank i."""
         opts = options(ScatterOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        out, call = single("scatter", output_tensors), TensorArguments("scatter", moves_only=True)
+        out, call = single("scatter", output_tensors), TensorArguments("scatter")
         inputs = [call.read(each) for each in flat(input_tensors)] or None
         return self._run(self._group.scatter, opts, [out], call, call.write(out), inputs, src=opts.rootRank)
 
@@ -253,8 +256,8 @@ class Collectives(GroupCalls):
         """Collect the tensors of all ranks, in a list, on every rank."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
         outputs = flat(output_tensors)
-        x, call = single("all_gather", input_tensors), TensorArguments("all_gather", moves_only=True)
-        out = [call.write(each) for each in outputs]
+        x, call = single("all_gather", input_tensors), TensorArguments("all_gather")
+        out = call.write_each(outputs)
         return self._run(self._group.all_gather, opts, outputs, call, out, call.read(x))
 
     @any_device
@@ -264,7 +267,7 @@ class Collectives(GroupCalls):
     ) -> Work:
         """Collect the tensors of all ranks, stacked or concatenated, on every rank."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
-        call = TensorArguments("all_gather", moves_only=True)
+        call = TensorArguments("all_gather")
         return self._run(self._group.all_gather, opts, [output], call, call.write(output), call.read(given))
 
     _allgather_base = all_gather_single
@@ -306,9 +309,9 @@ class Collectives(GroupCalls):
     ) -> Work:
         """Send inputs[i] to rank i and receive outputs[i] from it."""
         opts = options(AllToAllOptions, opts, timeout=timeout)
-        call = TensorArguments("all_to_all", moves_only=True)
+        call = TensorArguments("all_to_all")
         read = [call.read(x) for x in inputs]
-        written = [call.write(x) for x in outputs]
+        written = call.write_each(outputs)
         return self._run(self._group.all_to_all, opts, list(outputs), call, written, read)
 
     @any_device
@@ -325,7 +328,9 @@ class Collectives(GroupCalls):
         """Send the i-th part of `given` to rank i and receive the i-th part of `output` from it."""
         equal = not output_split_sizes and not input_split_sizes
         opts = options(AllToAllOptions, opts, timeout=timeout)
-        call = TensorArguments("all_to_all", moves_only=True)
+        call = TensorArguments("all_to_all")
+        if not output.is_contiguous():
+            call.refuse_shared_memory([output])
         written = call.splits(output, output_split_sizes, self._size)
         read = call.splits(given, input_split_sizes, self._size)
         return self._run(

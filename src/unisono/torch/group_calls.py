@@ -91,12 +91,14 @@ class GroupCalls:
     _recv_now: Callable[..., object]
     _cuda: CudaGroup
     _futures: WorkFutures
+    _received: Work
     _rank: int
     _size: int
     _batch: list[UnisonoWork] | None
     _backend: str  # the backend's name
     _work: type[UnisonoWork] = UnisonoWork
     _moves_cuda = False  # the memory of virtual GPUs: see virtual/nccl.py
+    _like_nccl = False  # with NCCL's limits and results for that memory
     _coalescing = False  # inside a call that makes several calls of the Group, with one event
     _recent: deque[UnisonoWork]
 
@@ -152,8 +154,8 @@ class GroupCalls:
         if type(x) in PLAIN and not is_on() and peer is not None:
             at_once = self._send_now if what == "send" else self._recv_now
             if at_once(x, peer, tag, None) is not None:
-                return DONE
-        call = TensorArguments(what, moves_only=True)
+                return DONE if what == "send" else self._received
+        call = TensorArguments(what)
         buffer = call.read(x) if what == "send" else call.write(x)
         event = self._event("recvAnySource" if peer is None else what, [x])
         native = method(buffer, peer, tag)

@@ -15,7 +15,7 @@ class NcclSubstitute(NamedTuple):
 
     Attributes:
         group: makes a process group from (store, rank, size, timeout, name), and devices=, backend=,
-            parent_ranks=.
+            parent_ranks=; one named "gloo" has no limits of NCCL.
         on_host: the same memory as a CPU tensor.
     """
 

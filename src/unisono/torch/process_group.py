@@ -38,7 +38,7 @@ from .shrinking import Shrinkable
 from .store import TorchStore
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
-from .work import TransferWork, UnisonoWork, WorkFutures
+from .work import CompletedReceive, TransferWork, UnisonoWork, WorkFutures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,6 +155,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     def _set_group(self, group: NativeGroup) -> None:
         self._group = group
         self._repeat, self._send_now, self._recv_now = group._repeat, group._send_now, group._recv_now
+        self._received = CompletedReceive(group._see_received)
 
     # ---- identity ----
 

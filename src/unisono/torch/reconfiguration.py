@@ -90,7 +90,7 @@ class Unconnected:
     def _repeat(self, *args: Any) -> Any:  # noqa: ARG002
         raise self._error()
 
-    _send_now = _recv_now = _repeat
+    _send_now = _recv_now = _see_received = _repeat
 
     def __getattr__(self, name: str) -> Any:
         raise self._error()

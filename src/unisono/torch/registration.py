@@ -13,11 +13,17 @@ import torch.distributed.distributed_c10d as c10d
 from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks, shrinking
+from unisono.torch_internals.c10d import forget_failed_coalescing
+from unisono.torch_internals.process_group_requests import current_request
+
+from .nccl_substitute import current
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from unisono.torch_internals.c10d import ProcessGroup, Store
+
+    from .nccl_substitute import NcclSubstitute
 
 ORIGINAL = "original_gloo"
 """The name of PyTorch's own Gloo while "gloo" is replaced."""
@@ -31,11 +37,18 @@ def register() -> None:
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
     hooks.before_attaching(_pass_dispatcher)
+    forget_failed_coalescing(_drop_batch)
     hooks.records_itself("unisono")
     shrinking.shrinks_itself(_is_ours)
+    if env.replaced_backend() == "gloo":
+        replace_gloo()
+
+
+def replace_gloo() -> None:
+    """Put `GlooReplacement` in the place of PyTorch's Gloo. May be called again."""
     module: Any = c10d  # Any: for a type checker its classes are constants
     original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo raises its own error
-    if env.replaced_backend() == "gloo" and type(original) not in (GlooReplacement, type(None)):
+    if type(original) not in (GlooReplacement, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
         module.ProcessGroupGloo = GlooReplacement("ProcessGroupGloo", (), {"original": original})
 
@@ -52,6 +65,12 @@ def _pass_dispatcher(group: Any) -> None:
         group.pass_dispatcher()
 
 
+def _drop_batch(group: Any) -> None:
+    """Forget the works of a block of `_coalescing_manager` that has raised; they go on."""
+    if getattr(group, "_batch", None) is not None:
+        group._batch = None
+
+
 def _is_ours(group: Any) -> bool:
     from .process_group import ProcessGroupUnisono
 
@@ -61,25 +80,37 @@ def _is_ours(group: Any) -> bool:
 class GlooReplacement(type):
     """The metaclass of the class that replaces ProcessGroupGloo in distributed_c10d.
 
-    A call makes a process group of Unisono. Attributes are those of PyTorch's class, and real Gloo groups are
-    instances of it, too.
+    A call makes a process group of Unisono if UNISONO_REPLACE=gloo, or if it takes tensors of virtual GPUs.
+    Attributes are those of PyTorch's class, and real Gloo groups are instances of it, too.
     """
 
     original: Any
 
-    def __call__(
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a group with the backend name "gloo"."""
+        request = current_request()
+        devices = {} if request is None else request.devices()
+        stand_in = current() if devices.get("cuda") == "gloo" else None
+        if stand_in is None and env.replaced_backend() != "gloo":
+            return cls.original(*args, **kwargs)
+        return cls.of_unisono(*args, stand_in=stand_in, devices=tuple(devices), **kwargs)
+
+    def of_unisono(
         cls,
         store: Store,
         rank: int,
         size: int,
         timeout: timedelta,
         *,
+        stand_in: NcclSubstitute | None,
+        devices: tuple[str, ...],
         enable_reconfigure: bool = False,
         **new: Any,
     ) -> ProcessGroup:
-        """Make a group with the backend name "gloo".
+        """Make a group of Unisono with the backend name "gloo".
 
         Args:
+            stand_in: makes it, for tensors of `devices`; None: it takes tensors of the CPU.
             enable_reconfigure: the group has no ranks before `reconfigure`.
         Raises:
             NotImplementedError: PyTorch gives further arguments.
@@ -101,9 +132,11 @@ class GlooReplacement(type):
         within = NO_PARENT if everybody is None else ParentRanks(world(), range(everybody.size()))
         name = "world" if everybody is None else "group"
         connects = not enable_reconfigure
-        return ProcessGroupUnisono(
-            store, rank, size, timeout, name, backend="gloo", parent_ranks=within, connects=connects
-        )
+        kind: dict[str, Any] = {"backend": "gloo", "parent_ranks": within, "connects": connects}
+        if stand_in is not None:
+            made: ProcessGroup = stand_in.group(store, rank, size, timeout, name, devices=devices, **kind)
+            return made
+        return ProcessGroupUnisono(store, rank, size, timeout, name, **kind)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         """True also for the groups made here: distributed_c10d asserts it."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from unisono._native import call_each, outcome, stop_threads_at_the_end
+from unisono.engine.base.limits import replaced_threads
 from unisono.engine.diagnosis import except_hook
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, message
 from unisono.torch_internals import autograd
 from unisono.torch_internals.c10d import Work
 
@@ -261,6 +262,40 @@ class _CompletedTorchWork(Work):
 DONE = _CompletedTorchWork()
 
 
+class CompletedReceive(_CompletedTorchWork):
+    """The Work of a receive that had ended when it was called, until then unknown to the caller.
+
+    Before the caller asks, a send of the same memory is refused: see csrc/p2p/receive_buffers.hpp.
+
+    Args:
+        see: tells the engine that the caller has asked.
+    """
+
+    def __init__(self, see: Callable[[], object]) -> None:
+        super().__init__()
+        self._see = see
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        self._see()
+        return True
+
+    synchronize = block_current_stream = wait  # type: ignore[assignment]
+
+    def is_completed(self) -> bool:
+        self._see()
+        return True
+
+    is_success = is_completed
+
+    def result(self) -> list[torch.Tensor]:
+        self._see()
+        return []
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        self._see()
+        return super().get_future()
+
+
 class WorkFutures:
     """Makes and completes the futures of one group's works.
 
@@ -285,7 +320,11 @@ class WorkFutures:
         An error must reach a caller that waits in C++. So it must be an error of the future, not a value: a
         callback raises it. PyTorch turns it into a RuntimeError whose text lists all Python frames below the
         callback. So the callback here is native, and so is the code that runs the callbacks of others.
+
+        Raises:
+            RuntimeError: another package has replaced Python's threads.
         """
+        _refuse_replaced_threads()
         start: torch.futures.Future[None] = torch.futures.Future()
         future: torch.futures.Future[list[torch.Tensor]] = start.then(
             cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, partial(_outcome, work)))
@@ -298,7 +337,12 @@ class WorkFutures:
         return future
 
     def call_when_done(self, work: UnisonoWork, complete: Callable[[], object]) -> None:
-        """Call `complete` once `work` is done, with or without an error; always in another thread."""
+        """Call `complete` once `work` is done, with or without an error; always in another thread.
+
+        Raises:
+            RuntimeError: another package has replaced Python's threads.
+        """
+        _refuse_replaced_threads()
         if work.ordered:
             with self._changed:
                 self._items.append((work, complete))
@@ -359,6 +403,18 @@ class WorkFutures:
                     self._wake_or_start_thread()
             yield complete
             del item, work, complete  # a work keeps its tensors alive
+
+
+def _refuse_replaced_threads() -> None:
+    """Refuse the threads of gevent: the one that waits in C++ would never begin."""
+    if package := replaced_threads():
+        raise RuntimeError(
+            message(
+                "a future of a Work needs a thread of the system",
+                observed=f"{package} has replaced Python's threads",
+                remedy="Call work.wait(), or patch with thread=False.",
+            )
+        )
 
 
 def _completion(work: UnisonoWork, complete: Callable[[], object]) -> Iterator[Callable[[], object]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from .probe import PrivateName, find, need, optional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch._C._distributed_c10d import (
         AllgatherOptions,
@@ -124,6 +126,11 @@ NAMES["state"] = PrivateName(
     purpose="let new_group use the ranks and the store of a world that was reconfigured",
     without="new_group fails after the world was reconfigured",
 )
+NAMES["coalescing"] = PrivateName(
+    "torch.distributed.distributed_c10d:_coalescing_manager",
+    purpose="forget what its block has collected, when the block raises",
+    without="after such an error a group keeps the tensors of all later asynchronous calls",
+)
 NAMES["default store"] = PrivateName(
     "torch.distributed.distributed_c10d:_get_default_store",
     purpose="tell other ranks that a training step failed here",
@@ -185,3 +192,32 @@ def renew_world(group: Any, store: Any, agree: Callable[[int], int]) -> None:
         state.pg_map[group] = state.pg_map[group][0], store
         state.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
         state.group_count = agree(state.group_count)
+
+
+def forget_failed_coalescing(forget: Callable[[Any], None]) -> None:
+    """Call `forget(group)` when a block of PyTorch's coalescing manager raises. May be called again.
+
+    PyTorch itself keeps the block's list, and adds every later call to it in place of running it.
+    """
+    original = find(NAMES["coalescing"])
+    if original is None or hasattr(original, "forgets"):
+        return
+
+    @contextlib.contextmanager
+    @functools.wraps(original)
+    def forgetting(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        group = group or need(NAMES["default group"])()
+        lists = need(NAMES["state"]).pg_coalesce_state
+        nested = group in lists
+        try:
+            with original(group, *args, **kwargs) as manager:
+                yield manager
+        except BaseException:
+            if not nested:
+                lists.pop(group, None)
+                forget(group)
+            raise
+
+    forgetting.forgets = True  # type: ignore[attr-defined]
+    torch.distributed.distributed_c10d._coalescing_manager = forgetting
+    torch.distributed._coalescing_manager = forgetting

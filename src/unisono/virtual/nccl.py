@@ -6,6 +6,7 @@ NCCL's error text; a call that would hang in NCCL is an error here. For real GPU
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
 from datetime import timedelta
@@ -17,10 +18,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch.autograd.graph import increment_version
 
 from unisono.engine.environment import env
-from unisono.errors import Timeout
+from unisono.errors import Timeout, message
+from unisono.torch import registration
 from unisono.torch.arguments import TensorArguments, options, single
 from unisono.torch.collectives import Collectives, flat
-from unisono.torch.cuda import first_tensor
+from unisono.torch.cuda import first_tensor, is_cuda
+from unisono.torch.hooks import COLLECTIVES, OLD_NAMES
 from unisono.torch.nccl_substitute import NcclSubstitute, install
 from unisono.torch.process_group import ProcessGroupUnisono, world
 from unisono.torch.subgroups import NO_PARENT, ParentRanks
@@ -84,6 +87,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     """`torch.distributed` over one `unisono.Group`, for tensors of virtual GPUs."""
 
     _moves_cuda = True
+    _like_nccl = True
     _work = VirtualNcclWork
     bound_device_id: Any = None
 
@@ -143,7 +147,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
         kind: Any = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
-        return ProcessGroupVirtual(*place, parent_ranks=parent_ranks, connects=connects, **kind)
+        return type(self)(*place, parent_ranks=parent_ranks, connects=connects, **kind)
 
     def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:
         """A process group for the survivors of `shrink`, with the options that it was given."""
@@ -151,6 +155,18 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         if opts is not None:
             made._options = opts
         return made
+
+
+class ProcessGroupVirtualGloo(ProcessGroupVirtual):
+    """A group named "gloo", for tensors of the CPU and of virtual GPUs: without NCCL's limits and texts."""
+
+    _like_nccl = False
+    _work = UnisonoWork
+
+
+def _process_group(*place: Any, backend: str = "nccl", **kind: Any) -> ProcessGroupVirtual:
+    made = ProcessGroupVirtualGloo if backend == "gloo" else ProcessGroupVirtual
+    return made(*place, backend=backend, **kind)
 
 
 class _UnevenCollectives:
@@ -167,15 +183,15 @@ class _UnevenCollectives:
         lists, x = flat(outputs), single("all_gather", inputs)
         if _as_one(lists, x, self._size):
             opts = options(AllgatherOptions, opts, timeout=timeout)
-            call = TensorArguments("all_gather", moves_only=True)
+            call = TensorArguments("all_gather")
             return self._run(
                 self._group.all_gather, opts, lists, call, call.write_as_one(lists), call.read(x)
             )
         if all(out.numel() == x.numel() for out in lists) or any(out.dim() == 0 for out in lists):
             return PLAIN_METHODS["allgather"](self, outputs, inputs, opts, timeout)
         opts = options(AllgatherOptions, opts, timeout=timeout)
-        call = TensorArguments("all_gather", moves_only=True)
-        written = [call.write(out) for out in lists]
+        call = TensorArguments("all_gather")
+        written = call.write_each(lists)
         return self._run(self._group.all_gather_v, opts, lists, call, written, call.read(x))
 
     def reduce_scatter(
@@ -223,6 +239,8 @@ def _with_device_check(name: str) -> Callable[..., Any]:
         if tensor is None:
             return made(self, *args, **kwargs)
         self._check(tensor.device.type)
+        if not self._like_nccl:
+            return made(self, *args, **kwargs)
         if tensor.is_cuda:
             nccl_limits.check(name, args, kwargs)
         if in_place and not tensor.is_inference():
@@ -245,7 +263,7 @@ def _with_device_check(name: str) -> Callable[..., Any]:
 
 for _name in CHECKED:
     setattr(ProcessGroupVirtual, _name, _with_device_check(_name))
-skip(ProcessGroupVirtual, _UnevenCollectives)
+skip(ProcessGroupVirtual, ProcessGroupVirtualGloo, _UnevenCollectives)
 
 
 class Options:
@@ -296,13 +314,37 @@ class NcclReplacement(type):
 
     def __instancecheck__(cls, instance: Any) -> bool:
         """True for the groups made here."""
-        return isinstance(instance, ProcessGroupVirtual)
+        return isinstance(instance, ProcessGroupVirtual) and instance._like_nccl
 
 
 def _devices(request: ProcessGroupRequest | None) -> tuple[str, ...]:
     """Return the device types of a group that stands for all its backends, if there are others."""
     backends = {} if request is None else request.devices()
     return ("cuda",) if set(backends.values()) <= set(NAMES) else tuple(backends)
+
+
+def _refuse_in_gloo(kind: Any) -> None:
+    """Let PyTorch's own class of Gloo, of which programs make groups themselves, refuse these tensors."""
+    for name in (*COLLECTIVES, *OLD_NAMES):
+        method = getattr(kind, name, None)
+        if method is not None:
+            setattr(kind, name, _for_host_only(name, method))
+
+
+def _for_host_only(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_cuda(args or tuple(kwargs.values())):
+            raise RuntimeError(
+                message(
+                    f"{name} of PyTorch's ProcessGroupGloo got a tensor of a virtual GPU",
+                    expected="a CPU tensor",
+                    remedy="Groups of init_process_group and new_group take both; so does --replace gloo.",
+                )
+            )
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: ARG001
@@ -318,7 +360,7 @@ def _on_host(x: torch.Tensor) -> torch.Tensor:
 
 def make() -> None:
     """Install the replacement of ProcessGroupNCCL. Called after the import of `unisono.torch`."""
-    install(NcclSubstitute(ProcessGroupVirtual, _on_host))
+    install(NcclSubstitute(_process_group, _on_host))
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
     replacement: Any = NcclReplacement("ProcessGroupNCCL", (), namespace)
     nccl_slots.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)
@@ -326,6 +368,9 @@ def make() -> None:
         ensure_registered(name)
         hooks.records_itself(name)
     note_requests()
+    if torch.version.cuda is None:  # a CUDA build's Gloo copies their memory, this one's ends by SIGSEGV
+        registration.replace_gloo()
+        _refuse_in_gloo(c10d.ProcessGroupGloo.original)
     without = sorted(name for name in env.copy() if name.startswith("NCCL_") and name not in MEANT)
     if without:
         text = f"Unisono: {', '.join(without)} change nothing on virtual GPUs"

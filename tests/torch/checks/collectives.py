@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+import weakref
 from functools import reduce as fold
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import ReduceOp
 
+import unisono as un
 from unisono.torch_internals.version_names import all_gather_single, reduce_scatter_single
 
 NUMBERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -69,45 +71,24 @@ def check_all_reduce_average(rank, size):
         assert torch.allclose(x.double(), want, rtol=1e-2), dtype
 
 
-def averages(rank, size, dtype):
-    """What every rank brings for an average of integers, and what NCCL makes of it."""
-    given = [torch.tensor([3 * r, r + 1, (1 - 2 * r) * dtype.is_signed]).to(dtype) for r in range(size)]
-    return given[rank], torch.div(sum(given), size, rounding_mode="trunc")
-
-
-def check_average_of_integers_drops_the_fraction(rank, size):
+def check_average_of_integers_is_refused_in_every_reduction(rank, size):
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
-        x, want = averages(rank, size, dtype)
-        for async_op in (False, True):
-            y = x.clone()
-            work = dist.all_reduce(y, ReduceOp.AVG, async_op=async_op)
-            if async_op:
-                work.wait()
-            assert torch.equal(y, want), dtype
-        spread = torch.zeros(3, 2, dtype=dtype)
-        spread[:, 0] = x
-        dist.all_reduce(spread[:, 0], ReduceOp.AVG)  # not contiguous
-        assert torch.equal(spread[:, 0], want)
-        assert not spread[:, 1].any()
-
-
-def check_average_of_integers_in_every_reduction(rank, size):
-    x, want = averages(rank, size, torch.int64)
-    y = x.clone()
-    dist.reduce(y, size - 1, ReduceOp.AVG)
-    assert torch.equal(y, want if rank == size - 1 else x)
-    out = torch.empty(3, dtype=torch.int64)
-    dist.reduce_scatter(out, [x] * size, ReduceOp.AVG)
-    assert torch.equal(out, want)
-    reduce_scatter_single(out.zero_(), x.repeat(size), ReduceOp.AVG)
-    assert torch.equal(out, want)
-    assert torch.equal(functional.all_reduce(x, "avg", dist.group.WORLD), want)
-    with dist._coalescing_manager(async_ops=True) as together:
-        many = [x.clone() for _ in range(3)]
-        for each in many:
-            dist.all_reduce(each, ReduceOp.AVG)
-    together.wait()
-    assert all(torch.equal(each, want) for each in many)
+        x = torch.arange(size, dtype=dtype)
+        with pytest.raises(TypeError, match="AVG has no meaning"):
+            dist.all_reduce(x, ReduceOp.AVG)
+        with pytest.raises(TypeError, match="AVG has no meaning"):
+            dist.all_reduce(x, ReduceOp.AVG, async_op=True)
+        with pytest.raises(TypeError, match="AVG has no meaning"):
+            dist.reduce(x, 0, ReduceOp.AVG)
+        with pytest.raises(TypeError, match="AVG has no meaning"):
+            dist.reduce_scatter(x[:1].clone(), list(x.split(1)), ReduceOp.AVG)
+        with pytest.raises(TypeError, match="AVG has no meaning"):
+            reduce_scatter_single(x[:1].clone(), x, ReduceOp.AVG)
+        with pytest.raises(TypeError, match="AVG has no meaning"):
+            functional.all_reduce(x, "avg", dist.group.WORLD)
+        with pytest.raises(TypeError, match="AVG has no meaning"), dist._coalescing_manager():
+            dist.all_reduce(x, ReduceOp.AVG)
+        assert torch.equal(x, torch.arange(size, dtype=dtype))
 
 
 def check_average_of_booleans_is_refused(rank, size):
@@ -175,6 +156,104 @@ def check_dtypes_the_engine_does_not_reduce_still_move(rank, size):
     scalar = torch.tensor(rank, dtype=torch.uint16)
     dist.broadcast(scalar, 1)
     assert scalar.item() == 1
+
+
+def check_each_dtype_has_a_name_of_its_own(rank, size):
+    pairs = [
+        ("uint32", "float8_e5m2"), ("uint16", "uint8"), ("uint64", "uint32"), ("uint16", "complex32"),
+        ("float8_e4m3fn", "float8_e5m2"), ("uint4", "uint8"), ("int8", "int4"), ("bits8", "uint8"),
+    ]  # fmt: skip
+    calls = [
+        lambda out, x, group: dist.all_gather(list(out.view(size, -1)), x, group=group),
+        lambda out, x, group: dist.all_to_all_single(out[: len(x)], x, group=group),
+        lambda _, x, group: dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group),
+    ]
+    for number, pair in enumerate(pairs):
+        dtype = getattr(torch, pair[min(rank, 1)])
+        group = dist.new_group(range(size))
+        nbytes = 8 * size * (1 if number % 2 else dtype.itemsize)  # as many bytes, as many elements
+        with pytest.raises(un.Mismatch, match=pair[0]):
+            out, x = (torch.zeros(each, dtype=torch.uint8).view(dtype) for each in (size * nbytes, nbytes))
+            calls[number % 3](out, x, group)
+            dist.barrier(group)
+
+
+def check_outputs_that_share_memory_are_refused(rank, size):
+    def refused(call):
+        with pytest.raises(ValueError, match="share memory"):
+            call()
+
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.uint16, torch.float8_e5m2):
+        row = torch.zeros(1, 8 * size, dtype=torch.uint8).view(dtype)[:, : 2 * size]
+        one, plain = row.expand(2, -1), torch.zeros(2, row.shape[1], dtype=torch.uint8).to(dtype)
+        windows = plain.view(-1).as_strided((3, 2), (1, 1))
+        for x in (one, windows, plain.view(-1)[:1].expand(4)):
+            if dtype in (torch.float32, torch.int64):
+                refused(lambda x=x: dist.all_reduce(x))
+            if rank:
+                refused(lambda x=x: dist.broadcast(x, 0))
+            refused(lambda x=x: dist.recv(x, (rank + 1) % size))
+            refused(lambda x=x: dist.scatter(x, [x] * size if rank == 0 else None, src=0))
+        refused(lambda: dist.all_gather([one] + [plain] * (size - 1), plain))
+        turned = plain.t()
+        refused(lambda: dist.all_gather([turned] * size, turned.contiguous()))
+        refused(lambda: dist.all_to_all([turned] * size, [turned] * size))
+        wide = torch.zeros(4, 4 * size, dtype=torch.uint8).to(dtype)
+        columns = [wide[:, 3 * each : 3 * each + 4] for each in range(size)]
+        refused(lambda columns=columns: dist.all_gather(columns, columns[0].contiguous()))
+        apart = [wide[:, each::size] for each in range(size)]
+        dist.all_gather(apart, apart[0].contiguous())
+    dist.broadcast(torch.ones(1).expand(3) if rank == 0 else torch.zeros(3), 0)  # the root only reads
+
+
+def check_one_rank_with_an_output_that_shares_memory(rank, size):
+    if rank == 0:
+        with pytest.raises(ValueError, match="share memory"):
+            dist.all_reduce(torch.ones(1).expand(3))
+    x = torch.ones(3)
+    dist.all_reduce(x)  # no byte of the other call has moved
+    assert x.tolist() == [size] * 3
+
+
+def check_tensors_that_are_more_than_their_bytes_are_refused(rank, size):
+    plain, two = torch.ones(2, 2), [torch.ones(2), torch.ones(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of prototypes
+        refused = [
+            torch.masked.masked_tensor(plain, plain > 0),
+            plain.to_sparse_csr(),
+            torch._efficientzerotensor((2, 2)),
+            torch.nested.nested_tensor(two),
+            torch.nested.nested_tensor(two, layout=torch.jagged),
+            torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),
+        ]
+    for x in refused:
+        for call in (
+            lambda x: dist.all_reduce(x),
+            lambda x: dist.broadcast(x, 0),
+            lambda x: dist.all_gather([x] * size, x),
+            lambda x: dist.send(x, (rank + 1) % size),
+            lambda x: dist.irecv(x, (rank + 1) % size),
+            lambda x: dist.reduce_scatter(x, [x] * size),
+        ):
+            with pytest.raises(TypeError):
+                call(x)
+    negative = torch._neg_view(plain.clone())
+    dist.all_reduce(negative)
+    assert negative.tolist() == [[-size, -size]] * 2
+
+
+def check_a_coalescing_block_that_raises_leaves_nothing(rank, size):
+    for device in (None, torch.device("cpu")):
+        with pytest.raises(KeyError), dist._coalescing_manager(device=device, async_ops=True):
+            raise KeyError
+        x = torch.ones(100)
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        assert x[0] == size
+        gone = weakref.ref(work)
+        del work
+        assert gone() is None
 
 
 def check_reduce_leaves_others_alone(rank, size):
@@ -309,6 +388,35 @@ def check_batch_isend_irecv(rank, size):
     for work in dist.batch_isend_irecv(batch):
         work.wait()
     assert torch.equal(out, of(left))
+
+
+def check_exchange_in_place(rank, size):
+    """The peer's numbers, whatever the size and the strides; ValueError, if the receive is called first."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for n in (3, 5000, 200_000):
+        for strided in (False, True):
+            x = torch.full((n, 2), float(rank))[:, 0] if strided else torch.full((n,), float(rank))
+            batch = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, x, left)]
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
+            assert (x == left).all()
+    for large in (False, True):  # the receive may have ended, but the caller does not know it
+        x = torch.zeros(200_000 if large else 3)
+        dist.barrier()
+        sent = dist.isend(torch.full_like(x, rank), right)
+        received = dist.irecv(x, left)
+        try:
+            dist.isend(x, right, tag=1)
+        except ValueError as error:
+            assert "shares memory" in str(error)
+        else:
+            raise AssertionError("a send of what is being received")
+        sent.wait()
+        received.wait()
+        assert (x == left).all()
+        again = dist.isend(x, right, tag=2)
+        dist.recv(torch.zeros_like(x), left, tag=2)
+        again.wait()
 
 
 def check_coalescing(rank, size):

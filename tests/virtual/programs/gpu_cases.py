@@ -3,6 +3,7 @@
 `gpu_cases.py CASE [ARGUMENT]`: a case is a function.
 """
 
+import itertools
 import os
 import sys
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from unisono import virtual
+from unisono.torch import registration
 
 MIB = 1 << 20
 
@@ -37,6 +39,40 @@ def both_devices(backend: str) -> None:
         x = torch.ones(3, device=device)
         dist.all_reduce(x)
         assert x.tolist() == [2.0] * 3, x
+
+
+def over_gloo() -> None:
+    """Every call of a group named "gloo". PyTorch's own Gloo takes them in a build with CUDA only."""
+    registration.replace_gloo()  # as in a CPU build, where some of these calls end by SIGSEGV
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    assert dist.get_backend() == "gloo"
+    for group in (dist.group.WORLD, dist.new_group([0, 1], backend="gloo")):
+        for device, dtype in itertools.product(("cpu", "cuda"), (torch.float32, torch.int16, torch.float16)):
+            mine = torch.full((2,), rank + 1, device=device, dtype=dtype)
+            x, row = mine.clone(), torch.zeros(4, device=device, dtype=dtype)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [3, 3]
+            dist.reduce_scatter(x[:1], list(mine.split(1)), group=group)
+            assert x.tolist() == [3, 3]
+            dist.all_gather(list(row.split(2)), mine, group=group)
+            assert row.tolist() == [1, 1, 2, 2]
+            dist.all_to_all_single(x, mine, group=group)
+            assert x.tolist() == [1, 2]
+            dist.broadcast(x.copy_(mine), 1, group=group)
+            assert x.tolist() == [2, 2]
+            dist.all_reduce(row.view(2, 2)[:, 1], dist.ReduceOp.MAX, group=group)  # NCCL refuses it
+            dist.reduce(x.copy_(mine), 0, group=group)
+            dist.scatter(x, list(row.split(2)) if rank == 0 else None, group=group)
+            assert x.tolist() == [[1, 1], [2, 2]][rank]
+            dist.send(mine, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)
+        dist.barrier(group)
+    assert isinstance(dist.new_group([0, 1], backend="cpu:gloo"), dist.ProcessGroup)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).cuda())
+    model(torch.full((1, 2), rank + 1.0).cuda()).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.5, 1.5]]
+    dist.destroy_process_group()
 
 
 def lists_as_one() -> None:

@@ -20,7 +20,7 @@ from unisono.engine.backends import BACKENDS
 from unisono.engine.backends.availability import REMEDIES, why_not
 from unisono.engine.costs import forecasts
 from unisono.engine.environment import env
-from unisono.engine.memory.buffers import DTYPES
+from unisono.engine.memory.buffers import DTYPES, REDUCIBLE
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.errors import UnisonoError
 from unisono.plans import ALGORITHMS
@@ -190,7 +190,8 @@ def _forecasts(settings: env.Settings) -> Iterator[str]:
 def _reductions() -> Iterator[str]:
     ops = [(op.name, op.value) for op in ReduceOp] + [(PremulSum(1.0).name, PremulSum(1.0).value)]
     yield f"{'':12}" + " ".join(f"{name:>7}" for name, _ in ops)
-    for code, dtype in enumerate(DTYPES):
+    for code, dtype in enumerate(REDUCIBLE):
         marks = ("yes" if _native.reducible(code, value) else "-" for _, value in ops)
         widths = (max(7, len(name)) for name, _ in ops)
         yield f"{dtype:12}" + " ".join(f"{mark:>{width}}" for mark, width in zip(marks, widths, strict=True))
+    yield f"moved only: {', '.join(name for name in DTYPES if name not in REDUCIBLE)}"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
+from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, REDUCIBLE
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 
 Array = Any  # a flat NumPy array; bfloat16 has the dtype uint16
@@ -54,7 +55,8 @@ class MpiDriver(LibraryDriver):
 
     def flat(self, address: int, numel: int, dtype: str) -> Array:
         """See `LibraryDriver.flat`."""
-        kind = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+        plain = dtype in REDUCIBLE and dtype != "bfloat16"
+        kind = np.dtype(dtype if plain else f"u{ITEMSIZES[DTYPES.index(dtype)]}")
         if numel == 0:
             return np.empty(0, kind)
         memory: Any = (ctypes.c_char * (numel * kind.itemsize)).from_address(address)

@@ -5,17 +5,39 @@ It is the one place that explains errors of the system. It needs no resources it
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import math
 import os
 import resource
+import select
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, message
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
 _ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, *_SPACE)
+
+
+def replaced_threads() -> str:
+    """The package that has put its own threads in the place of Python's, such as "gevent"; "": none has."""
+    start = _thread.start_new_thread
+    return "" if isinstance(start, BuiltinFunctionType) else str(start.__module__).partition(".")[0]
+
+
+def refuse_replaced_modules() -> None:
+    """Raises RuntimeError: eventlet's monkey patch is on, with which ranks would wait for each other for ever."""
+    package = replaced_threads()
+    if package == "eventlet" or not hasattr(select, "poll"):
+        raise RuntimeError(
+            message(
+                "ranks cannot meet without Python's own threads and select.poll",
+                observed=f"{package or 'a package'} has replaced them",
+                remedy="Use eventlet.monkey_patch(thread=False, select=False).",
+            )
+        )
 
 
 def usable_cores() -> int:

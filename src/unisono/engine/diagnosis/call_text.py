@@ -16,8 +16,7 @@ from unisono.plans import CONTRACTS, algorithm_names
 
 _LISTED = 8  # ranks of a subgroup that fit into a call's number, a byte each
 _HASH_BYTES = 6
-_CODEC_SHIFT = 4
-_DTYPE = (1 << _CODEC_SHIFT) - 1
+_FIRST_CODEC = 128  # in a call's dtype: below it a dtype, from it on a codec of float32
 _FORM_CODEC, _FORM_BLOCK = 9, 13
 _CODECS: tuple[str, ...] = tuple(name for name, _ in codecs())
 OWN = "the caller's own"
@@ -39,9 +38,10 @@ def describe_call(call: CallRecord) -> CallDescription:
     if name == "subgroup":
         return CallDescription(name, (_ranks(call.numel, call.root),))
     contract = CONTRACTS[kind_of(name).plan]
-    arguments = _buffers(name, call.dtype & _DTYPE, call.numel)
-    if arguments and (codec := call.dtype >> _CODEC_SHIFT):
-        arguments[0] += f" as {_coding_text(call, _CODECS[codec - 1])}"
+    coded = call.dtype >= _FIRST_CODEC
+    arguments = _buffers(name, DTYPES.index("float32") if coded else call.dtype, call.numel)
+    if arguments and coded:
+        arguments[0] += f" as {_coding_text(call, _CODECS[call.dtype - _FIRST_CODEC])}"
     if contract.reduces and name != "barrier":
         premultiplied = call.op == PremulSum(1.0).value
         arguments.append(PremulSum(1.0).name if premultiplied else ReduceOp(call.op).name)

@@ -47,7 +47,20 @@ _NAMES: dict[int, report.FaultKind] = {
     FaultKind.BAD_FRAME: "bad_frame",
     FaultKind.HOST_SILENT: "host_silent",
     FaultKind.STOPPED: "stopped",
+    FaultKind.UNREADABLE: "unreadable",
+    FaultKind.UNWRITABLE: "unwritable",
+    FaultKind.NO_ACCESS: "no_access",
+    FaultKind.REPLACED: "replaced",
 }
+
+_LOST = (
+    FaultKind.PEER_LOST,
+    FaultKind.PEER_LEFT,
+    FaultKind.HOST_SILENT,
+    FaultKind.STOPPED,
+    FaultKind.REPLACED,
+)
+_MEMORY = FaultKind.UNREADABLE, FaultKind.UNWRITABLE, FaultKind.NO_ACCESS
 
 
 class FaultContext(NamedTuple):
@@ -77,8 +90,10 @@ def read(context: FaultContext, record: FaultRecord | None = None) -> FaultRepor
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.rank == context.rank
     if own_end or fault.kind == FaultKind.NONE:
         return _report(context, "closed", fault, found_by=context.rank)
-    if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED):
+    if fault.kind in _LOST:
         return _peer(context, fault)
+    if fault.kind in _MEMORY:
+        return _report(context, _NAMES[fault.kind], fault, rank=fault.rank)
     if fault.kind == FaultKind.MISMATCH:
         return _mismatch(context, fault) if fault.seq else _message_mismatch(context, fault)
     if fault.kind == FaultKind.TIMEOUT:
@@ -276,7 +291,8 @@ def _mismatch(context: FaultContext, fault: FaultRecord) -> FaultReport:
     calls = {_describe_call(reported.ranks[rank].call(first)) for rank in there}
     size_mismatch = fault.size_mismatch
     sizes = _sizes(fault) if len(calls) == 1 and size_mismatch.seq == first else None
-    return _report(context, "mismatch", reported, sequence=first, sizes=sizes)
+    several = context.engine.several_threads
+    return _report(context, "mismatch", reported, sequence=first, sizes=sizes, several_threads=several)
 
 
 def _sizes(fault: FaultRecord) -> SizeFault:

@@ -13,7 +13,7 @@ from unisono.errors import Aborted, Evicted, GroupError, Mismatch, PeerLost, Tim
 def error(report: FaultReport) -> GroupError:
     """The exception for a fault; it carries the report."""
     headline = text(report)
-    if report.kind in ("peer_lost", "peer_left", "host_silent", "stopped"):
+    if report.kind in ("peer_lost", "peer_left", "host_silent", "stopped", "replaced"):
         assert report.rank is not None
         return PeerLost(
             headline,
@@ -114,6 +114,20 @@ def _bad_frame(report: FaultReport, where: str) -> str:
     )
 
 
+def _memory(report: FaultReport, where: str) -> str:
+    rank = report.rank
+    assert rank is not None
+    owner = f"rank {rank} ({_process(report, rank)})"
+    if report.kind == "no_access":
+        headline = f"the system refuses rank {report.found_by} to copy from the memory of {owner}"
+        remedy = "See what has changed since the group was made (a sandbox); UNISONO_ZERO_COPY=0 avoids it."
+    else:
+        used = "read" if report.kind == "unreadable" else "written"
+        headline = f"the buffer of {owner} cannot be {used}"
+        remedy = "It may be a mapped file that was cut, or whose disk is full."
+    return message(f"{_doing(report)} failed: {headline}", where=where, remedy=remedy)
+
+
 def _peer(report: FaultReport, where: str) -> str:
     rank = report.rank
     assert rank is not None
@@ -124,6 +138,8 @@ def _peer(report: FaultReport, where: str) -> str:
             remedy = f"Rank {rank} must make the same calls before it closes the group or ends."
     elif report.kind == "stopped":
         how, remedy = "is stopped", "See what has stopped it (SIGSTOP, a debugger)."
+    elif report.kind == "replaced":
+        how, remedy = "runs another program", "Close the group before exec, or start a process instead."
     elif report.kind == "host_silent":
         how = "is lost: its host no longer answers"
         remedy = "Look at that host, and at the network to it; UNISONO_PEER_TIMEOUT_S bounds such a silence."
@@ -216,6 +232,11 @@ def _mismatch(report: FaultReport, where: str) -> str:
         lines.append("The plans of their algorithms differ." if own else of_lists)
     rule = "A rank must send as many elements as the receiver expects."
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
+    if report.several_threads:
+        lines.append(
+            "Several threads of a rank have called this group: give their calls one order on all ranks, or each "
+            "thread a group."
+        )
     return "\n".join(lines)
 
 
@@ -286,9 +307,13 @@ _WRITERS: dict[str, Callable[[FaultReport, str], str]] = {
     "late": _late,
     "mismatch": _mismatch,
     "no_memory": _no_memory,
+    "no_access": _memory,
     "nothing_came": _empty_probe,
     "peer_left": _peer,
     "peer_lost": _peer,
+    "replaced": _peer,
     "stopped": _peer,
     "timeout": _timeout,
+    "unreadable": _memory,
+    "unwritable": _memory,
 }

@@ -19,11 +19,15 @@ FaultKind = Literal[
     "late",
     "mismatch",
     "no_memory",
+    "no_access",
     "nothing_came",
     "peer_left",
     "peer_lost",
+    "replaced",
     "stopped",
     "timeout",
+    "unreadable",
+    "unwritable",
 ]
 _KINDS = get_args(FaultKind)
 
@@ -120,12 +124,14 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         timeout_s: the limit of that operation, its `timeout=`. For kind "late", whose operation continues:
             how long the reporter has waited for it. 0: the reporter was in no operation.
         sequence: the number of the collective concerned; 0: a message between two ranks, or none.
-        rank, host, pid: the process that died, left, did not arrive or does not answer; None, "", 0: none.
+        rank, host, pid: the process that died, left, did not arrive or does not answer, or whose memory
+            cannot be used; None, "", 0: none.
         signal, exit_code: how that process ended; None: unknown.
         missing: ranks that had not begun the collective.
         cause: the exception that made a rank leave or abort.
         detail: what was wrong with a frame, or which limit was reached.
         ranks: the status of every rank, in order.
+        several_threads: more than one thread of the reporter has called the group.
         sizes, message: for sizes that do not fit.
         unexpected: the first unexpected messages; more_unexpected: how many more.
 
@@ -150,6 +156,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cause: str = ""
     detail: str = ""
     ranks: tuple[RankSnapshot, ...] = ()
+    several_threads: bool = False
     sizes: SizeFault | None = None
     message: MessageFault | None = None
     unexpected: tuple[UnexpectedMessage, ...] = ()

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from unisono import _native
-from unisono.engine.memory.buffers import DTYPES
+from unisono.engine.memory.buffers import DTYPES, REDUCIBLE, instead
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
-from unisono.plans import StepFunction
+from unisono.plans import CONTRACTS, StepFunction
 
 _OPS = (ReduceOp, PremulSum)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
@@ -84,6 +84,10 @@ def check_op(kind: str, op: Any) -> None:
 
 def check_reducible(kind: str, dtype: int, op: Op) -> None:
     """Raises TypeError, ValueError: the operation has no meaning for the dtype, or for this collective."""
+    if not CONTRACTS[kind_of(kind).plan].reduces:
+        return
+    if DTYPES[dtype] not in REDUCIBLE:
+        raise TypeError(f"{kind}: {DTYPES[dtype]} is moved, not reduced{instead(DTYPES[dtype])}")
     if not _native.reducible(dtype, op.value):
         raise TypeError(f"{kind}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
     if kind in ("scan", "exclusive_scan") and op is ReduceOp.AVG:

@@ -7,6 +7,7 @@ signatures, checks and texts. Its abstract methods are all that differs.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +24,16 @@ from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.tuner import AlgorithmChoice
 from unisono.engine.diagnosis.close_reason import close_reason, error_reason, reason_at_failure
 from unisono.engine.group import objects
-from unisono.engine.group.messages import RecvFrom, SendTo, addressed, begin, checked, run
+from unisono.engine.group.messages import (
+    RecvFrom,
+    SendTo,
+    addressed,
+    begin,
+    checked,
+    read,
+    run,
+    together,
+)
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.signature import collective
 from unisono.engine.group.work import MessageWork, Work, seconds
@@ -105,6 +115,7 @@ class Group(_native.GroupBase):
         self._hosts = hosts
         self._members = tuple(range(planner.size)) if members is None else members
         self._subgroups = 0
+        self._object_turn = threading.RLock()  # an object call is two operations: its threads take turns
         # Also at exit: the other ranks must learn that this rank has left, and no thread may remain.
         self._finalizer = weakref.finalize(self, _end, planner, rendezvous, os.getpid())
         reason_at_failure(self, self._finalizer)
@@ -630,9 +641,13 @@ class Group(_native.GroupBase):
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
     ) -> Status:
-        """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`."""
-        incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
-        outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
+        """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`.
+
+        `x` and `out` may share memory: a copy of `x` is sent then, as in MPI_Sendrecv_replace.
+        """
+        receive = read(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
+        send = read(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
+        incoming, outgoing = together(self._planner, (receive, send))
         run(self._planner, timeout, incoming, outgoing)
         return incoming.receive_status()
 
@@ -666,11 +681,15 @@ class Group(_native.GroupBase):
         """Begin to send and receive all of `messages`; returns their works, in the same order.
 
         All are checked before the first is posted, and receives are posted first. So every list completes
-        whose sends and receives match across ranks, in any order.
+        whose sends and receives match across ranks, in any order. A send whose `x` shares memory with a
+        receive sends a copy.
+
+        Raises:
+            ValueError: two receives share memory.
 
         Example (p=2): un.wait_all(group.batch([SendTo(x, peer), RecvFrom(y, peer)]))
         """
-        works = []
+        arguments = []
         messages = listed(messages, "batch: messages")
         for number, one in enumerate(messages):
             if not isinstance(one, SendTo | RecvFrom):
@@ -679,7 +698,8 @@ class Group(_native.GroupBase):
                 )
             receiving = isinstance(one, RecvFrom)
             peer = one.src if isinstance(one, RecvFrom) else one.dst
-            works.append(checked(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
+            arguments.append(read(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
+        works = together(self._planner, arguments)
         for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
             begin(self._planner, works[number])
         return works
@@ -692,13 +712,15 @@ class Group(_native.GroupBase):
         """The object of rank `src`, on every rank."""
         if self.rank == self._planner.member("broadcast_object", src):
             encoded = objects.encode_object("broadcast_object", obj, pickle)
-            self._move("broadcast_object", objects.length(encoded), None, src, timeout)
-            self._move("broadcast_object", encoded, None, src, timeout)
+            with self._object_turn:
+                self._move("broadcast_object", objects.length(encoded), None, src, timeout)
+                self._move("broadcast_object", encoded, None, src, timeout)
             return obj
         length = objects.lengths([0])
-        self._move("broadcast_object", length, None, src, timeout)
-        encoded = objects.allocate(length[0])
-        self._move("broadcast_object", encoded, None, src, timeout)
+        with self._object_turn:
+            self._move("broadcast_object", length, None, src, timeout)
+            encoded = objects.allocate(length[0])
+            self._move("broadcast_object", encoded, None, src, timeout)
         return objects.decode_object(encoded, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
@@ -711,14 +733,11 @@ class Group(_native.GroupBase):
         """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
         encoded = objects.encode_object("gather_object", obj, pickle)
         if self.rank != self._planner.member("gather_object", dst):
-            self._move("gather_object", None, objects.length(encoded), dst, timeout)
-            self._move("gather_object", None, encoded, dst, timeout)
+            with self._object_turn:
+                self._move("gather_object", None, objects.length(encoded), dst, timeout)
+                self._move("gather_object", None, encoded, dst, timeout)
             return None
-        lengths = objects.lengths([0] * self.size)
-        self._move("gather_object", lengths, objects.length(encoded), dst, timeout)
-        parts = [objects.allocate(length) for length in lengths]
-        self._move("gather_object", parts, encoded, dst, timeout)
-        return [objects.decode_object(part, pickle=pickle) for part in parts]
+        return self._collect("gather_object", encoded, dst, pickle, timeout)
 
     def scatter_object(
         self,
@@ -736,12 +755,15 @@ class Group(_native.GroupBase):
                 given = "None" if objs is None else f"{len(objs)} objects"
                 raise ValueError(f"scatter_object: got {given}, expected {self.size}: one for every rank")
             parts = [objects.encode_object("scatter_object", obj, pickle) for obj in objs]
-            self._move("scatter_object", length, objects.lengths([part.size for part in parts]), src, timeout)
-            self._move("scatter_object", objects.allocate(parts[src].size), parts, src, timeout)
+            sizes = objects.lengths([part.size for part in parts])
+            with self._object_turn:
+                self._move("scatter_object", length, sizes, src, timeout)
+                self._move("scatter_object", objects.allocate(parts[src].size), parts, src, timeout)
             return objs[src]
-        self._move("scatter_object", length, None, src, timeout)
-        encoded = objects.allocate(length[0])
-        self._move("scatter_object", encoded, None, src, timeout)
+        with self._object_turn:
+            self._move("scatter_object", length, None, src, timeout)
+            encoded = objects.allocate(length[0])
+            self._move("scatter_object", encoded, None, src, timeout)
         return objects.decode_object(encoded, pickle=pickle)
 
     def send_object(
@@ -767,11 +789,16 @@ class Group(_native.GroupBase):
     def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
-        encoded = objects.encode_object(kind, obj, pickle)
+        return self._collect(kind, objects.encode_object(kind, obj, pickle), 0, pickle, timeout)
+
+    def _collect(
+        self, kind: str, encoded: objects.Bytes, root: int, pickle: bool, timeout: Seconds
+    ) -> list[Any]:
         lengths = objects.lengths([0] * self.size)
-        self._move(kind, lengths, objects.length(encoded), 0, timeout)
-        parts = [objects.allocate(length) for length in lengths]
-        self._move(kind, parts, encoded, 0, timeout)
+        with self._object_turn:
+            self._move(kind, lengths, objects.length(encoded), root, timeout)
+            parts = [objects.allocate(length) for length in lengths]
+            self._move(kind, parts, encoded, root, timeout)
         return [objects.decode_object(part, pickle=pickle) for part in parts]
 
     def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from datetime import timedelta
 
+from unisono.engine.base.limits import refuse_replaced_modules
 from unisono.engine.base.validation import flag, instance, text, whole
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.forming import Identity
@@ -86,6 +87,7 @@ def _native_group(
     reproducible: bool,
 ) -> Group:
     """A group over the engine. over_mpi: where `mpiexec` has started the ranks, MPI tells where to meet."""
+    refuse_replaced_modules()
     settings = env.read(strict=False)
     with contextlib.ExitStack() as stack:
         if over_mpi:

@@ -4,13 +4,17 @@ Messages between two ranks with the same tag arrive in the order they were sent.
 its receiver expects, and at most its size; otherwise the receive raises `Mismatch`. Two ranks that both send
 first do not deadlock, whatever the size: a rank that waits also accepts other messages.
 
-An unexpected message is kept, up to 64 MiB from each rank. Beyond that, messages wait in the sender, and so
-do all later messages of that sender. A rank that itself sends n bytes keeps n more.
+An unexpected message is kept, up to 64 MiB from each rank. Beyond that, messages wait in the sender until a
+receive matches, in any order of tags. A rank that itself sends n bytes keeps n more.
 """
 
 from __future__ import annotations
 
+import ctypes
+from bisect import bisect_left
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, NamedTuple, SupportsIndex
 
 from unisono.engine.base.validation import whole
@@ -18,7 +22,7 @@ from unisono.engine.group.arguments import MessageArguments
 from unisono.engine.group.buffer_layout import with_call_name
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import MessageWork
-from unisono.engine.memory.buffers import pinned, view
+from unisono.engine.memory.buffers import ITEMSIZES, DeviceArray, pinned, view
 
 ANY_TAG = -1
 ANY_RANK = -1
@@ -41,7 +45,45 @@ class RecvFrom(NamedTuple):
     tag: int = 0
 
 
-def checked(
+def checked(planner: Planner[Any], name: str, *arguments: Any, **options: Any) -> MessageWork:
+    """Check the arguments of one message, see `read`; returns its work, not yet posted."""
+    return planner.message(read(planner, name, *arguments, **options))
+
+
+def together(planner: Planner[Any], messages: Sequence[MessageArguments]) -> list[MessageWork]:
+    """The works of messages that are posted together, not yet posted.
+
+    A send whose memory a receive writes to sends a copy: what is there now.
+
+    Raises:
+        ValueError: two receives share memory, or one of the messages shares it with a receive under way.
+    """
+    receives = sorted(_extent(one) for one in messages if one.receiving and one.numel)
+    for (_, end), (start, _) in pairwise(receives):
+        if start < end:
+            raise ValueError(f"{messages[0].name}: two receives share memory; give each a buffer of its own")
+    works = [planner.message(_without_sharing(one, receives)) for one in messages]
+    for work in works:
+        work.refuse_shared_memory()
+    return works
+
+
+def _extent(message: MessageArguments) -> tuple[int, int]:
+    return message.address, message.address + message.numel * ITEMSIZES[message.dtype]
+
+
+def _without_sharing(message: MessageArguments, receives: list[tuple[int, int]]) -> MessageArguments:
+    start, end = _extent(message)
+    last = bisect_left(receives, (end, 0)) - 1  # the last receive that begins before its end
+    if message.receiving or start == end or last < 0 or receives[last][1] <= start:
+        return message
+    if isinstance(message.keep, DeviceArray):
+        raise ValueError(f"{message.name}: x shares memory with a receive; send a copy: x.clone()")
+    copy = bytearray((ctypes.c_char * (end - start)).from_address(start))
+    return message._replace(address=view(copy, name="x")[0], keep=pinned(copy))
+
+
+def read(
     planner: Planner[Any],
     name: str,
     x: Any,
@@ -52,8 +94,12 @@ def checked(
     receiving: bool,
     exact: bool = False,
     form: int | None = None,
-) -> MessageWork:
-    """Check the arguments of one message, see `MessageArguments`; returns its work, not yet posted."""
+) -> MessageArguments:
+    """Check the arguments of one message.
+
+    Raises:
+        ValueError, TypeError: one of them is wrong.
+    """
     x = planner.as_readable(name, x)
     keep = pinned(x)  # before its address is read
     try:
@@ -61,8 +107,7 @@ def checked(
     except (TypeError, ValueError) as error:
         raise with_call_name(name, error) from None
     rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
-    transfer = MessageArguments(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
-    return planner.message(transfer)
+    return MessageArguments(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
 
 
 def addressed(
@@ -101,7 +146,7 @@ def begin(planner: Planner[Any], work: MessageWork) -> MessageWork:
     """Post a work, and keep it until it is done."""
     try:
         work.start()
-        if not work.done():
+        if not work.ended():
             planner.outstanding_messages.keep(work)
             work.detach()
     except BaseException:  # as by Ctrl-C, perhaps right after it was posted

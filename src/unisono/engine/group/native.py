@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
+from unisono.engine.base.limits import refuse_replaced_modules
 from unisono.engine.base.validation import flag
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.forming import Identity
@@ -317,6 +318,7 @@ def connect(
         settings: None: the environment's.
         engine_settings: those of the group that contains all these ranks; None: from `settings`.
     """
+    refuse_replaced_modules()
     settings = settings or env.read(strict=False)
     if parent is not None:  # the launcher of an elastic job is told of the whole group only
         settings = settings._replace(elastic=None)

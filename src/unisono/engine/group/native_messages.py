@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from unisono import _native
 from unisono._native import FaultKind, Status
@@ -16,29 +16,47 @@ from unisono.engine.group.work import MessageWork, seconds
 class NativeMessageWork(MessageWork):
     """A send or a receive by the engine."""
 
-    __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
+    __slots__ = ("_begun", "_engine", "_extent", "_keep", "_post", "_receiving", "_request", "_scene")
     _request: _native.Request
 
     def __init__(
         self,
         engine: _native.Engine,
-        post: Callable[[], _native.Request],
+        post: Callable[[], _native.Request | None],
+        extent: tuple[int, int],
         keep: Any,
         context: FaultContext,
         receiving: bool,
     ) -> None:
-        """`post`: passes it to the engine; `keep`: its buffer."""
+        """`post`: passes it to the engine; None: its memory is in use.  `extent`: address and bytes of its
+        buffer.  `keep`: the buffer.
+        """
         self._receiving = receiving
         self._begun = False
         self._engine = engine
         self._post = post
+        self._extent = extent
         self._keep = keep
         self._context = context
 
     def start(self) -> None:
         """See `MessageWork.start`."""
-        self._request = self._post()
+        request = self._post()
+        if request is None:
+            self._refuse()
+        self._request = request
         self._begun = True
+
+    def refuse_shared_memory(self) -> None:
+        """See `MessageWork.refuse_shared_memory`."""
+        if self._engine.receives_into(*self._extent):
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            f"{self._context.operation}: the buffer shares memory with that of a receive under way on this "
+            "rank; wait for that receive first, or use another buffer"
+        )
 
     def detach(self) -> None:
         """See `MessageWork.detach`."""
@@ -51,6 +69,13 @@ class NativeMessageWork(MessageWork):
 
     def done(self) -> bool:
         """See `Work.done`."""
+        if not self.ended():
+            return False
+        self._request.see()
+        return True
+
+    def ended(self) -> bool:
+        """See `Work.ended`."""
         ended = self._begun and self._request.done
         if ended:
             self.retain_buffers()

@@ -242,7 +242,12 @@ class NativePlanner(Planner[_native.Engine]):
             is_object = name.endswith("_object")
             post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
         return NativeMessageWork(
-            engine, post, keep, self.fault_context(engine, operation, timeout_s, where), receiving
+            engine,
+            post,
+            (address, nbytes),
+            keep,
+            self.fault_context(engine, operation, timeout_s, where),
+            receiving,
         )
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:

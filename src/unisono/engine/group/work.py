@@ -24,6 +24,10 @@ class Work(ABC):
     def done(self) -> bool:
         """Whether it has ended, with or without an error."""
 
+    def ended(self) -> bool:
+        """`done`, where it is not the caller that asks."""
+        return self.done()
+
     @abstractmethod
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """Wait until it has ended, and raise its error.
@@ -113,7 +117,14 @@ class MessageWork(Work):
 
     @abstractmethod
     def start(self) -> None:
-        """Post it."""
+        """Post it.
+
+        Raises:
+            ValueError: see `refuse_shared_memory`; nothing was posted.
+        """
+
+    def refuse_shared_memory(self) -> None:
+        """Raises ValueError: its buffer is also that of a receive under way."""
 
     def detach(self) -> None:
         """Let it progress while nobody waits for it."""
@@ -149,7 +160,7 @@ class OutstandingMessages:
         with self._lock:
             under_way: list[Work] = []
             for one in self._works:
-                if one.done():
+                if one.ended():
                     one.retain_buffers()
                 elif one is not work:
                     under_way.append(one)

@@ -38,10 +38,11 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     """
     import numpy as np
 
-    wanted = np.empty(0, dtype).dtype
+    element, inner = np.dtype(dtype).subdtype or (dtype, ())  # NumPy has no arrays of "(2,)f4": it adds an axis
+    wanted = np.empty(0, element).dtype
     if wanted.hasobject:
         raise TypeError(f"elements of {wanted} are Python objects, which other processes cannot read")
-    lengths = _lengths(shape)
+    lengths = _lengths(shape) + inner
     if any(length < 0 for length in lengths):
         raise ValueError(f"a length is negative: {lengths}")
     nbytes = math.prod(lengths) * wanted.itemsize

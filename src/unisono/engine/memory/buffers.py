@@ -2,10 +2,14 @@
 
 Native code reads NumPy arrays, other objects with the buffer protocol, and torch CPU tensors, without
 importing torch. Other objects may offer DLPack. The caller keeps the array alive while its address is in use.
+
+An array whose values are not the bytes in its memory alone is refused: a mask, units, a sparse layout or the
+parts of a wrapper would be lost without a word.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's index is its code."""
+
+REDUCIBLE: tuple[str, ...] = tuple(name for code, name in enumerate(DTYPES) if _native.reducible(code, 0))
+"""Those with arithmetic; the others are moved only, and PyTorch alone has them."""
 
 ITEMSIZES: tuple[int, ...] = tuple(nbytes for _, nbytes in _native.dtypes())
 
@@ -70,7 +77,8 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
         array: NumPy array, torch CPU tensor, or anything with the buffer protocol or DLPack; contiguous.
         writable: the operation will write to it.  name: its name in an error.
     Raises:
-        TypeError: it is no array, or of a dtype that collectives do not know.
+        TypeError: it is no array, or of a dtype that collectives do not know, or its values are more than its
+            bytes.
         ValueError: it is not contiguous, not writable, or not in CPU memory.
     """
     found = _native.view(array, writable)
@@ -90,6 +98,7 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
     if writable and isinstance(array, np.generic):
         raise ValueError(f"{name} is a NumPy scalar, which cannot be changed; use np.array({name})")
     if isinstance(array, np.ndarray | np.generic):
+        _refuse_own_values(array, name)
         return _awkward_numpy(np.asarray(array), writable, name)
     if hasattr(array, "__dlpack__"):
         return _dlpack(array, writable, name)
@@ -143,15 +152,17 @@ def dtype_code(name: str) -> int:
     Raises:
         TypeError: collectives do not know it; the text lists those they know.
     """
-    if name not in DTYPES:
-        raise TypeError(f"dtype {name} is not one of {', '.join(DTYPES)}{_instead(name)}")
+    if name not in REDUCIBLE:
+        raise TypeError(f"dtype {name} is not one of {', '.join(REDUCIBLE)}{instead(name)}")
     return DTYPES.index(name)
 
 
-def _instead(name: str) -> str:
-    """Advice for a dtype that collectives do not know."""
+def instead(name: str) -> str:
+    """Advice for a dtype that collectives do not know, or that they only move."""
     if name in ("uint16", "uint32", "uint64"):
         return f"; viewed as {name[1:]} it has the same bits, which is right for all but MIN and MAX"
+    if name.startswith(("qint", "quint")):
+        return "; pass int_repr() of the quantized tensor, and its scale and zero point"
     if name.startswith(("datetime64", "timedelta64")):
         return "; viewed as int64 it has the same bits"
     return "; to move it as it is, view it as uint8" if name.startswith(("void", "str", "bytes")) else ""
@@ -159,7 +170,8 @@ def _instead(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _torch_dtype(dtype: Any) -> int:
-    return dtype_code(str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    return DTYPES.index(name) if name in DTYPES else dtype_code(name)
 
 
 @lru_cache(maxsize=16)
@@ -167,22 +179,67 @@ def _strided(layout: Any) -> bool:
     return str(layout) == "torch.strided"
 
 
+@lru_cache(maxsize=64)
+def _dispatches(kind: type) -> bool:
+    """Whether tensors of this class compute with code of their own, as a DTensor or a MaskedTensor."""
+    torch = sys.modules.get("torch")
+    usual = None if torch is None else torch.Tensor.__torch_dispatch__
+    return getattr(kind, "__torch_dispatch__", None) is not usual
+
+
+def refuse_wrapper(tensor: Any, name: str) -> None:
+    """Refuse a tensor whose values are not the bytes in its memory alone.
+
+    Raises:
+        TypeError: it is sparse or nested, a wrapper of other tensors, or a part of a trace.
+    """
+    kind = type(tensor).__name__
+    if getattr(tensor, "is_nested", False):
+        raise TypeError(f"{name} is a nested tensor, whose lengths would be lost; pass .values() and .offsets()")
+    if not _strided(tensor.layout):
+        raise TypeError(f"{name} has layout {tensor.layout}, expected a dense tensor: call .to_dense()")
+    if _dispatches(type(tensor)):
+        raise TypeError(
+            f"{name} is a {kind}, whose values are not the bytes in its memory; pass the plain tensors that it "
+            "is made of: a DTensor has .to_local(), a MaskedTensor .get_data() and .get_mask()"
+        )
+    try:
+        missing = tensor.numel() and not tensor.data_ptr()
+    except RuntimeError:  # inside torch.func.vmap or torch.func.grad
+        missing = True
+    if missing:
+        raise TypeError(f"{name} is a {kind} that holds no memory of its own, expected a plain tensor")
+
+
 def _tensor(tensor: Any, name: str, here: bool = False) -> tuple[int, int, int]:
     """here: its memory may be any device's."""
+    refuse_wrapper(tensor, name)
     if not (tensor.is_cpu or here):
         raise ValueError(
             f"{name} is on {tensor.device}; this group moves CPU memory. Copy it with .cpu() first"
         )
-    if not _strided(tensor.layout):
-        raise ValueError(f"{name} has layout {tensor.layout}, expected a dense tensor")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} is not contiguous (strides {tensor.stride()}); use .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"{name} is a lazy conjugate or negative; use .resolve_conj().resolve_neg()")
-    address, numel = tensor.data_ptr(), tensor.numel()
-    if numel and not address:
-        raise ValueError(f"{name} is a {type(tensor).__name__} that holds no memory of its own")
-    return address, numel, _torch_dtype(tensor.dtype)
+        raise TypeError(f"{name} is a lazy conjugate or negative; use .resolve_conj().resolve_neg()")
+    return tensor.data_ptr(), tensor.numel(), _torch_dtype(tensor.dtype)
+
+
+def _refuse_own_values(array: np.ndarray[Any, Any] | np.generic, name: str) -> None:
+    """Refuse arrays of classes with a mask, or with arithmetic of their own; see `is_array_of_its_own`."""
+    import numpy as np
+
+    kind = type(array)
+    if hasattr(kind, "mask"):
+        raise TypeError(
+            f"{name} is a {kind.__name__}, whose mask would be lost; pass {name}.filled(value), or its data and "
+            "its mask as two arrays"
+        )
+    if isinstance(array, np.ndarray) and kind.__array_ufunc__ is not np.ndarray.__array_ufunc__:
+        raise TypeError(
+            f"{name} is a {kind.__name__}, an array that computes in a way of its own; what it has beside its "
+            f"numbers would be lost. For the numbers alone pass np.asarray({name})"
+        )
 
 
 def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> BufferView:

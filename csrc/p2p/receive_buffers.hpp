@@ -1,0 +1,74 @@
+// The memory that receives write to. A message that shares memory with it has no meaning: what it sends, or
+// what a second receive leaves there, depends on which of the two is faster. It is refused before a byte
+// moves, also when the receive has ended already and its caller cannot know that.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "p2p/request.hpp"
+
+namespace unisono {
+
+class ReceiveBuffers {
+ public:
+  // Whether this memory is that of a receive under way, or of one whose end the caller has not seen.
+  bool overlap(const unsigned char* data, uint64_t nbytes) {
+    if (count_.load(std::memory_order_relaxed) == 0 || nbytes == 0) return false;
+    const std::lock_guard lock(mutex_);
+    return find(data, nbytes);
+  }
+  // Adds the memory of a receive. False: `overlap`, and nothing has changed.
+  bool claim(const std::shared_ptr<Request>& request) {
+    if (request->sending || request->nbytes == 0) return !overlap(request->data, request->nbytes);
+    const std::lock_guard lock(mutex_);
+    if (find(request->data, request->nbytes)) return false;
+    receives_.push_back({request, request->data, request->nbytes});
+    set_count();
+    return true;
+  }
+
+  // The same for receives that had ended when they were called, until `see_ended`.
+  void add_ended(const unsigned char* data, uint64_t nbytes) {
+    if (nbytes == 0) return;
+    const std::lock_guard lock(mutex_);
+    if (ended_.size() == kMostEnded) ended_.erase(ended_.begin());
+    ended_.push_back({{}, data, nbytes});
+    set_count();
+  }
+  void see_ended() {
+    if (count_.load(std::memory_order_relaxed) == 0) return;
+    const std::lock_guard lock(mutex_);
+    ended_.clear();
+    set_count();
+  }
+
+ private:
+  static constexpr size_t kMostEnded = 64;  // of a program that never waits for them
+  struct Receive {
+    std::weak_ptr<Request> request;
+    const unsigned char* data;
+    uint64_t nbytes;
+  };
+  bool find(const unsigned char* data, uint64_t nbytes) {
+    std::erase_if(receives_, [](const Receive& receive) {
+      const std::shared_ptr<Request> request = receive.request.lock();
+      return !request || request->seen.load(std::memory_order_relaxed);
+    });
+    set_count();
+    const auto shares = [&](const Receive& receive) {
+      return unisono::overlap(receive.data, receive.nbytes, data, nbytes);
+    };
+    return std::ranges::any_of(receives_, shares) || std::ranges::any_of(ended_, shares);
+  }
+  void set_count() { count_.store(receives_.size() + ended_.size(), std::memory_order_relaxed); }
+
+  std::mutex mutex_;
+  std::vector<Receive> receives_, ended_;
+  std::atomic<size_t> count_{0};
+};
+
+}  // namespace unisono

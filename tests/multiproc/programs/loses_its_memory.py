@@ -1,0 +1,90 @@
+"""Buffers that cannot be used: every rank is told at once, whose it is. argv: the cases."""
+
+import ctypes
+import os
+import struct
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+import unisono as un
+
+NBYTES = 8_000_000
+SYSCALLS = {"x86_64": {"read": 310, "write": 311}, "aarch64": {"read": 270, "write": 271}}
+
+
+def mapped() -> tuple[Any, Any]:
+    """A mapped file, whole."""
+    file = tempfile.NamedTemporaryFile()  # noqa: SIM115  (until the program ends)
+    os.truncate(file.name, NBYTES)
+    return file, np.memmap(file.name, np.uint8, "r+")
+
+
+def refuse(what: str) -> None:
+    """Make the system refuse this process a copy from or to another one, as a sandbox does."""
+    number = SYSCALLS[os.uname().machine][what]
+    load, jump, back = 0x20, 0x15, 0x06  # of the number; equal to; return
+    program = struct.pack("HBBI", load, 0, 0, 0) + struct.pack("HBBI", jump, 0, 1, number)
+    program += struct.pack("HBBI", back, 0, 0, 0x00050001) + struct.pack("HBBI", back, 0, 0, 0x7FFF0000)
+    code = ctypes.create_string_buffer(program, len(program))
+    filter_ = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, filter_, 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+
+def run(group: un.Group, call: str, x: Any, owner: int) -> Any:
+    """The call, in which the owner's buffer is read or written."""
+    used, kind = call.split()
+    if kind == "broadcast":
+        return group.broadcast(x, owner if used == "read" else 1 - owner)
+    sends = (group.rank == owner) == (used == "read")
+    return group.send(x, 1 - group.rank) if sends else group.recv(x, 1 - group.rank)
+
+
+def memory(number: int, call: str) -> str:
+    """One case with a file that is cut."""
+    owner = number % 2
+    with un.init_process_group(init_method=f"{os.environ['MEETING']}.{number}", timeout=60) as group:
+        file, x = mapped() if group.rank == owner else (None, np.ones(NBYTES, np.uint8))
+        group.barrier()
+        if file:
+            os.truncate(file.name, 4096)
+        began = time.monotonic()
+        try:
+            run(group, call, x, owner)
+        except un.GroupError as error:
+            text = str(error)
+            past = "read" if call.startswith("read") else "written"
+            named = f"the buffer of rank {owner} " in text and f"cannot be {past}" in text
+            return "" if named and time.monotonic() - began < 10 else f"{call}: {text}"
+    return f"{call} returned"
+
+
+def sandbox(number: int, what: str) -> str:
+    """Rank 0 may no longer copy in one direction: right where the other end can do it, else refused."""
+    with un.init_process_group(init_method=f"{os.environ['MEETING']}.{number}", timeout=60) as group:
+        if group.rank == 0:
+            refuse(what)
+        group.barrier()
+        try:
+            for source in (1, 0):
+                x = np.full(NBYTES, group.rank, np.uint8)
+                group.broadcast(x, source)
+                assert (x == source).all()
+                peer = 1 - group.rank
+                group.send(x, peer) if group.rank == source else group.recv(x, peer)
+        except un.GroupError as error:
+            named = "the system refuses rank 0 to copy from the memory of rank 1" in str(error)
+            return "" if named and what == "read" else str(error)
+    return "" if what == "write" else "returned"
+
+
+told = [
+    sandbox(number, case.split()[1]) if case.startswith("refused") else memory(number, case)
+    for number, case in enumerate(sys.argv[1:])
+]
+print("\n".join(filter(None, told)) or "fine")
