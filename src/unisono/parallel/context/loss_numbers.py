@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.torch_internals.fake import fake_mode
+from unisono.torch_internals.fake import OperatorMode, fake_mode
 
 from .errors import ContextError
 
@@ -24,7 +23,7 @@ __all__ = ["LossNumbers"]
 NUMBERS: Any = (bool, int, float, complex, str)
 
 
-class _Noted(TorchDispatchMode):
+class _Noted(OperatorMode):
     """Notes the operators that run, with their numbers."""
 
     def __init__(self) -> None:
