@@ -72,7 +72,9 @@ def _of_dtensor(error: Exception) -> bool:
 def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     if "got mixed" in reason:
-        reason = "it computes with cut and whole ones together, where a number helps: float(norm) in place of norm"
+        reason = (
+            "it computes with cut and whole ones together, where a number helps: float(norm) in place of norm"
+        )
     return (
         f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an "
         f"operation of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. "

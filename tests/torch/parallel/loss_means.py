@@ -127,7 +127,9 @@ def check_what_the_error_says_helps(folder: Path) -> None:
     own, batches, _ = CASES["own weights"]
     for plan in PLANS:
         run = start(plan, own, batches, weigh=lambda labels: WEIGHTS[labels].sum())
-        assert [run.step(batch) for batch in run.shard(batches)] == pytest.approx(alone(own, batches), rel=1e-4)
+        assert [run.step(batch) for batch in run.shard(batches)] == pytest.approx(
+            alone(own, batches), rel=1e-4
+        )
     run = start(PLANS[0], contrastive, LABELS, weigh="rows")  # as DDP does
     assert run.step(next(iter(run.shard(LABELS)))) > 0
     run = start(PLANS[0], own, LABELS)
@@ -231,7 +233,11 @@ def check_numbers_that_a_context_axis_cannot_follow(folder: Path) -> None:
         run.step((IDS, IDS))
     rank = torch.distributed.get_rank()
     run = up.parallelize(
-        words(), up.Plan(context=2), optimizer=sgd, loss=lambda o, y: weighted(o, y, STATE["beta"]), sample=IDS
+        words(),
+        up.Plan(context=2),
+        optimizer=sgd,
+        loss=lambda o, y: weighted(o, y, STATE["beta"]),
+        sample=IDS,
     )
     run.step((IDS, IDS))
     STATE["beta"] = 0.5 + rank

@@ -109,9 +109,7 @@ def alone(make: Any, *, fused: bool = False) -> list[float]:
 
 def under(plan: up.Plan, make: Any, *, fused: bool = False) -> up.Run:
     data = batches(fused=fused)
-    return up.parallelize(
-        net(fused=fused), plan, optimizer=make, loss=functional.mse_loss, sample=data[0][0]
-    )
+    return up.parallelize(net(fused=fused), plan, optimizer=make, loss=functional.mse_loss, sample=data[0][0])
 
 
 def compare(plan: up.Plan, make: Any, *, fused: bool = False) -> None:
