@@ -30,7 +30,6 @@ from .mesh import PlanMesh
 from .model_agreement import agree, same_everywhere
 from .model_buffers import ModelBuffers
 from .model_check import check_model
-from .optimizer_scope import ScopeLimits
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
@@ -92,18 +91,6 @@ class ModelSetup:
         assert not isinstance(self.units, ParameterSwap)
         self.units.follow_frozen()
         self.runtime.follow_frozen()
-
-    def scope_limits(self) -> ScopeLimits:
-        """What an optimizer may look at."""
-        plan = self.mesh.plan
-        listed = self.experts is not None and any(
-            self.experts.spread(name) > 1 for name in self.experts.names
-        )
-        part = (
-            "the parameters of its stage" if plan.pipeline > 1 else "those of its experts" if listed else ""
-        )
-        fused = "" if self.decision is None else next(iter(self.decision.cut.fused), "")
-        return ScopeLimits(str(plan), part, isinstance(self.units, ParameterSwap), fused)
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""

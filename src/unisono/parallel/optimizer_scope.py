@@ -29,7 +29,7 @@ from unisono.torch_internals.training import without_hooks
 from .generators import drawing
 from .optimizer_step import ELEMENTWISE
 
-__all__ = ["OptimizerScope", "ScopeLimits", "scope_of"]
+__all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "scope_of"]
 
 VALUE, PARAMETER, ALL = range(3)
 SIZES = {1: 8, 2: 6}  # the largest dimension of a stand-in, by its number of dimensions
@@ -114,6 +114,15 @@ class ScopeLimits(NamedTuple):
                 f"value at a time, it may step otherwise than in one process under {self.plan}",
                 stacklevel=2,
             )
+
+
+def limits_of(built: Any) -> ScopeLimits:
+    """What an optimizer may look at in a model that is set up."""
+    plan, experts = built.mesh.plan, built.experts
+    listed = experts is not None and any(experts.spread(name) > 1 for name in experts.names)
+    part = "the parameters of its stage" if plan.pipeline > 1 else "those of its experts" if listed else ""
+    fused = "" if built.decision is None else next(iter(built.decision.cut.fused), "")
+    return ScopeLimits(str(plan), part, plan.swap is not None, fused)
 
 
 def scope_of(

@@ -46,6 +46,7 @@ from .optimizer_groups import (
     make_optimizers,
     optimizers_of,
 )
+from .optimizer_scope import limits_of
 from .optimizer_step import has_cut_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
@@ -109,7 +110,7 @@ class Run:
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
         group = built.mesh.everyone.world
-        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, built.scope_limits())
+        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, limits_of(built))
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones

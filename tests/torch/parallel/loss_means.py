@@ -1,4 +1,4 @@
-"""Losses that are no mean over rows, and losses that read numbers: as in one process, or refused by all ranks."""
+"""Losses that are no means, and losses that read numbers: as in one process, or refused by all ranks."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""Optimizers that look beyond one value: the losses of one process, or refused on all ranks by their names."""
+"""Optimizers that look beyond one value: the losses of one process, or refused by their names."""
 
 import copy
 import warnings
