@@ -18,9 +18,7 @@ torch = pytest.importorskip("torch")
 FIRST_VIEWS = Path(__file__).parent / "programs" / "first_views_of_two_threads.py"
 
 
-TORCH_DTYPES = {
-    str(each).removeprefix("torch.") for each in vars(torch).values() if type(each) is torch.dtype
-}
+TORCH_DTYPES = {str(each).removeprefix("torch.") for each in vars(torch).values() if type(each) is torch.dtype}
 
 
 @each("name", sorted(TORCH_DTYPES & set(DTYPES)))

@@ -38,10 +38,7 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     """
     import numpy as np
 
-    element, inner = np.dtype(dtype).subdtype or (
-        dtype,
-        (),
-    )  # NumPy has no arrays of "(2,)f4": it adds an axis
+    element, inner = np.dtype(dtype).subdtype or (dtype, ())  # NumPy has no arrays of "(2,)f4": it adds an axis
     wanted = np.empty(0, element).dtype
     if wanted.hasobject:
         raise TypeError(f"elements of {wanted} are Python objects, which other processes cannot read")

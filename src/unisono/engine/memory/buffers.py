@@ -195,9 +195,7 @@ def refuse_wrapper(tensor: Any, name: str) -> None:
     """
     kind = type(tensor).__name__
     if getattr(tensor, "is_nested", False):
-        raise TypeError(
-            f"{name} is a nested tensor, whose lengths would be lost; pass .values() and .offsets()"
-        )
+        raise TypeError(f"{name} is a nested tensor, whose lengths would be lost; pass .values() and .offsets()")
     if not _strided(tensor.layout):
         raise TypeError(f"{name} has layout {tensor.layout}, expected a dense tensor: call .to_dense()")
     if _dispatches(type(tensor)):
