@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,10 @@ endif
 test-fast: $(VENV)/.installed  ## in 90 s: some tests of every package, with PyTorch's if it is installed
 	$(call say,"running the tests that tests/fast.txt lists")
 	@$(PYTEST) @tests/fast.txt $(ARGS)
+
+# Its assertions are ours: pytest rewrites those of the tests, but not those of programs.
+test-optimized: $(VENV)/.installed  ## the engine's tests under python -O, which drops every assert of the product
+	PYTHONOPTIMIZE=1 $(PYTEST) -W ignore::pytest.PytestConfigWarning tests/plans tests/conformance tests/unit tests/multiproc $(ARGS)
 
 test-long: $(VENV)/.installed  ## all tests, with long runs of the fuzzers and races (an hour)
 	$(call install_torch,--required)
@@ -135,6 +139,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"layers")
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_asserts.py
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py

@@ -86,6 +86,34 @@ def test_includes_that_are_refused(tmp_path: Path):
     ]
 
 
+@each(
+    ("line", "narrows"),
+    [
+        ("assert x is not None", True),
+        ("assert self.x[0].y is not None", True),
+        ("assert isinstance(x, (A, b.C)) and not isinstance(x, D)", True),
+        ("assert x", False),
+        ("assert x == 1", False),
+        ("assert x is not None, 'why'", False),
+        ("assert x.read()", False),
+        ("assert x.read() is not None", False),
+        ("assert isinstance(next(x), A)", False),
+        ("assert x[key()] is not None", False),
+        ("assert (x := y) is not None", False),
+        ("assert all(each for each in x)", False),
+        ("assert x is not None or y is not None", False),
+    ],
+)
+def test_asserts_only_narrow_types(line: str, narrows: bool):
+    code = f"import check_asserts as tool; print(tool.complaints({line!r}, 'x.py'))"
+    found = run(sys.executable, "-c", f"import sys; sys.path.insert(0, 'tools'); {code}")
+    assert (found.strip() == "[]") == narrows, found
+
+
+def test_no_assert_of_the_product_decides():
+    run(sys.executable, "tools/check_asserts.py")
+
+
 def test_budgets():
     run(sys.executable, "tools/budgets.py")
 

@@ -1,6 +1,8 @@
 """`unisono run` with real processes: what ranks print and what they are given."""
 
+import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +20,38 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     with launching(tmp_path) as made:
         yield made
+
+
+# --- programs of MPI ---
+
+
+@pytest.mark.parametrize(
+    ("size", "variables", "warns"), [(2, {}, True), (2, {"PMI_FD": "9"}, False), (1, {}, False)]
+)
+def test_a_program_of_mpi4py_is_told_that_its_ranks_are_alone(
+    launcher: Launcher, tmp_path: Path, size: int, variables: dict[str, str], warns: bool
+) -> None:
+    """A library of that name stands for mpi4py; PMI_FD is what a launcher of MPI sets."""
+    package = tmp_path / "site" / "mpi4py"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    library = package / "MPI.mpich.so"
+    shutil.copy(find_library(), library)
+    launcher.environ.update(variables)
+    launcher.environ["PYTHONPATH"] += f":{package.parent}"
+    done = launcher.run(PROGRAMS / "loads_a_library.py", "-n", str(size), args=(str(library),))
+    assert done.returncode == 0
+    assert done.stdout.count("loaded") == size
+    lines = [line for line in done.stderr.splitlines() if "mpi4py" in line]
+    assert len(lines) == warns
+    assert all("each process is alone in it" in line and f"mpiexec -n {size} " in line for line in lines)
+
+
+def find_library() -> str:
+    """Any library that a process can load."""
+    found = importlib.util.find_spec("unisono._native")
+    assert found is not None and found.origin is not None
+    return found.origin
 
 
 # --- output ---------------------------------------------------------------------------------------

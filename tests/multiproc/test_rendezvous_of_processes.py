@@ -127,10 +127,27 @@ def test_two_rank_zeros_name_both(port: int) -> None:
         assert str(ranks[1].pid) in text
 
 
+def test_different_names_are_told_at_once(port: int) -> None:
+    start = time.monotonic()
+    names = ("actor", "critic", "actor")
+    ranks = [rank("closes", "env://", name, variables=place(port, i, 3)) for i, name in enumerate(names)]
+    for text in [failed(child) for child in ranks]:
+        assert "RendezvousError: ranks wait for groups of different names" in text
+        assert "for 'actor'" in text
+        assert "for 'critic'" in text
+    assert time.monotonic() - start < 20  # of 30 s
+
+
+def test_worlds_of_other_names_follow_each_other(port: int) -> None:
+    """Rank 1 comes to the next one while rank 0 still serves the last one's store."""
+    for name in ("actor", "critic", "actor"):
+        finished([rank("closes", "env://", name, variables=place(port, number, 2)) for number in (1, 0)])
+
+
 def test_a_killed_rank_0_is_told(port: int) -> None:
     zero, one = (rank("closes", variables=place(port, number, 3)) for number in (0, 1))
     with TCPStore("localhost", port, timeout_s=20) as store:
-        store.wait(["unisono/meet/0/rank/1"])  # it has said who it is
+        store.wait(["unisono/meet/world/0/rank/1"])  # it has said who it is
     zero.kill()
     zero.communicate()
     start = time.monotonic()

@@ -1,7 +1,9 @@
 """Making a group out of another one, some rank of which does not come: the others are told soon, and why."""
 
+import re
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import ranks
 import unisono as un
 from effort import times
 from loops import each, everywhere
+from unisono.engine.group import connect
 
 SOON_S = 10.0  # a second or two, on a machine that is not crowded; the group's timeout is 60 s
 
@@ -26,6 +29,74 @@ def test_a_member_that_dies_is_named(after_s: float) -> None:
     for told in (first, last):
         assert "PeerLost subgroup failed: rank 1 (" in told
         assert "soon" in told
+
+
+def of_the_job(act: Callable[[un.Group], Any], end: Callable[[un.Group], Any], error: type[Exception]) -> str:
+    """The error of rank 2 of 5, which is rank 0 in a group of a group; its rank 1 is rank 4 of the job."""
+    texts: list[str] = []
+
+    def work(group: un.Group) -> None:
+        part = group.subgroup([1, 2, 4])
+        pair = None if part is None else part.subgroup([1, 2])
+        if group.rank == 4 and pair is not None:
+            end(pair)
+        elif pair is not None:
+            with pytest.raises(error) as told:
+                act(pair)
+            texts.append(str(told.value))
+
+    ranks.threads(5, work)
+    return texts[0]
+
+
+def is_late(_: un.Group) -> None:
+    time.sleep(1.5)
+
+
+def differs(pair: un.Group) -> None:
+    with pytest.raises(un.Mismatch):
+        pair.all_reduce(np.ones(4))
+
+
+PROCESS = r"rank 4 of the job, (host \S+, )?pid \d+"
+OF_JOB = r"\[group=\S+/1/1 seq=\d rank=0/2 ranks of the job: 2, 4\]"
+FAULTS = {
+    "a rank is late": (
+        lambda pair: pair.all_reduce(np.ones(3), timeout=0.3), is_late, un.Timeout,
+        rf"rank 1 \(rank 4 of the job\) never arrived \({PROCESS}.* look at the output of rank 4 of the job",
+    ),
+    "nothing is sent": (
+        lambda pair: pair.recv(np.ones(3), 1, timeout=0.3), is_late, un.Timeout,
+        rf"recv timed out after 0.3 s: rank 1 did not answer \({PROCESS}",
+    ),
+    "a rank leaves": (
+        lambda pair: pair.all_reduce(np.ones(3)), lambda pair: pair.close(), un.PeerLost,
+        rf"rank 1 \({PROCESS}\) has closed .* Rank 1 \(rank 4 of the job\) must make",
+    ),
+    "a rank aborts": (
+        lambda pair: pair.all_reduce(np.ones(3)), lambda pair: pair.abort(), un.Aborted,
+        r"rank 1 \(rank 4 of the job\) aborted the group",
+    ),
+    "ranks differ": (
+        lambda pair: pair.all_reduce(np.ones(3)), differs, un.Mismatch,
+        r"(?s)\n  rank 0 \(rank 2 of the job\)  #1 all_red.*\n  rank 1 \(rank 4 of the job\)  #1 all_reduce",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@everywhere
+def test_a_fault_of_a_subgroup_names_the_ranks_of_the_job(name: str) -> None:
+    act, end, error, match = FAULTS[name]
+    text = of_the_job(act, end, error)
+    assert re.search(match, text), text
+    assert re.search(OF_JOB, text), text
+
+
+def test_a_group_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(un.RendezvousError) as told:
+        connect(un.HashStore(), 0, 2, name="pair", timeout_s=0.3, members=(2, 4))
+    assert "group 'pair', whose ranks 0, 1 are ranks 2, 4 of the job: rank 1 did not join" in str(told.value)
 
 
 def made(end: Any, after_s: float, what: type[Exception], match: str) -> None:

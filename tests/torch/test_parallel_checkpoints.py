@@ -3,6 +3,7 @@ go.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +68,33 @@ def test_another_models_checkpoint_is_refused(forks: suite.Forks, tmp_path: Path
     assert "it is of another model" in printed
 
 
-def test_a_crash_while_a_checkpoint_is_replaced_loses_none(forks: suite.Forks, tmp_path: Path) -> None:
-    """Of the same step, as after a restart. The old folder was deleted before the new one came."""
-    (alone,) = run(forks, tmp_path / "a", 1, job("all", "mlp"))
-    (first,) = run(forks, tmp_path / "b", 1, job("first", "mlp"))
-    killed = 0
-    for call in range(40):
-        folder = tmp_path / f"again {call}"
+@pytest.mark.parametrize("step", [1, 2], ids=["replaced", "next"])
+def test_a_save_killed_at_each_of_its_changes(forks: suite.Forks, tmp_path: Path, step: int) -> None:
+    """Of either rank. `-s` prints the table of docs/checkpoints.md."""
+    shared, table = str(tmp_path / "shared"), list[tuple[str, int, str]]()
+
+    def attempt(number: int, rank: int, event: int) -> tuple[str, str]:
+        """What the attempt before has left, and where this one is killed."""
+        folder = tmp_path / f"{number}"
         folder.mkdir()
-        arguments = [str(tmp_path / "shared"), json.dumps(job("again", "mlp") | {"call": call})]
-        (printed,) = forks.run(folder, {"saves": ("parallel.saves", 1, arguments)}, limit_s=300)["saves"]
-        (rest,) = run(forks, tmp_path / f"rest {call}", 1, job("rest", "mlp"))
-        assert first + rest == pytest.approx(alone, abs=1e-5), call
-        if "(ended with -9)" not in printed:
-            break
-        killed += 1
-    assert killed >= 4
-    assert sorted(path.name for path in (tmp_path / "shared").iterdir())[-1] == "step-00000003"
+        arguments = [shared, str(rank), str(event), str(step)]
+        printed = forks.run(folder, {"x": ("parallel.killed_saves", 2, arguments)}, limit_s=300)["x"]
+        assert (folder / "x" / "left").exists(), printed
+        found = re.findall(r"killed at (.*)", printed[rank])
+        return (folder / "x" / "left").read_text(), found[0] if found else ""
+
+    attempts, number, last = [(0, event) for event in range(40)] + [(1, event) for event in range(40)], 0, ""
+    while attempts:
+        rank, event = attempts.pop(0)
+        left, where = attempt(number, rank, event)
+        if last:
+            table[-1] = (*table[-1][:2], left)
+        number, last = number + 1, where
+        if where:
+            table.append((where, rank, ""))
+        else:
+            attempts = [one for one in attempts if one[0] != rank]
+    print("\n" + "\n".join(f"| {where} | {rank} | {left} |" for where, rank, left in table))
+    assert {left for *_, left in table} == {"before", "after"}
+    assert {left for _, rank, left in table if rank == 1} == {"before"}
+    assert len(table) >= 8

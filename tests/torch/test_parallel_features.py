@@ -11,7 +11,16 @@ from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
 MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
-MODULES += ("frozen", "kept_buffers", "masks", "cut_optimizers", "weights", "contexts", "new_groups")
+MODULES += (
+    "rank_zero",
+    "frozen",
+    "kept_buffers",
+    "masks",
+    "cut_optimizers",
+    "weights",
+    "contexts",
+    "new_groups",
+)
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("batch_kinds", "autocasts", "optimizer_scopes", "loss_means")
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")

@@ -10,6 +10,9 @@ from torch import nn
 
 import unisono.parallel as up
 from planned_models import adamw, features, ids, mlp, planned, tokens_loss
+from unisono.parallel.costs import predictor
+from unisono.parallel.plan import UnfitError
+from unisono.parallel.planning import dry_step, search
 
 CROSS = nn.functional.cross_entropy
 FEW: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "recompute": False, "micro_batches": 2}
@@ -151,3 +154,49 @@ def test_a_predictor_takes_plans_of_its_ranks() -> None:
         of.forecast(up.Plan())
     with pytest.raises(ValueError, match=r"speed is 1e\+300, expected 1e-06 to 1e\+06"):
         up.JobHost(ranks=1, speed=1e300)
+
+
+def test_a_fault_within_the_planner_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no word on a plan: what it befell was left out of the search, and nobody knew."""
+    options: dict[str, Any] = {"ranks": 2, "batch": 8, "trial": False, "recompute": False, "micro_batches": 1}
+    places = [
+        (predictor.StepPredictor, "forecast", {}),
+        (search.DryRun, "peak_of", {}),
+        (search, "expert_layers", {}),
+        (predictor, "balance", {"pipeline": 2, "data": 1}),
+        (predictor, "trace_step", {}),
+        (dry_step, "micro_batches", {}),
+    ]
+    for home, name, given in places:
+        for fault in (ValueError("not enough values to unpack (expected 3, got 2)"), KeyError("aten.x")):
+
+            def fails(*_: object, fault: Exception = fault, **__: object) -> None:
+                raise fault
+
+            with monkeypatch.context() as patched:
+                patched.setattr(home, name, fails)
+                with pytest.raises(type(fault)) as caught:
+                    planned(**{**options, **given})
+            assert caught.value is fault, name
+
+
+def test_what_cannot_be_planned_is_no_fault() -> None:
+    """One error class says so, of the model, of its program, of a plan and of its optimizer."""
+    refused = [
+        lambda: up.Plan(zero=4),
+        lambda: up.Plan(data=4, shard=2),
+        lambda: planned(ranks=2, price=up.Plan(data=2, expert=2)),
+        lambda: planned(ranks=2, price=up.Plan(pipeline=2, cuts=(40,))),
+        lambda: planned(ranks=2, batch=1, price=up.Plan(data=2)),
+    ]
+    for refuse in refused:
+        with pytest.raises(UnfitError):
+            refuse()
+    assert issubclass(up.CaptureError, UnfitError)
+    assert issubclass(UnfitError, ValueError)
+    odd = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))  # no row alone
+    batch = torch.randn(4, 16), torch.zeros(4, dtype=torch.long)
+    options: dict[str, Any] = {"optimizer": adamw, "loss": CROSS, "trial": False, "batch": 2}
+    assert up.plan(odd, sample=batch, ranks=1, **options).plan.micro_batches == 1
+    with pytest.raises(up.NoPlanFitsError, match="more than 1 value per channel"):
+        up.plan(odd, sample=batch, ranks=2, data=2, **options)

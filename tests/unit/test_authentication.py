@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -200,6 +201,27 @@ def test_a_token_file_is_made_once_and_for_its_owner_only(tmp_path: Path):
         authentication.token_file(path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@each("name", ["token", "link"])
+@each("owner", [0, 1001, 64999])
+@each("user", [0, 64999])
+def test_a_token_file_belongs_to_its_reader_or_to_root(tmp_path: Path, user: int, owner: int, name: str):
+    """A secret that is mounted belongs to root, and another user may run the job."""
+    token, path = authentication.make_token(), tmp_path / "token"
+    path.write_text(token.hex())
+    path.chmod(0o600)
+    os.chown(path, owner, -1)
+    (tmp_path / "link").unlink(missing_ok=True)
+    (tmp_path / "link").symlink_to(path)
+    with mock.patch("os.geteuid", return_value=user):
+        for read in (authentication.read_token_file, authentication.token_file):
+            if owner in (0, user):
+                assert read(str(tmp_path / name)) == token
+                continue
+            with pytest.raises(ValueError, match=f"it belongs to user {owner}, and .* user {user}"):
+                read(str(tmp_path / name))
+
+
 def test_bad_token_files_and_texts(tmp_path: Path):
     path = tmp_path / "token"
     for text in ("", "abc", "z" * 64, "00" * 31, "00" * 33):
@@ -212,6 +234,9 @@ def test_bad_token_files_and_texts(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo", 0o600)
     with pytest.raises(ValueError, match="no ordinary file"):
         authentication.read_token_file(str(tmp_path / "fifo"))
+    for made in (authentication.read_token_file, authentication.token_file):
+        with pytest.raises(ValueError, match="64 hexadecimal digits .*; it is a directory"):
+            made(str(tmp_path))
     with pytest.raises(ValueError) as raised:
         authentication.parse_token("5ec12e7")
     assert "5ec12e7" not in str(raised.value)

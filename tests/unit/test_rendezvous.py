@@ -306,10 +306,56 @@ def test_an_interrupted_rank_is_told_of_and_can_try_again() -> None:
     closed_together(worlds)
 
 
+@each("scheme", ["tcp", "file", "store"])
+def test_worlds_of_one_name_meet_whatever_the_order(scheme: str, port: int, tmp_path: Path) -> None:
+    shared = HashStore()
+    method = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet"}.get(scheme)
+    names = ["actor", "critic", "critic/0", "%2F", "a b", ""]
+    tokens: dict[str, set[object]] = {name: set() for name in names}
+
+    def rank(number: int, name: str) -> Rendezvous:
+        time.sleep(0.1 * (names.index(name) if number else len(names) - names.index(name)))
+        store = shared if scheme == "store" else None
+        world = meet(method, store=store, rank=number, world_size=2, name=name)
+        tokens[name].add(tuple(member.token for member in world.members))
+        world.store.add("x", 1)
+        assert world.store.check(["x"])
+        return world
+
+    worlds = together(*[lambda r=r, n=n: rank(r, n) for r in (0, 1) for n in names])
+    assert not [world for world in worlds if isinstance(world, Exception)]
+    assert len(set.union(*tokens.values())) == len(names)
+    assert [worlds[names.index(name)].store.get("x") for name in names] == [b"2"] * len(names)
+    together(*[world.close for world in worlds])
+
+
+def test_names_that_waited_are_told_at_the_deadline() -> None:
+    store = HashStore()
+    coming = {0: "actor", 1: "critic", 2: "world"}
+    ranks = [
+        lambda r=r, n=n: meet(store=store, rank=r, world_size=3, name=n, timeout_s=1.5 + 0.2 * r)
+        for r, n in coming.items()
+    ]
+    for number, error in enumerate(together(*ranks)):
+        assert isinstance(error, RendezvousError)
+        assert f"group={coming[number]} " in str(error)
+        for other in coming.keys() - {number}:
+            assert f"rank {other} waited for the group {coming[other]!r}" in str(error)
+
+
+def test_names_of_earlier_worlds_are_not_told() -> None:
+    store = HashStore()
+    worlds = together(*[lambda r=r: meet(store=store, rank=r, world_size=2, name="actor") for r in (0, 1)])
+    closed_together(worlds)
+    with pytest.raises(RendezvousError, match="missing rank 1") as told:
+        meet(store=store, rank=0, world_size=2, name="critic", timeout_s=1.2)
+    assert "actor" not in str(told.value)
+
+
 def test_a_latecomer_with_a_taken_rank_hurts_only_itself(port: int) -> None:
     worlds = together(*[lambda r=r: meet(f"tcp://127.0.0.1:{port}", rank=r, world_size=2) for r in (0, 1)])
     worlds[0].store.underlying.set(
-        "unisono/meet/0/rank/1", b"\x94\x01\xa5other\x07\xa1t"
+        "unisono/meet/world/0/rank/1", b"\x94\x01\xa5other\x07\xa1t"
     )  # as if of another process
     with pytest.raises(RendezvousError, match="rank 1 was taken twice: by host other, pid 7"):
         meet(f"tcp://127.0.0.1:{port}", rank=1, world_size=2)

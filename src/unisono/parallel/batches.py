@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
+from unisono.torch.control_data import on_rank_0
 
 from .generators import drawing, seed_of
 
@@ -171,9 +171,7 @@ class RankBatches(Iterable[Any]):
 
     def _draw(self, *, again: bool) -> None:
         """Take the order that rank 0 draws. `again`: that of the epoch from which a state was loaded."""
-        drawn: list[Any] = self._drawn(again=again) if dist.get_rank() == 0 else [None, None, None]
-        dist.broadcast_object_list(drawn, src=0)
-        self._order, self._generator, self._after = drawn
+        self._order, self._generator, self._after = on_rank_0(lambda: self._drawn(again=again))
 
     def _rows(self, first: int) -> Iterator[Any]:
         """This rank's rows of each batch of this epoch, from number `first` on."""

@@ -14,14 +14,16 @@ import json
 import warnings
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError  # noqa: TID251  (what PyTorch's reader raises; nothing is unpickled here)
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from unisono.torch_internals.checkpoints import CheckpointReader
 
 from .fused_names import FusedLayer, FusedNames, fill_part
 from .gradients import local
@@ -106,19 +108,16 @@ class RunState:
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
         return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
-    def load(self, folder: Path, *, alone: bool = False, beside: Iterable[str] = ()) -> None:
-        """Fill all of it from a checkpoint that any plan saved.
+    def load(self, folder: Path, *, beside: Iterable[str] = ()) -> None:
+        """Fill all of it from a checkpoint that any plan saved. Other ranks need not call this.
 
         Args:
-            alone: other ranks need not call this.
             beside: names of objects that have to be saved beside the run.
         """
         reshard(self._root)
-        try:
-            described = dcp.FileSystemReader(folder).read_metadata()
-        except (EOFError, UnpicklingError) as error:
-            raise ValueError(f"{folder} cannot be read ({error!r}): it is damaged") from error
-        others = self._others(described, folder, beside)
+        reader = CheckpointReader(folder)
+        described = reader.read_metadata()
+        others = self._others(reader, beside)
         moved = dict(others.moved(self._named))
         wanted: dict[str, Tensor] = {
             f"model.{name}": self.value(p) for name, p in self._named.items() if name not in moved
@@ -144,23 +143,24 @@ class RunState:
             raise ValueError(
                 f"{folder} has no {missing[0]!r} ({len(missing)} missing): it is of another model"
             )
-        _read(wanted, folder, alone=alone)
+        _read(wanted, reader)
         for name, sources in moved.items():
-            wanted |= self._made(described, folder, others, name, sources, moments_at)
+            wanted |= self._made(reader, others, name, sources, moments_at)
         for key, (name, value) in self._averages.items():
             if name in moved:
                 begin = key.removesuffix(name)
-                fill_part(value, others.made(name, _whole(described, folder, begin, moved[name])))
+                fill_part(value, others.made(name, _whole(reader, begin, moved[name])))
             elif key not in averages:  # frozen there: its average is its value
                 local(value).copy_(local(self.value(self._named[name])))
         self._take(wanted, moments_at)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
 
-    def _others(self, described: Metadata, folder: Path, beside: Iterable[str]) -> FusedNames:
+    def _others(self, reader: CheckpointReader, beside: Iterable[str]) -> FusedNames:
         """How the names of the checkpoint differ from those of this model."""
+        described = reader.read_metadata()
         run = {"run": _room(described, "run")}
-        _read(run, folder, alone=True)
+        _read(run, reader)
         found = _value(run["run"])
         saved = found.get("also", {})
         for name in beside:
@@ -173,15 +173,14 @@ class RunState:
 
     def _made(
         self,
-        described: Metadata,
-        folder: Path,
+        reader: CheckpointReader,
         others: FusedNames,
         name: str,
         sources: list[str],
         moments_at: str,
     ) -> dict[str, Tensor]:
         """Fill a parameter from those that stand for it in the checkpoint; return its optimizer state."""
-        whole = partial(_whole, described, folder, sources=sources)
+        whole, described = partial(_whole, reader, sources=sources), reader.read_metadata()
         value = self.value(self._named[name])
         fill_part(value, others.made(name, whole("model.")))
         found: dict[str, Tensor] = {}
@@ -264,24 +263,24 @@ class RunState:
         return self._elsewhere.get(parameter, parameter.data)
 
 
-def _whole(
-    described: Metadata, folder: Path, prefix: str, sources: list[str], suffix: str = ""
-) -> list[Tensor]:
+def _whole(reader: CheckpointReader, prefix: str, sources: list[str], suffix: str = "") -> list[Tensor]:
     """Tensors of a checkpoint, whole."""
     keys = [f"{prefix}{source}{suffix}" for source in sources]
-    room = {key: _room(described, key) for key in keys}
-    _read(room, folder, alone=True)
+    room = {key: _room(reader.read_metadata(), key) for key in keys}
+    _read(room, reader)
     return [room[key] for key in keys]
 
 
-def _read(wanted: dict[str, Tensor], folder: Path, *, alone: bool = False) -> None:
-    """Fill tensors. `alone`: other ranks need not call this."""
+def _read(wanted: dict[str, Tensor], reader: CheckpointReader) -> None:
+    """Fill tensors. Each rank reads by itself: ranks would pickle what they tell each other."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process")
-            dcp.load(wanted, checkpoint_id=folder, no_dist=alone)
-    except CheckpointException as error:  # no Exception: it would pass by callers
-        raise ValueError(f"{folder} cannot be read ({cause(error)}): it is damaged") from error
+            dcp.load(wanted, storage_reader=reader, no_dist=True)
+    except CheckpointException as failed:  # no Exception: it would pass by callers
+        error, _ = next(iter(failed.failures.values()))
+        where = f"rank {dist.get_rank()}: {error!r}" if dist.is_initialized() else repr(error)
+        raise ValueError(f"{reader.path} cannot be read ({where}): it is damaged") from failed
 
 
 def states(name: str, thing: Any) -> Any:
@@ -299,12 +298,6 @@ def states(name: str, thing: Any) -> Any:
             "state_dict() of numbers, strings, lists and dicts"
         ) from error
     return state
-
-
-def cause(error: CheckpointException) -> str:
-    """The rank that failed, and its error."""
-    rank, (cause, _) = next(iter(error.failures.items()))
-    return f"rank {rank}: {cause!r}"
 
 
 def _bytes(value: Any) -> Tensor:

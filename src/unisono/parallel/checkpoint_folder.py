@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint
-from torch.distributed.checkpoint.api import CheckpointException
 
-from .checkpoint import RunState, cause
+from unisono.torch.checkpoint_work import CheckpointWork
+from unisono.torch.control_data import on_rank_0
+
+from .mesh import new_group
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from .checkpoint import RunState
 
 __all__ = ["CheckpointWriter", "newest", "path_of"]
-
-dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
 
 class CheckpointWriter:
@@ -33,26 +32,22 @@ class CheckpointWriter:
     def save(self, state: RunState, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
         """Write `folder/step-N`; all ranks call this. In the background it writes the values at the time of
         the call.
+
+        Raises:
+            RuntimeError: a rank could not write.    OSError: rank 0 could not make or rename the folder.
         """
         self.wait()
         if self._group is None:
-            self._group = dist.new_group()
+            self._group = new_group()
         final = path_of(folder, step)
         partial = final.with_suffix(".partial")
-        if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier(group=self._group)
+        on_rank_0(lambda: _empty(partial), self._group)
+        work = CheckpointWork(state.tensors, partial, self._group)
         if not background:
-            try:
-                dcp.save(state.tensors(), checkpoint_id=partial, process_group=self._group)
-            except CheckpointException as error:
-                raise RuntimeError(f"{partial} cannot be written ({cause(error)})") from error
-            self._publish(partial, final, keep)
-            dist.barrier(group=self._group)
+            work.write(lambda: _publish(partial, final, keep))
             return
-        writing = dcp.async_save(state.tensors(), checkpoint_id=partial, process_group=self._group)
-        self._pending = threading.Thread(target=self._finish, args=(writing, partial, final, keep))
+        work.copy()
+        self._pending = threading.Thread(target=self._finish, args=(work, partial, final, keep))
         self._pending.start()
 
     def wait(self) -> None:
@@ -63,31 +58,33 @@ class CheckpointWriter:
         if self._failed:
             raise self._failed.pop()
 
-    def _finish(self, writing: Future[Any], partial: Path, final: Path, keep: int | None) -> None:
+    def _finish(self, work: CheckpointWork, partial: Path, final: Path, keep: int | None) -> None:
         try:
-            writing.result()
-            self._publish(partial, final, keep)
-        except CheckpointException as error:
-            self._failed.append(RuntimeError(f"{partial} cannot be written ({cause(error)})"))
+            work.write(lambda: _publish(partial, final, keep))
         except BaseException as error:  # noqa: BLE001  (raised by wait, in the caller's thread)
             self._failed.append(error)
 
-    def _publish(self, partial: Path, final: Path, keep: int | None) -> None:
-        """Rank 0 renames the folder after all ranks have written, and deletes old checkpoints.
 
-        At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
-        moved aside first, and deleted last.
-        """
-        if dist.get_rank() != 0:
-            return
-        aside = _aside(final)
-        if final.exists():
-            _delete(aside)  # of a save that was interrupted after its last rename
-            final.rename(aside)
-        partial.rename(final)
-        _delete(aside)
-        for old in _steps(final.parent)[:-keep] if keep else []:
-            _delete(old)
+def _empty(partial: Path) -> None:
+    """Make a new folder."""
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _publish(partial: Path, final: Path, keep: int | None) -> None:
+    """Rename the folder after all ranks have written, and delete old checkpoints.
+
+    At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
+    moved aside first, and deleted last.
+    """
+    aside = _aside(final)
+    if final.exists():
+        _delete(aside)  # of a save that was interrupted after its last rename
+        final.rename(aside)
+    partial.rename(final)
+    _delete(aside)
+    for old in _steps(final.parent)[:-keep] if keep else []:
+        _delete(old)
 
 
 def path_of(folder: Path, step: int) -> Path:

@@ -16,18 +16,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from unisono.torch.control_data import on_every_rank
 
 from .batches import cut_rows, rows_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of, identity
 from .generators import drawing, seed_of
 from .gradients import TiedParameter, add_up
-from .graph.containers import tensors_in
+from .graph.containers import cast, tensors_in
 from .graph.fused import split_
 from .graph.model_copy import model_copy
 from .graph.python_draws import draws_in_python, python_states
@@ -111,7 +112,7 @@ class CutCheck:
         device = mesh.axes.device_type
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
-            batch = as_f32(batch)
+            batch = cast(batch, torch.float32)
         scatter_(self._model)
         for path, sizes in self._cut.fused.items():  # both have the same parameters
             split_(self._model, path, sizes)
@@ -150,16 +151,17 @@ def _agree(
     attempt: Callable[[], tuple[str, str] | None], mesh: PlanMesh, text: Callable[[str, str], str]
 ) -> None:
     """Raise the error of one rank on all ranks."""
-    try:
-        found = attempt()
-    except CutModelError as failed:
-        error = failed.__cause__
-        found = str(failed), f"it raises {type(error).__name__}: {error}"
-    told: list[Any] = [None] * mesh.plan.ranks
-    dist.all_gather_object(told, None if found is None else text(*found), group=mesh.world)
-    for says in told:
-        if says is not None:
-            raise ValueError(says)
+
+    def check() -> None:
+        try:
+            found = attempt()
+        except CutModelError as failed:
+            error = failed.__cause__
+            found = str(failed), f"it raises {type(error).__name__}: {error}"
+        if found is not None:
+            raise ValueError(text(*found))
+
+    on_every_rank(check, mesh.world)
 
 
 # ---- both ways ----
@@ -167,26 +169,13 @@ def _agree(
 
 def _same_rows(batch: Any, mesh: PlanMesh) -> None:
     """Refuse ranks of a tensor group that give different rows."""
-    group = mesh.group("tensor")
     sums = [tensor.double().sum().item() if tensor.numel() else 0.0 for tensor in tensors_in(list(batch))]
-    told: list[Any] = [None] * mesh.plan.tensor
-    dist.all_gather_object(told, sums, group=group)
+    told = on_every_rank(lambda: sums, mesh.group("tensor"))
     if any(other != told[0] for other in told):
         raise ValueError(
             "ranks of one tensor group give different rows. Give them the same part of each batch; "
             "run.shard(loader) does"
         )
-
-
-def as_f32(batch: Any) -> Any:
-    """Return a batch whose floating tensors are f32."""
-    if isinstance(batch, Tensor):
-        return batch.float() if batch.is_floating_point() else batch
-    if isinstance(batch, dict):
-        return {key: as_f32(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(as_f32(value) for value in batch)
-    return batch
 
 
 @torch.no_grad()

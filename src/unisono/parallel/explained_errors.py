@@ -185,3 +185,9 @@ def _place(error: BaseException, model: nn.Module) -> tuple[nn.Module, str]:
 
 def _of_torch(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("torch.")
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether code of Unisono has raised it, not that of the model, its optimizer or PyTorch."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("unisono.")

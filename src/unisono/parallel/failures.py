@@ -5,6 +5,7 @@ writes the error to the job's store, which other ranks read later.
 
     all ranks raised, and got equally far   -> each raises its own error; the next call starts anew
     some did not within RAISED_S            -> the run's groups are aborted: ranks that wait in them raise,
+    a group of the run has failed           -> likewise, at once
     too pipeline messages may be left           -> likewise, at once
 """
 
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from unisono.errors import Mismatch, Timeout
+from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 RAISED_S = 5.0  # how long a rank that raised waits for the others to raise, too
 PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.32
 TOGETHER = "all ranks raised"
 
 
@@ -69,7 +73,7 @@ class RunFailures:
             return
         mine = f"rank {self._rank} raised {type(error).__name__}: {error}"
         try:
-            verdict = self._verdict(mine, together=together)
+            verdict = self._verdict(mine, together=together and not self._over())
         except RuntimeError as lost:  # the store: the process that served it has ended
             verdict = f"{mine} (and the store of the job failed: {lost})"
         if verdict == TOGETHER:
@@ -79,7 +83,7 @@ class RunFailures:
             "and load its last checkpoint"
         )
         self._abort(error)
-        if not verdict.startswith(mine):
+        if not (verdict.startswith(mine) or isinstance(error, (Mismatch, Timeout))):
             raise RuntimeError(self._ended) from error
 
     def _abort(self, error: Exception) -> None:  # noqa: ARG002
@@ -92,23 +96,34 @@ class RunFailures:
         """The verdict, the same on all ranks: TOGETHER, or which rank has ended the run, and why."""
         if self._store.check(["ended"]):
             return str(self._store.get("ended").decode())
-        keys = [f"call {self._calls}/rank {rank}" for rank in range(self._ranks)]
-        self._store.set(keys[self._rank], self._place())
-        agreed = together and self._all_raised(keys)
-        key = f"call {self._calls}/verdict"
-        verdict: str = self._store.compare_set(key, "", TOGETHER if agreed else mine).decode()
+        call = f"call {self._calls}"
+        if together:
+            self._await_others(call)
+        verdict: str = self._store.compare_set(f"{call}/verdict", "", mine).decode()
         if verdict != TOGETHER:
             self._store.set("ended", verdict)
         return verdict
 
-    def _all_raised(self, keys: list[str]) -> bool:
-        """Whether all ranks have raised in this call after the same number of collectives."""
-        until = time.monotonic() + RAISED_S
-        while not self._store.check(keys):
-            if time.monotonic() > until or self._store.check(["ended"]):
-                return False
-            time.sleep(PAUSE_S)
-        return len({self._store.get(key) for key in keys}) == 1
+    def _await_others(self, call: str) -> None:
+        """Wait for the verdict: the last rank that raises after as many collectives as the first writes it.
+
+        How many requests a rank makes does not depend on the number of ranks.
+        """
+        mine, until, pause = self._place(), time.monotonic() + RAISED_S, PAUSE_S
+        if self._store.compare_set(f"{call}/place", "", mine).decode() != mine:
+            return
+        if self._store.add(f"{call}/raised", 1) == self._ranks:
+            self._store.compare_set(f"{call}/verdict", "", TOGETHER)
+        while not (self._store.check([f"{call}/verdict"]) or self._store.check(["ended"])):
+            if time.monotonic() > until:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _over(self) -> bool:
+        """Whether a group of this run has failed: it stays so. Groups of Gloo's do not tell."""
+        ours = [group for group in self._groups if isinstance(group, ProcessGroupUnisono)]
+        return any(group.get_error() != c10d.ErrorType.SUCCESS for group in ours)
 
     def _place(self) -> str:
         return str([group._get_sequence_number_for_group() for group in self._groups])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .graph.fused import SplitColumns
+from .plan import UnfitError
 from .tensor_parallel import KINDS
 
 ELEMENTWISE = (
@@ -87,10 +88,10 @@ def family_of(
 
 def _override(family: ModelFamily, model: nn.Module, pattern: str, kind: str) -> None:
     if kind not in KINDS:
-        raise ValueError(f'cuts: "{pattern}" is to be cut by "{kind}"; known are {", ".join(KINDS)}')
+        raise UnfitError(f'cuts: "{pattern}" is to be cut by "{kind}"; known are {", ".join(KINDS)}')
     paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
     if not paths:
-        raise ValueError(f'cuts: no module of {type(model).__name__} is called "{pattern}"')
+        raise UnfitError(f'cuts: no module of {type(model).__name__} is called "{pattern}"')
     family.cuts |= dict.fromkeys(paths, kind)
 
 
@@ -298,6 +299,6 @@ def _llama(model: Any) -> ModelFamily:
 
 def _check_heads(model: nn.Module, heads: int, tensor: int) -> None:
     if heads % tensor:
-        raise ValueError(
+        raise UnfitError(
             f"{type(model).__name__} has {heads} attention heads, which tensor={tensor} does not divide"
         )

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from unisono.torch_internals import c10d
+
 from .mesh_names import unique_names
 
 if TYPE_CHECKING:
@@ -66,9 +68,9 @@ class PlanMesh:
         shards = plan.shards * plan.context if plan.zero else 1
         shape = (plan.pipeline, plan.copies // shards, shards, plan.tensor)
         ranks = torch.arange(plan.ranks).view(shape)
-        groups = [_group(ranks, axis) for axis in range(len(AXES))]
+        groups = groups_along(ranks)
         whole = [group for group, size in zip(groups, shape, strict=True) if size == plan.ranks]
-        world: Any = whole[0] if whole else dist.new_group()
+        world: Any = whole[0] if whole else new_group()
         context = None
         if plan.context > 1:
             context = _group(ranks.view(plan.pipeline, plan.data, plan.context, plan.tensor), 2)
@@ -88,8 +90,7 @@ class PlanMesh:
         plan = self.plan.of_experts()
         shape = (plan.pipeline, plan.data // plan.shards, plan.shards, plan.tensor)
         ranks = torch.arange(plan.ranks).view(shape)
-        groups = [_group(ranks, axis) for axis in range(len(AXES))]
-        axes = _axes(groups, ranks, self.axes.device_type)
+        axes = _axes(groups_along(ranks), ranks, self.axes.device_type)
         return PlanMesh(axes, plan, self.world)
 
     def part(self, *axes: str) -> DeviceMesh:
@@ -145,6 +146,11 @@ class PlanMesh:
         """The mesh of all ranks of the run: with the rows of a batch, and the replicas."""
         return self.outer or self
 
+    def ranks_of(self, stage: int) -> list[int]:
+        """Return the ranks of the job that have this rank of a pipeline, of all replicas."""
+        found: list[int] = self.everyone.axes.mesh[stage].flatten().tolist()
+        return found
+
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""
         return self._peers[stage]
@@ -161,10 +167,23 @@ def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMes
 
 
 def _group(ranks: torch.Tensor, axis: int) -> Any:
-    """Make the groups of ranks that differ in `axis` only; return this rank's."""
+    return group_of(ranks.movedim(axis, -1).flatten(0, -2))
+
+
+def groups_along(ranks: torch.Tensor) -> list[Any]:
+    """Make the groups of ranks that differ in one axis only; return this rank's, of each axis."""
+    return [_group(ranks, axis) for axis in range(ranks.dim())]
+
+
+def group_of(columns: torch.Tensor) -> Any:
+    """Make the group of each row of ranks; return this rank's, or None. All ranks call this."""
     mine: Any = None
-    for column in ranks.movedim(axis, -1).flatten(0, -2).tolist():
-        group = dist.new_group(column)
-        if dist.get_rank() in column:
-            mine = group
+    for column in columns.tolist():
+        group = new_group(column)
+        mine = group if dist.get_rank() in column else mine
     return mine
+
+
+def new_group(ranks: list[int] | None = None) -> Any:
+    """Make a group of these ranks, or of all, with the timeout of the job's. All ranks call this."""
+    return dist.new_group(ranks, timeout=c10d.timeout_of(c10d.world()[0]))

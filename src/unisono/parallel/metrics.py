@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.torch.control_data import on_every_rank
+
 from .batches import rows_of
 from .graph.containers import tensors_in
 from .model_flops import Utilization
@@ -41,8 +43,7 @@ class Average:
         Raises:
             ValueError: ranks added different names.
         """
-        names: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(names, sorted(self._sums))
+        names = on_every_rank(lambda: sorted(self._sums))
         if any(name != names[0] for name in names):
             raise ValueError(f"ranks added different metrics: {names}")
         table = torch.tensor([self._sums[name] for name in names[0]], dtype=torch.float64, device=device)

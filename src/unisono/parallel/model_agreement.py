@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from unisono.torch.control_data import on_every_rank
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -16,8 +18,7 @@ def agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
     """Refuse ranks with different plans or models, which would wait for each other in different calls; return
     rank 0's seed, and that of its generator.
     """
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (str(plan), describe(model), (seed, torch.initial_seed())))
+    told = on_every_rank(lambda: (str(plan), describe(model), (seed, torch.initial_seed())))
     for rank, (other, tensors, _) in enumerate(told):
         if other != told[0][0]:
             raise ValueError(
@@ -29,7 +30,7 @@ def agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
                     f"ranks have different models: {name!r} is {told[0][1].get(name, 'missing')} on rank 0, "
                     f"{tensors.get(name, 'missing')} on rank {rank}"
                 )
-    return int(told[0][2][0]), int(told[0][2][1])
+    return told[0][2]
 
 
 def describe(model: nn.Module) -> dict[str, str]:

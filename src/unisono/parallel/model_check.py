@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-if TYPE_CHECKING:
-    from .plan import Plan
+from .plan import Plan, UnfitError
 
 __all__ = ["check_model"]
 
@@ -25,13 +22,13 @@ def check_model(model: nn.Module, plan: Plan) -> None:
     for path, module in model.named_modules():
         where = f'"{path}" ({type(module).__name__})' if path else type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
+            raise UnfitError(
                 f"{where} is TorchScript, which takes no hooks, and whose program cannot be recorded. "
                 "Give the Python module that it was made of"
             )
         for name, value in [*module._parameters.items(), *module._buffers.items()]:
             if value is not None and is_lazy(value):
-                raise ValueError(
+                raise UnfitError(
                     f'"{name}" of {where} has no shape yet. Call the model on a batch once before '
                     "parallelize: model(inputs)"
                 )
@@ -52,13 +49,13 @@ def _make_contiguous(model: nn.Module) -> None:
 
 def _check_embedding(where: str, module: nn.Embedding | nn.EmbeddingBag, plan: Plan) -> None:
     if module.max_norm is not None and (plan.copies > 1 or plan.zero or plan.low):
-        raise ValueError(
+        raise UnfitError(
             f"{where} has max_norm={module.max_norm}: it normalises the rows that its inputs name, in the "
             "table itself, and every data rank has other inputs. Normalise what it returns, or the whole "
             "table between two steps"
         )
     if module.scale_grad_by_freq and (plan.copies > 1 or plan.micro_batches > 1):
-        raise ValueError(
+        raise UnfitError(
             f"{where} has scale_grad_by_freq=True: it counts the inputs of one rank and one micro-batch, not "
             "those of the batch. Leave it out, or use tensor= with micro_batches=1"
         )

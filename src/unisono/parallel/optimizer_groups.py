@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from unisono.torch.control_data import on_every_rank
+
 from .optimizer_scope import OptimizerScope, ScopeLimits
+from .plan import UnfitError
 
 __all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
 
@@ -55,17 +58,18 @@ def make_optimizers(
         scopes = [limits.scope_of(one) for one in found[1]]
     except Exception as error:  # noqa: BLE001 (the other ranks have to know)
         problem = error
-    told: list[Any] = [None] * dist.get_world_size(group)
     mine = None if problem is None else f"{type(problem).__name__}: {problem}"
-    dist.all_gather_object(told, (mine, scopes), group=group)
+    told = on_every_rank(lambda: [mine, [[*one] for one in scopes]], group)
     if problem is not None:
         raise problem
     for place, (other, _) in enumerate(told):
         if other is not None:  # that rank does not go on, so this one must not wait for it
             rank = dist.get_global_rank(group, place)
-            raise ValueError(f"parallelize: optimizer= raised on rank {rank}: {other}")
+            raise UnfitError(f"parallelize: optimizer= raised on rank {rank}: {other}")
     for one, *several in zip(found[1], *(theirs for _, theirs in told), strict=False):
-        limits.check(one, functools.reduce(OptimizerScope.joined, several))
+        limits.check(
+            one, functools.reduce(OptimizerScope.joined, (OptimizerScope(*each) for each in several))
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -75,7 +79,7 @@ def _made(make: Optimizer, given: Parameters) -> Any:
     except ValueError as error:
         if "empty parameter list" not in str(error):
             raise
-        raise ValueError(
+        raise UnfitError(
             f"parallelize: an optimizer got no parameter on rank {dist.get_rank()}, which trains "
             f"{', '.join([*given.named][:3])}{', ...' if len(given) > 3 else ''}. Give each optimizer a "
             'group, which may be empty on some ranks: SGD([{"params": [...]}])'
@@ -101,22 +105,22 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
                 f"parallelize: optimizer returned a {type(one).__name__}, expected torch.optim.Optimizer"
             )
         if isinstance(one, torch.optim.SparseAdam):
-            raise ValueError(
+            raise UnfitError(
                 "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
                 "Use Adam"
             )
     if not found or (swap and len(found) > 1):
-        raise ValueError(
+        raise UnfitError(
             f"parallelize: optimizer returned {len(found)} optimizers, expected "
             f"one{'' if swap else ' or more'}"
         )
     has = [p for one in found for group in one.param_groups for p in group["params"]]
     if len(set(has)) < len(has):
-        raise ValueError("parallelize: two optimizers have the same parameter, which each would change")
+        raise UnfitError("parallelize: two optimizers have the same parameter, which each would change")
     known = set(given)
     foreign = sum(p not in known for p in has)
     if foreign:
-        raise ValueError(
+        raise UnfitError(
             f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
             "make it of the list that the function gets"
         )
@@ -135,7 +139,7 @@ def check_groups(
     """
     here, there = ([len(one.param_groups) for one in some] for some in (optimizers, made))
     if made and here != there:
-        raise ValueError(
+        raise UnfitError(
             f"{next(iter(new.named))!r} is trained from now on, and nothing says in which group: optimizer= "
             f"made optimizers of {here} groups, and makes {there} of the {len(new)} new ones alone. Let it "
             "make the same groups, even empty ones; or write before this step "

@@ -28,6 +28,7 @@ from unisono.torch_internals.training import without_hooks
 
 from .generators import drawing
 from .optimizer_step import ELEMENTWISE
+from .plan import UnfitError
 
 __all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "scope_of"]
 
@@ -85,24 +86,24 @@ class ScopeLimits(NamedTuple):
         name = f"parallelize: {type(optimizer).__name__}"
         use = "Use an optimizer that changes each value by itself, such as AdamW"
         if found.closure:
-            raise ValueError(
+            raise UnfitError(
                 f"{name}.step needs a closure that computes the loss again, and a run computes it once a "
                 f"step. "
                 "Use an optimizer whose step() takes no argument: AdamW"
             )
         if self.part and found.scope == ALL:
-            raise ValueError(
+            raise UnfitError(
                 f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a "
                 f"rank has "
                 f"{self.part}. {use}, or data= and zero=, where it sees all"
             )
         if self.units and found.together:
-            raise ValueError(
+            raise UnfitError(
                 f"{name} steps all parameters together, or counts its steps, and under {self.plan} it steps "
                 f"those of one unit after those of another. {use}, or leave out swap="
             )
         if self.fused and found.cut:
-            raise ValueError(
+            raise UnfitError(
                 f'{name} looks at whole matrices, and {self.plan} has cut "{self.fused}" into several. '
                 f"{use}, or "
                 f'write cuts={{"{self.fused}": "whole"}}'

@@ -24,6 +24,7 @@ from unisono.torch_internals.dtensor import reading_together
 from unisono.torch_internals.training import has_step_hooks
 
 from .gradients import gradient, local
+from .plan import UnfitError
 from .replicated_parameters import like
 
 # the state of a parameter is numbers, and tensors that are cut as the parameter is
@@ -89,7 +90,7 @@ def refuse_cut_parameters(optimizer: optim.Optimizer) -> None:
         ValueError: it is one.
     """
     if isinstance(optimizer, optim.Adafactor):
-        raise ValueError(
+        raise UnfitError(
             "Adafactor cannot step parameters that are cut: PyTorch has no rule for an operation of it on "
             f"DTensors. {REMEDY}"
         )

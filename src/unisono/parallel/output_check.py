@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from unisono.torch.control_data import on_every_rank
 
 from .batches import cut_rows, rows_of
 from .divergence import relative_difference
@@ -99,12 +100,13 @@ class OutputCheck:
         with torch.no_grad(), drawing(SEED, mesh.axes.device_type), _evaluating(model):
             confirm(micros)
             runtime.run(schedule, step)
-        wrong = None if not outputs else self._difference(few, outputs[0], mesh)
-        told: list[Any] = [None] * mesh.plan.ranks
-        dist.all_gather_object(told, wrong, group=mesh.world)
-        for says in told:
-            if says is not None:
-                raise ValueError(says)
+
+        def compare() -> None:
+            wrong = self._difference(few, outputs[0], mesh) if outputs else None
+            if wrong is not None:
+                raise ValueError(wrong)
+
+        on_every_rank(compare, mesh.world)
 
     def _difference(self, few: Any, found: Any, mesh: PlanMesh) -> str | None:
         with torch.no_grad(), drawing(SEED, mesh.axes.device_type), _evaluating(self._copy):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from unisono.torch.control_data import on_every_rank
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh
@@ -30,16 +32,15 @@ def places_in(
     Raises:
         ValueError: the model of some rank is another one; on all ranks.
     """
-    found, problem = {}, ""
-    try:
-        found = {} if model is None else _places(model, blanks, names)
-    except ValueError as error:
-        problem = str(error)
-    told: list[Any] = [None] * mesh.everyone.plan.ranks
-    dist.all_gather_object(told, problem, group=mesh.everyone.world)
-    for rank, wrong in enumerate(told):
-        if wrong:
-            raise ValueError(f"copy_to: the model of rank {rank} {wrong}")
+    found: Places = {}
+
+    def find() -> None:
+        try:
+            found.update({} if model is None else _places(model, blanks, names))
+        except ValueError as error:
+            raise ValueError(f"copy_to: the model of rank {dist.get_rank()} {error}") from error
+
+    on_every_rank(find, mesh.everyone.world)
     return found
 
 

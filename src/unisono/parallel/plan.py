@@ -21,6 +21,10 @@ AUTOCAST_NEEDS = (
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
 
 
+class UnfitError(ValueError):
+    """A plan that does not go with this model, its optimizer, this job, or by itself; the text says why."""
+
+
 @dataclass(frozen=True)
 class OuterSGD:
     """How replicas that train on their own meet: SGD whose gradient is the mean of what each has moved by.
@@ -49,9 +53,9 @@ class OuterSGD:
         if not isinstance(self.nesterov, bool):
             raise TypeError(f"OuterSGD: nesterov is {self.nesterov!r}, expected bool")
         if not 0 < self.rate < math.inf:
-            raise ValueError(f"OuterSGD: rate is {self.rate}; it must be positive")
+            raise UnfitError(f"OuterSGD: rate is {self.rate}; it must be positive")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"OuterSGD: momentum is {self.momentum}; it must be at least 0 and below 1")
+            raise UnfitError(f"OuterSGD: momentum is {self.momentum}; it must be at least 0 and below 1")
 
 
 OUTER = {"average": OuterSGD(1.0, 0.0, False), "nesterov": OuterSGD()}
@@ -146,16 +150,16 @@ class Plan:
         self._check_types()
         for name in ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
+                raise UnfitError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce", self.reduce, ("f32", "low"))
         _one_of("buffers", self.buffers, ("average", "first", "own"))
         if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
+            raise UnfitError(f"Plan: clip is {self.clip}; it must be positive, or None")
         if self.sequence and self.tensor == 1:
-            raise ValueError(
+            raise UnfitError(
                 "Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more"
             )
         self._check_autocast()
@@ -193,7 +197,7 @@ class Plan:
     def _check_autocast(self) -> None:
         for name, only, why in AUTOCAST_NEEDS:
             if self.precision == "autocast" and getattr(self, name) != only:
-                raise ValueError(
+                raise UnfitError(
                     f"Plan: precision='autocast' needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
 
@@ -201,9 +205,9 @@ class Plan:
         if self.shard is None:
             return
         if self.zero == 0:
-            raise ValueError(f"Plan: shard={self.shard} with zero=0 shards nothing; set zero to 1, 2 or 3")
+            raise UnfitError(f"Plan: shard={self.shard} with zero=0 shards nothing; set zero to 1, 2 or 3")
         if self.shard < 1 or self.data % self.shard:
-            raise ValueError(f"Plan: {self.data} data ranks cannot be cut into groups of shard={self.shard}")
+            raise UnfitError(f"Plan: {self.data} data ranks cannot be cut into groups of shard={self.shard}")
 
     def _check_swap(self) -> None:
         if self.swap is None:
@@ -220,34 +224,34 @@ class Plan:
             ("precision", "f32", "low copies of parameters are not swapped"),
         ):
             if getattr(self, name) != only:
-                raise ValueError(
+                raise UnfitError(
                     f"Plan: swap={self.swap!r} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
 
     def _check_schedule(self) -> None:
         split = self.schedule in SPLIT_BACKWARD and self.pipeline > 1
         if split and self.zero > 1:
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, "
                 f"which zero={self.zero} does not reduce; use zero=1, or schedule 1f1b"
             )
         if split and self.recompute:
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: schedule {self.schedule} would recompute each unit twice; use 1f1b with recompute"
             )
         stages = self.stages_per_rank
         if stages is not None and stages < 1:
-            raise ValueError(f"Plan: stages_per_rank is {stages}; it must be at least 1")
+            raise UnfitError(f"Plan: stages_per_rank is {stages}; it must be at least 1")
         if self.schedule == "zbv" and stages not in (None, 2):
-            raise ValueError(f"Plan: zbv has 2 stages on each rank, not {stages}")
+            raise UnfitError(f"Plan: zbv has 2 stages on each rank, not {stages}")
         if self.schedule in ("gpipe", "1f1b", "zb-h1") and stages not in (None, 1):
-            raise ValueError(f"Plan: {self.schedule} has 1 stage on each rank, not {stages}; use interleaved")
+            raise UnfitError(f"Plan: {self.schedule} has 1 stage on each rank, not {stages}; use interleaved")
         if self.cuts is not None and (
             len(self.cuts) != self.stages - 1 or list(self.cuts) != sorted(set(self.cuts))
         ):
-            raise ValueError(f"Plan: cuts={self.cuts} must be {self.stages - 1} growing numbers of pieces")
+            raise UnfitError(f"Plan: cuts={self.cuts} must be {self.stages - 1} growing numbers of pieces")
         if self.cuts and self.cuts[0] < 1:
-            raise ValueError(f"Plan: cuts={self.cuts} leaves the first stage no piece; begin at 1")
+            raise UnfitError(f"Plan: cuts={self.cuts} leaves the first stage no piece; begin at 1")
 
     def _check_compression(self) -> None:
         if self.compression is None:
@@ -257,14 +261,14 @@ class Plan:
                 f"Plan: compression is {self.compression!r}, expected PowerSGD(...), Compressed(...) or None"
             )
         if self.zero:
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: compression averages whole gradients on every data rank, and zero={self.zero} leaves "
                 "each rank a part of them; use zero=0"
             )
         if self.swap is not None:
-            raise ValueError(f"Plan: compression and swap={self.swap!r} are not combined; leave one out")
+            raise UnfitError(f"Plan: compression and swap={self.swap!r} are not combined; leave one out")
         if self.low:
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: compression takes f32 gradients, and precision={self.precision!r} reduces its own; "
                 "use precision='f32'"
             )
@@ -273,29 +277,29 @@ class Plan:
         outer: object = self.outer
         if not isinstance(outer, OuterSGD) and not (isinstance(outer, str) and outer in OUTER):
             allowed = ", ".join(map(repr, OUTER))
-            raise ValueError(f"Plan: outer is {outer!r}; it must be one of {allowed}, or an OuterSGD")
+            raise UnfitError(f"Plan: outer is {outer!r}; it must be one of {allowed}, or an OuterSGD")
         if self.local_steps is None:
             return
         if self.buffers == "own":
-            raise ValueError(
+            raise UnfitError(
                 "Plan: local_steps needs buffers='average' or 'first': replicas meet with one model"
             )
         if self.local_steps < 1:
-            raise ValueError(f"Plan: local_steps is {self.local_steps}; it must be at least 1")
+            raise UnfitError(f"Plan: local_steps is {self.local_steps}; it must be at least 1")
         if self.data // self.shards < 2:
             why = (
                 f"zero={self.zero} without shard= makes one of all data ranks" if self.data > 1 else "data=1"
             )
-            raise ValueError(f"Plan: local_steps={self.local_steps} needs two replicas at least: {why}")
+            raise UnfitError(f"Plan: local_steps={self.local_steps} needs two replicas at least: {why}")
         if self.swap is not None:
-            raise ValueError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
+            raise UnfitError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
 
     def _check_expert(self) -> None:
         if self.expert == 1:
             return
         if self.copies % self.expert:
             of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
-            raise ValueError(f"Plan: expert={self.expert} does not divide {of}")
+            raise UnfitError(f"Plan: expert={self.expert} does not divide {of}")
         for name, only, why in (
             ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
             ("compression", None, "it averages over all data ranks, and experts differ there"),
@@ -303,19 +307,19 @@ class Plan:
             ("elastic", False, "a rank that dies takes the only copy of its experts with it"),
         ):
             if getattr(self, name) != only:
-                raise ValueError(
+                raise UnfitError(
                     f"Plan: expert={self.expert} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
         shards = self.shards * self.context if self.zero else 1
         if shards % self.expert and self.expert % shards:
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: neither of shard={shards} and expert={self.expert} divides the other; the ranks "
                 "of an expert's shards would be parts of several groups"
             )
 
     def _check_elastic(self) -> None:
         if self.copy_every > 1 and not (self.elastic and self.zero):
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: copy_every={self.copy_every} is for shards that survive their rank: it needs "
                 "elastic=True, and zero=1 to 3. With zero=0 every rank has the whole state"
             )
@@ -330,13 +334,13 @@ class Plan:
             ("sync_batch_norm", False, "its sums are over fixed ranks"),
         ):
             if getattr(self, name) != only:
-                raise ValueError(
+                raise UnfitError(
                     f"Plan: elastic=True needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
         if self.buffers == "own":
-            raise ValueError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
+            raise UnfitError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
         if self.zero == 0 and self.low:
-            raise ValueError(
+            raise UnfitError(
                 f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "
                 "low precision are bound to their ranks; use zero=1"
             )
@@ -358,7 +362,7 @@ class Plan:
             ("elastic", False, "a rank that dies takes the only copy of its positions with it"),
         ):
             if getattr(self, name) != only:
-                raise ValueError(
+                raise UnfitError(
                     f"Plan: context={self.context} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
                 )
 
@@ -432,4 +436,4 @@ class Plan:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"Plan: {name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+        raise UnfitError(f"Plan: {name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")

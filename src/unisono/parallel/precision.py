@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from .plan import Plan, UnfitError
+
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from .plan import Plan
 
 BATCH_NORM: Any = nn.BatchNorm1d.__mro__[1]  # the base of all of them
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -40,11 +41,11 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
             if path and (fnmatchcase(path, pattern) or (pattern == "norms" and isinstance(module, NORMS)))
         }
         if not named:
-            raise ValueError(f'Plan: keep_f32: no module of {type(model).__name__} is called "{pattern}"')
+            raise UnfitError(f'Plan: keep_f32: no module of {type(model).__name__} is called "{pattern}"')
         called = {module: path for module, path in named.items() if not isinstance(module, CONTAINERS)}
         if not called:
             path = next(iter(named.values()))
-            raise ValueError(
+            raise UnfitError(
                 f'Plan: keep_f32: "{path}" is a {type(model.get_submodule(path)).__name__}, whose modules '
                 f'are called, and not itself. Write "{path}.*"'
             )
@@ -53,7 +54,7 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
         module: path for path, module in model.named_modules() if isinstance(module, BATCH_NORM) and path
     }
     if found and plan.uneven_use:
-        raise ValueError(
+        raise UnfitError(
             f'"{next(iter(found.values()))}" keeps f32, and its gradients are reduced by themselves, which '
             "uneven_use=True does not do. Use precision='f32'"
         )
@@ -69,7 +70,7 @@ def check_staged(model: nn.Module, kept: Sequence[nn.Module], staged: Container[
     run = {value for module in kept if module in staged for value in module.parameters()}
     for path, module in model.named_modules():
         if module in kept and not run.issuperset(module.parameters()):
-            raise ValueError(
+            raise UnfitError(
                 f'Plan: keep_f32: no stage of the pipeline calls "{path}" as a whole, so it would compute in '
                 f'low precision. Name its parts: "{path}.*"'
             )

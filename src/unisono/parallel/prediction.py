@@ -1,13 +1,18 @@
-"""Runs the model forward only, and joins the results of micro-batches."""
+"""Runs the model forward only, without gradients, and joins the results of micro-batches."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from unisono.torch.control_data import broadcast_data
 
 from .batches import rows_of
 from .graph.containers import mapped, tensors_in
@@ -21,6 +26,15 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 __all__ = ["joined", "prediction", "proved_schedule"]
+
+
+@contextlib.contextmanager
+def evaluating() -> Iterator[None]:
+    """No gradients, and none of the inference tensors that the caller's `torch.inference_mode()` makes: on
+    gathered parameters that are such, no later step could train. Also a decorator.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # the first one alone would switch gradients on
+        yield
 
 
 def proved_schedule(plan: Plan, parts: int) -> Schedule:
@@ -75,11 +89,7 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
     if mesh.plan.pipeline > 1:
         last = schedule(mesh.plan.schedule, mesh.plan.pipeline, 1, mesh.plan.chunks).rank_of[-1]
         source = mesh.peer(last)
-        told: list[Any] = [(error, _template(result))] if outputs else [None]
-        group = mesh.group("pipeline")
-        dist.broadcast_object_list(told, src=source, group=group)
-        assert told[0] is not None
-        error, template = told[0]
+        error, template = broadcast_data((error, _template(result)), mesh.group("pipeline"), last)
         given = tensors_in(result)
         result = mapped(template, lambda room: _sent(room, next(given, None), source, mesh), _Room)
     if error:
@@ -87,15 +97,16 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
     return result
 
 
+@dataclass(frozen=True)
 class _Room:
     """A tensor that is to come."""
 
-    def __init__(self, value: Tensor) -> None:
-        self.shape, self.dtype = tuple(value.shape), value.dtype
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def _template(result: Any) -> Any:
-    return mapped(result, _Room)
+    return mapped(result, lambda value: _Room(tuple(value.shape), value.dtype))
 
 
 def _sent(room: Any, value: Tensor | None, source: int, mesh: Any) -> Tensor:

@@ -8,7 +8,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 import torch
@@ -20,14 +20,16 @@ from .outside_names import outside_of
 if TYPE_CHECKING:
     from .graph.capture import Shapes
 
-__all__ = ["FAR", "ModuleSettings", "kinds_of", "set_counter", "warn_counter"]
+__all__ = ["FAR", "ModuleSettings", "ProgramCache", "kinds_of", "set_counter", "warn_counter"]
 
+T = TypeVar("T")
 PLAIN = (bool, int, float, str, bytes, type(None))
 SMALL = 32  # entries of a list whose contents count
 FAR = (
     999_999,
     1_000_000,
 )  # what a counter may reach; before and after the next count a multiple of 2, 10, 100 ...
+PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
 COUNTS = 8  # changes after which a number is a counter, which no longer tells one program from another
 ADVANCING = (Iterator, deque, numpy.ndarray)
 UNSEEN = STATE - {"training"} | {"forward"}
@@ -49,6 +51,26 @@ def kinds_of(inputs: Any, floats: torch.dtype | None = None) -> Any:
     if isinstance(inputs, (tuple, list)):
         return tuple(kinds_of(value, floats) for value in inputs)
     return inputs if isinstance(inputs, PLAIN) else type(inputs).__name__
+
+
+class ProgramCache(dict[Any, T]):
+    """What was found of programs, by their keys. The least recently used goes where there are `PROGRAMS`.
+
+    Ranks that look the same keys up in the same order have the same ones.
+    """
+
+    def __setitem__(self, key: Any, value: T) -> None:
+        """Keep it as the newest."""
+        self.pop(key, None)
+        while len(self) >= PROGRAMS:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
+
+    def use(self, key: Any) -> bool:
+        """Whether it is there; then it is the newest."""
+        if key in self:
+            self[key] = self[key]
+        return key in self
 
 
 class ModuleSettings:

@@ -23,6 +23,7 @@ from unisono.torch_internals.fake import OperatorMode, arguments_of
 
 from .graph.containers import tensors_in
 from .plain_class import plain_class
+from .plan import UnfitError
 from .precision import BATCH_NORM
 from .sync_batch_norm import statistics_stand_apart
 
@@ -59,7 +60,7 @@ def _note_versions(unit: nn.Module, args: Any, named: Any) -> None:
 def _check_versions(unit: nn.Module, _args: Any, _output: Any) -> None:
     taken = vars(unit).pop(TAKEN, [])
     if any(tensor._version != version for tensor, version in taken):
-        raise ValueError(
+        raise UnfitError(
             f"recompute: a {plain_class(unit).__name__} writes into the tensor that its unit takes, which "
             "cannot be computed again. Write inplace=False first, or x = x + y in place of x += y"
         )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.dtensor import handle_parts
 
 from .accumulation import GradientAccumulation
@@ -25,7 +26,6 @@ from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
-from .evaluation_mode import evaluating
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
@@ -55,7 +55,7 @@ from .pipeline.timeline import Span, Timeline
 from .plain_copy import copy_weights, places_in
 from .plan import Plan
 from .precision import LossScaler
-from .prediction import joined, prediction, proved_schedule
+from .prediction import evaluating, joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
@@ -301,8 +301,7 @@ class Run:
         this.
         """
         group = self.mesh.group("pipeline")
-        gathered: list[Any] = [None] * self.plan.pipeline
-        dist.all_gather_object(gathered, self._spans, group=group)
+        gathered = on_every_rank(lambda: self._spans, group)
         return Timeline(
             f"{self.plan.schedule}, measured", self.plan.pipeline, [s for spans in gathered for s in spans]
         )
@@ -417,6 +416,7 @@ class Run:
         Raises:
             TypeError: the state of such an object is more than numbers, strings, lists and dicts.
             RuntimeError: a rank could not write; it says which, and why.
+            OSError: rank 0 could not make the folder, or give it its name.
             ValueError: replicas that train on their own have not just met, or gradients wait for an update.
         """
         self._check_settled("save")
@@ -497,15 +497,25 @@ class Run:
             FileNotFoundError: there is none.
             ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
+        self._load(Path(folder), also or {})
+
+    def _load(self, folder: Path, also: Mapping[str, Any]) -> Path:
+        """Load what rank 0 takes for the newest checkpoint; return its folder."""
         self._check_own("load")
+        self.wait()  # a save deletes older ones
+        found = on_rank_0(lambda: newest(folder), self.mesh.everyone.world)
         if self._accumulated.calls:
             self._clear()
             self._built.runtime.forget()
         self._follow_frozen()
+        on_every_rank(lambda: self._take_checkpoint(found, also), self.mesh.everyone.world)
+        return found
+
+    def _take_checkpoint(self, folder: Path, also: Mapping[str, Any]) -> None:
         with self._state(also) as state:
-            state.load(newest(Path(folder)), alone=self.plan.elastic, beside=also or ())
+            state.load(folder, beside=also)
         self._take_numbers(state.about)
-        for name, thing in (also or {}).items():
+        for name, thing in also.items():
             thing.load_state_dict(state.about["also"][name])
 
     def _take_numbers(self, about: Mapping[str, Any]) -> None:

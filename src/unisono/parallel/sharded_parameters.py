@@ -32,6 +32,7 @@ from unisono.torch_internals import fsdp, training
 from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in
+from .plan import Plan, UnfitError
 from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from .experts.axis import ExpertAxis
     from .materialize import Initializer
     from .mesh import PlanMesh
-    from .plan import Plan
 
 SMALL = 1 / 8  # of the largest unit
 SMALL_MODEL_BYTES = 16 << 20  # a model of no more is one unit: messages cost more than its memory
@@ -115,7 +115,7 @@ def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
     found = [module for module in here if module not in inner]
     for module in found:
         if _shares(module, root):
-            raise ValueError(
+            raise UnfitError(
                 f"a {type(module).__name__} that keeps f32 shares a parameter with another module. Leave it "
                 "out of keep_f32"
             )
@@ -167,7 +167,7 @@ def _check_types(unit: nn.Module, plan: Plan) -> None:
             first.setdefault(parameter.dtype, name)
     if len(first) > 1:
         (one, name), (two, other), *_ = first.items()
-        raise ValueError(
+        raise UnfitError(
             f'"{name}" is {one} and "{other}" is {two} in {type(unit).__name__}, which zero={plan.zero} with '
             f"precision={plan.precision!r} does not shard together. Give trained parameters one type "
             "(model.float()) and write precision= for the type of computation, or use zero=0 with f32"
@@ -183,7 +183,7 @@ def check_lists(root: nn.Module, what: str) -> None:
                 continue
             for tensor in tensors_in(thing, nn.Parameter):
                 if id(tensor) in names:
-                    raise ValueError(
+                    raise UnfitError(
                         f'the parameter "{names[id(tensor)]}" is also in the attribute "{leaf}" of "{path}", '
                         f"where it would stay what it is now, and {what} puts others in its place. Put it "
                         "into an nn.ParameterList, or use zero=0 with f32"
@@ -234,7 +234,7 @@ def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
         sizes = parameter.to_local().shape
         fits = [dim for dim in (*range(1, len(sizes)), 0) if sizes[dim] % parts == 0]
         if not fits:
-            raise ValueError(
+            raise UnfitError(
                 f"zero={mesh.plan.zero}: no dimension of a parameter of experts, {list(sizes)} on each "
                 f"of {parts} ranks, can be cut into {parts} parts. Use another expert=, or shard="
             )

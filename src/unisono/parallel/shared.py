@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+
+from unisono.torch.control_data import on_rank_0
 
 from .families import ModelFamily
 from .graph.capture import CaptureError, Shapes, call
 from .graph.cut import Cut
 from .graph.proof import prove
-from .program_state import FAR, ModuleSettings, kinds_of, set_counter, warn_counter
+from .plan import Plan, UnfitError
+from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter, warn_counter
 from .tensor_parallel import cut_of
 
-if TYPE_CHECKING:
-    from .plan import Plan
-
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "chain", "decide"]
 
 
 Confirm = Callable[[Iterable[Any]], None]
@@ -81,13 +80,13 @@ def decide(
     """
     explicit = any(kind != "whole" for kind in (cuts or {}).values())
     if explicit and opened is not None:
-        raise ValueError(
+        raise UnfitError(
             f"the stages of {type(model).__name__} are cut from its program, and so is its tensor axis: "
             "leave out "
             'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
         )
     if explicit and plan.sequence:
-        raise ValueError(
+        raise UnfitError(
             "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= "
             'but for those that are "whole", or sequence='
         )
@@ -98,10 +97,11 @@ def decide(
     given = sample if sample is not None else guess(model)
     error = CaptureError("no sample= was given, and no inputs follow from the first layer")
     if given is not None:
-        found = search.cut(given)
-        if isinstance(found, Cut):
+        try:
+            found = search.cut(given)
             return Decision(found, search.confirm, None, search.note, of_all=search.of_all)
-        error = found
+        except CaptureError as failed:
+            error = failed
     if sample is not None or error.final or opened is not None or plan.sequence:
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
@@ -125,28 +125,27 @@ class _Search:
         self._shapes: Shapes | None = None
         self._model = model
         self._settings: ModuleSettings | None = None
-        self._proved: list[Any] = []  # inputs, settings of modules, gradients
+        self._proved: ProgramCache[None] = ProgramCache()  # of inputs, settings of modules, gradients
         self._found: Cut | None = None
         self._set_once: set[tuple[str, str]] = set()
         self.of_all = True  # every parameter counts as trained, whatever is frozen now
 
-    def cut(self, sample: Any) -> Cut | CaptureError:
-        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
-        told: list[Any] = [None]
-        try:
-            self._shapes = Shapes(self._model, self._pieces)
-            frozen = self._thaw()
-            if dist.get_rank() == 0:
-                with torch.enable_grad():
-                    told = [(*self._widest(sample, frozen), self._shapes.set_once)]
-        except CaptureError as error:
-            told = [error]
-        dist.broadcast_object_list(told, src=0)
-        if not isinstance(told[0], tuple):
-            return told[0]  # type: ignore[no-any-return]
-        self._found, self.of_all, self._set_once = told[0]
+    def cut(self, sample: Any) -> Cut:
+        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all.
+
+        Raises:
+            CaptureError: there is none.
+        """
+        self._shapes = shapes = Shapes(self._model, self._pieces)
+        frozen = self._thaw()
+
+        def found() -> tuple[Cut, bool, set[tuple[str, str]]]:
+            with torch.enable_grad():
+                return *self._widest(sample, frozen), shapes.set_once
+
+        self._found, self.of_all, self._set_once = on_rank_0(found)
         _require(frozen, self.of_all)
-        self._proved.append((kinds_of(sample), None, True))
+        self._proved[kinds_of(sample)] = None
         return self._found
 
     def _thaw(self) -> list[nn.Parameter]:
@@ -178,7 +177,7 @@ class _Search:
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
-        forward = None if self._pieces is None else _chain
+        forward = None if self._pieces is None else chain
         try:
             return prove(
                 self._shapes,
@@ -190,7 +189,7 @@ class _Search:
                 only=only,
                 sequence=self._sequence,
             )
-        except ValueError:
+        except UnfitError:
             raise
         except Exception as error:  # of rank 0 alone, for whose cut the others wait
             raise CaptureError(unforeseen(self._name, error), final=True) from error
@@ -198,7 +197,8 @@ class _Search:
     def note(self, model: nn.Module) -> None:
         """The settings of `model`, which is cut now, are those of the sample."""
         self._settings = ModuleSettings(model, self._set_once, counters=True)
-        self._proved = [(kinds, self._settings.now(), grad) for kinds, _, grad in self._proved]
+        (sample,) = self._proved
+        self._proved[sample, self._settings.now(), True] = self._proved.pop(sample)
 
     def confirm(self, batches: Iterable[Any]) -> None:
         assert self._settings is not None
@@ -208,9 +208,9 @@ class _Search:
                 self._check_counters(batch)
                 settings = self._settings.now()
             first, kinds = False, (kinds_of(batch), settings, torch.is_grad_enabled())
-            if kinds not in self._proved:
+            if not self._proved.use(kinds):
                 self._prove_again(batch)
-                self._proved.append(kinds)
+                self._proved[kinds] = None
 
     def _check_counters(self, batch: Any) -> None:
         """A number that counts may be left out of the settings only if the cut holds for another one."""
@@ -219,7 +219,7 @@ class _Search:
             for value in FAR:
                 try:
                     self._prove_again(batch, at, value)
-                except ValueError as error:
+                except UnfitError as error:
                     self._settings.keep(at)
                     warn_counter(at, self._name, error)
                     break
@@ -243,7 +243,7 @@ class _Search:
         if not again.same(self._found, gradients=torch.is_grad_enabled()):
             what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
             why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
-            raise ValueError(
+            raise UnfitError(
                 f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, "
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
@@ -264,7 +264,8 @@ def _require(parameters: Sequence[nn.Parameter], gradients: bool) -> None:
         parameter.requires_grad_(gradients)
 
 
-def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
+def chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
+    """What pieces return, one after the other."""
     for piece in pieces:
         inputs = call(piece, inputs)
     return inputs

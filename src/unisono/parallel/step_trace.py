@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from unisono.torch.control_data import gather_on_rank_0, on_rank_0
+
 from .layouts.cost import Link
 
 if TYPE_CHECKING:
@@ -244,10 +246,8 @@ def write_trace(watched: StepTrace, path: Path) -> None:
         }
         kept |= {"ts": watched.base_ns / 1e3 + event["ts"], "dur": event["dur"]}
         rows.append(kept | {"args": {"bytes": _nbytes(event)} if row == "collectives" else {}})
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(rows, gathered if dist.get_rank() == 0 else None, dst=0)
-    if dist.get_rank() == 0:
-        path.write_text(json.dumps(_merge_traces(gathered)))
+    gathered = gather_on_rank_0(lambda: rows)
+    on_rank_0(lambda: path.write_text(json.dumps(_merge_traces(gathered))))
 
 
 def _merge_traces(ranks: list[list[dict[str, Any]]]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
+from .plan import UnfitError
 from .regathered import NAME, Regathered
 
 __all__ = ["TensorAxis", "move"]
@@ -69,7 +70,7 @@ def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Te
         return value
     dim %= max(value.dim(), 1)
     if kind in ("slice", "scatter") and value.shape[dim] % axis.parts:
-        raise ValueError(
+        raise UnfitError(
             f"tensor={axis.parts} does not divide the {value.shape[dim]} positions of {list(value.shape)}"
         )
     keeps = axis.regathers and kind == "gather, sum" and value.requires_grad and torch.is_grad_enabled()

@@ -27,6 +27,7 @@ from .graph.local_model import ModuleMoves
 from .graph.slots import argument_names
 from .graph.written import Forward, Written
 from .module_calls import ModelCalls
+from .plan import UnfitError
 from .regathered import saved_as_slices
 from .tensor_moves import TensorAxis
 
@@ -52,7 +53,7 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
             for leaf, dim in _dims(path, module, kind, parts).items():
                 name = names[id(getattr(module, leaf))]
                 if cut.dims.setdefault(name, dim) != dim:
-                    raise ValueError(
+                    raise UnfitError(
                         f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: '
                         "cut them alike"
                     )
@@ -69,24 +70,24 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
 def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]:
     """Parameter of a module -> the dim that this kind cuts."""
     if kind not in KINDS:
-        raise ValueError(
+        raise UnfitError(
             f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
             f'"{path}" and the other modules of its block as "whole", or leave out tensor='
         )
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
-        raise ValueError(f'"{path}" ({type(module).__name__}) has no matrix named weight; cut it "whole"')
+        raise UnfitError(f'"{path}" ({type(module).__name__}) has no matrix named weight; cut it "whole"')
     layer = layer_of(module)
     fits = layer is not None and (kind == "vocabulary") <= isinstance(module, nn.Embedding)
     dim = 0 if kind == "vocabulary" else None
     if layer is not None and dim is None:
         dim = layer.input_dim if kind == "row" else layer.output_dim
     if not fits or dim is None:
-        raise ValueError(
+        raise UnfitError(
             f'"{path}" ({type(module).__name__}) is no layer that can be cut by {kind}; cut it "whole"'
         )
     if weight.shape[dim] % parts:
-        raise ValueError(
+        raise UnfitError(
             f'"{path}" ({type(module).__name__}) cannot be cut by {kind}: dimension {dim} of '
             f"its weight is {weight.shape[dim]}, which tensor={parts} does not divide"
         )
@@ -102,7 +103,7 @@ def _check_ties(model: nn.Module, cut: Cut) -> None:
         for leaf, parameter in module.named_parameters(recurse=False):
             name = first.setdefault(id(parameter), f"{path}.{leaf}".lstrip("."))
             if name in cut.dims and module not in inside:
-                raise ValueError(
+                raise UnfitError(
                     f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: cut them alike'
                 )
 

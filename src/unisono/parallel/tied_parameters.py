@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from .gradients import TiedParameter
 from .graph.cut import Cut
-from .mesh import PlanMesh
+from .mesh import PlanMesh, group_of
 
 __all__ = ["sums_of", "ties_of"]
 
@@ -41,10 +40,4 @@ def ties_of(
 
 def _group(mesh: PlanMesh, ranks: list[int]) -> Any:
     """Make one group of these pipeline ranks for each place on the other axes; return this rank's."""
-    columns = mesh.everyone.axes.mesh[ranks].flatten(1).t()
-    mine = None
-    for column in columns.tolist():
-        group = dist.new_group(column)
-        if dist.get_rank() in column:
-            mine = group
-    return mine
+    return group_of(mesh.everyone.axes.mesh[ranks].flatten(1).t())

@@ -8,11 +8,11 @@ compare names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch import nn
 
+from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals import fsdp
 
 from .fused_names import fused_layers
@@ -92,12 +92,11 @@ class TrainedFlags:
             ValueError: a rank cannot follow, or ranks differ about a parameter that both have.
         """
         mine = self.changed()
-        told: list[Any] = [None] * mesh.plan.ranks
-        dist.all_gather_object(told, (self._flags | mine, bool(mine), problem), group=mesh.world)
+        told = on_every_rank(lambda: (self._flags | mine, bool(mine), problem), mesh.world)
         first: dict[str, tuple[int, bool]] = {}
-        for rank, (flags, _, problem) in enumerate(told):
-            if problem:
-                raise ValueError(f"rank {rank}: {problem}")
+        for rank, (flags, _, other_problem) in enumerate(told):
+            if other_problem:
+                raise ValueError(f"rank {rank}: {other_problem}")
             for name, flag in flags.items():
                 other, before = first.setdefault(name, (rank, flag))
                 if flag != before:

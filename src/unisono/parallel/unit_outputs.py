@@ -10,6 +10,7 @@ from unisono.torch_internals import training
 
 from .graph.containers import mapped, strange_in, tensors_in
 from .plain_class import plain_class
+from .plan import UnfitError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +35,7 @@ def shows_tensors(module: nn.Module, _args: Any, output: Any) -> None:
     """
     if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors_in(output)):
         for hiding in strange_in(output):
-            raise ValueError(
+            raise UnfitError(
                 f"{plain_class(module).__name__} returns a {type(hiding).__name__}, which hides its tensors, "
                 "so gradients would not be reduced. Return tensors in a tuple, dict or dataclass, and make "
                 'the object in the loss; or use zero=0 with precision="f32"'

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
+
 from .fused_names import FusedLayer, fused_layers
 
 if TYPE_CHECKING:
@@ -41,8 +43,7 @@ def _sources(built: ModelSetup) -> list[_WeightSource]:
         name: (tuple(value.shape), value.dtype)
         for name, value in [*built.named.items(), *built.buffers.items()]
     }
-    told: list[Any] = [None] * built.mesh.plan.ranks
-    dist.all_gather_object(told, (dist.get_rank(), mine, [*built.buffers]), group=built.mesh.world)
+    told = on_every_rank(lambda: (dist.get_rank(), mine, [*built.buffers]), built.mesh.world)
     order: dict[str, None] = dict.fromkeys(built.names.values())
     found: dict[str, _WeightSource] = {}
     for rank, held, buffers in told:
@@ -92,14 +93,13 @@ def _at_rank_0(built: ModelSetup, value: Tensor | None, source: int) -> Tensor |
     rank = dist.get_rank()
     if source == 0:
         return whole.to("cpu", copy=True) if rank == 0 and whole is not None else None  # the next step writes
-    told: list[Any] = [None if whole is None else (tuple(whole.shape), whole.dtype)]
     if rank == source:
         assert whole is not None
-        dist.send_object_list(told, 0, group=mesh.world)
+        send_data((tuple(whole.shape), whole.dtype), 0, mesh.world)
         dist.send(whole, 0, group=mesh.world)
     elif rank == 0:
-        dist.recv_object_list(told, source, group=mesh.world)
-        made = torch.empty(told[0][0], dtype=told[0][1], device=mesh.axes.device_type)
+        shape, dtype = recv_data(source, mesh.world)
+        made = torch.empty(shape, dtype=dtype, device=mesh.axes.device_type)
         dist.recv(made, source, group=mesh.world)
         return made.cpu()
     return None
@@ -158,22 +158,24 @@ class FirstRankWriter:
     """Rank 0 writes, and its error is raised on all ranks, when all of them have done their part."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._error = folder, ""
+        self._folder = folder
+        self._error: Exception | None = None
 
     def do(self, write: Callable[[], object]) -> None:
         """Call this on rank 0, unless it has failed before."""
-        if dist.get_rank() == 0 and not self._error:
+        if dist.get_rank() == 0 and self._error is None:
             try:
                 write()
             except Exception as error:  # noqa: BLE001  (raised by `end`)
-                self._error = repr(error)
+                self._error = error
 
     def end(self) -> None:
         """Raise RuntimeError where rank 0 has failed. All ranks call this."""
-        told = [self._error]
-        dist.broadcast_object_list(told, src=0)
-        if told[0]:
-            raise RuntimeError(f"rank 0 could not write {self._folder}: {told[0]}")
+        on_rank_0(self._raise)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(f"rank 0 could not write {self._folder}: {self._error!r}") from self._error
 
 
 class _Shards:

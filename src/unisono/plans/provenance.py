@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 
+from unisono.errors import PlanError
 from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step
 
 _Node = tuple[int, int]
@@ -43,6 +44,13 @@ class _RankTrace:
         for peer in () if isinstance(step, Copy) else (step.frm,) if isinstance(step, Recv) else step.frm:
             self.taken[peer].append(number)
         return True
+
+    def read_on(self) -> None:
+        """Build one more step, which a proved plan has."""
+        if not self.read():
+            raise PlanError(
+                "a rank waits for a message that no rank sends, or sends one that no rank receives"
+            )
 
     def sends(self, number: int, peer: int) -> int:
         """How many messages to a peer are sent before a step."""
@@ -101,7 +109,7 @@ class Provenance:
         message, answer = mine.sends(sent, peer), mine.takes(taken, peer)
         takes, sends = theirs.taken[rank], theirs.sent[rank]
         while len(takes) <= message and len(sends) <= answer:
-            assert theirs.read(), "prove the plan first"
+            theirs.read_on()
         return len(takes) > message and (len(sends) <= answer or takes[message] < sends[answer][0])
 
     def _rank(self, rank: int) -> _RankTrace:
@@ -126,6 +134,6 @@ class Provenance:
         theirs = self._rank(sender)
         sent = theirs.sent[receiver]
         while len(sent) <= count:
-            assert theirs.read(), "prove the plan first"
+            theirs.read_on()
         number, chunk = sent[count]
         return sender, theirs.written(chunk, number)

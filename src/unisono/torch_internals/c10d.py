@@ -56,6 +56,7 @@ __all__ = [
     "nccl",
     "renew_world",
     "set_backend",
+    "timeout_of",
     "world",
 ]
 
@@ -164,6 +165,14 @@ def for_device(group: Any, device: str) -> Any:
     """Return the backend of `group` for tensors on a device, such as "cpu"."""
     need(NAMES["of device"])
     return group._get_backend(torch.device(device))
+
+
+def timeout_of(group: Any) -> Any:
+    """Return the timeout of a group's calls, a timedelta; None: its backends have none, or several."""
+    need(NAMES["of device"])
+    options = [getattr(group._get_backend(device), "options", None) for device in group._device_types]
+    found = {getattr(each, "_timeout", None) for each in options}
+    return found.pop() if len(found) == 1 else None
 
 
 def count_collectives(backend: Any) -> None:

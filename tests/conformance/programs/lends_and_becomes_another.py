@@ -20,7 +20,8 @@ def map_memory() -> Any:
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    assert libc.mmap(AT, NBYTES, 3, 0x100022, -1, 0) == AT  # fixed, private, anonymous
+    if libc.mmap(AT, NBYTES, 3, 0x100022, -1, 0) != AT:  # fixed, private, anonymous
+        raise OSError("no memory at that address")
     return (ctypes.c_ubyte * NBYTES).from_address(AT)
 
 

@@ -1,9 +1,12 @@
 """A job that trains by its own choice: `main(rank, size, folder)`. All ranks have one plan."""
 
+import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,6 +14,8 @@ from torch import Tensor
 import unisono.parallel as up
 from parallel.run_features import in_group
 from planned_models import adamw, features, mlp
+from unisono.parallel.planning.search import PlanSearch
+from unisono.torch_internals import c10d
 
 CROSS = torch.nn.functional.cross_entropy
 
@@ -30,6 +35,7 @@ def check(size: int) -> None:
     assert again.plan == choice.plan
     assert again.plan.zero == 3
     check_inputs_are_those_of_the_choice(size)
+    check_a_search_may_take_longer_than_the_limit(size, options)
     slow = up.StepForecast({"forward": 3600.0}, source="a guess")
     check_it_is_compared(choice._replace(chosen=choice.chosen._replace(time=slow)), batch)
     try:
@@ -61,6 +67,28 @@ def check_inputs_are_those_of_the_choice(size: int) -> None:
         run = up.parallelize(TwoInputs(), choice, **options)
         losses.append([run.step(each) for each in run.shard([batch] * 3)])
     assert all(abs(a - b) < 1e-5 for each in losses for a, b in zip(each, losses[0], strict=True)), losses
+
+
+def check_a_search_may_take_longer_than_the_limit(size: int, options: dict[str, Any]) -> None:
+    """Rank 0 alone searches; the others wait as long as it works, and learn its error."""
+    world: Any = dist.group.WORLD
+    before, priced = c10d.timeout_of(world), PlanSearch.price
+    with pytest.MonkeyPatch.context() as patch:
+
+        def slow(search: PlanSearch, plan: up.Plan) -> Any:
+            assert dist.get_rank() == 0
+            time.sleep(5)
+            if plan.zero == 1:
+                raise LookupError("no such operator")
+            return priced(search, plan)
+
+        patch.setattr(PlanSearch, "price", slow)
+        world.set_timeout(timedelta(seconds=2))
+        choice = up.plan(mlp(), **options, price=up.Plan(data=size, zero=2))
+        assert choice.plan.zero == 2
+        with pytest.raises(Exception, match="no such operator"):
+            up.plan(mlp(), **options, price=up.Plan(data=size, zero=1))
+        world.set_timeout(before)
 
 
 def check_it_is_compared(choice: up.ModelChoice, batch: Any) -> None:

@@ -1,21 +1,32 @@
 """Errors in a step, on one rank or on all of four: the run goes on right, or ends on every rank by name."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
+import torch.distributed.nn.functional as distributed_nn
 from torch import Tensor
 from torch.nn import functional
 
+import unisono as un
 import unisono.parallel as up
 from parallel import models
 from parallel.backwards import Failing, Interrupted, own_batch, square_run
 from parallel.run_features import adamw, in_group, made
 from unisono.parallel import failures, replicated_parameters
+from unisono.torch_internals import c10d
 
+LIMITED = (
+    up.Plan(data=2, pipeline=2, micro_batches=2),
+    up.Plan(data=2, tensor=2),
+    up.Plan(data=4, zero=3, shard=2),
+    up.Plan(data=4, local_steps=2),
+)
 ENDED = r"this run cannot be used any more: rank {} raised {}: .*up\.parallelize.*checkpoint"
 
 
@@ -126,6 +137,99 @@ def check_a_batch_that_one_rank_refuses_ends_the_run(folder: Path) -> None:
         (batch,) = run.shard(models.vector_batches(1, 8))
         bad = (batch[0], batch[1][:1]) if dist.get_rank() == 2 else batch
         ends(run, bad, 2, ValueError)
+
+
+def check_every_group_of_a_run_has_the_limit_of_the_job(folder: Path) -> None:
+    world: Any = dist.group.WORLD
+    before, limit = c10d.timeout_of(world), timedelta(seconds=77)
+    world.set_timeout(limit)
+    try:
+        for plan in LIMITED:
+            known = set(dist.distributed_c10d._world.pg_map)
+            run = made("mlp", plan)
+            (batch,) = run.shard(models.vector_batches(1, 16))
+            run.step(batch)
+            run.step(batch)
+            run.save(folder / str(plan))
+            new = set(dist.distributed_c10d._world.pg_map) - known
+            assert new, plan
+            assert {c10d.timeout_of(group) for group in new} == {limit}, plan
+    finally:
+        world.set_timeout(before)
+
+
+def check_a_group_that_fails_ends_the_run_at_once(folder: Path) -> None:
+    """A call of the run times out: nobody waits RAISED_S for the others."""
+    world: Any = dist.group.WORLD
+    before = c10d.timeout_of(world)
+    world.set_timeout(timedelta(seconds=1))
+    try:
+        run = square_run(Interrupted(), up.Plan(data=4))
+    finally:
+        world.set_timeout(before)
+    run.step(own_batch(1))
+    if dist.get_rank() == 3:
+        time.sleep(3.0)
+    began = time.monotonic()
+    with pytest.raises((un.Timeout, un.PeerLost, RuntimeError)):
+        run.step(own_batch(2))
+    assert time.monotonic() - began < 1.0 + failures.RAISED_S / 2
+    with pytest.raises(RuntimeError, match="this run cannot be used any more: rank"):
+        run.step(own_batch(3))
+
+
+def check_a_loss_under_a_pipeline_calls_collectives_of_its_ranks_only(folder: Path) -> None:
+    """The ranks of the other stages do not run the loss: a collective with them would wait for ever."""
+    plan, world = up.Plan(data=2, pipeline=2, micro_batches=2), dist.group.WORLD
+    mine = un.init_process_group(store=un.HashStore(), rank=0, world_size=1)
+    place = {"rank": dist.get_rank(), "world_size": 4}
+    ours = un.init_process_group(store=un.FileStore(str(folder / "ours"), 4), **place)
+    last = dist.new_group([2, 3])
+    cross, one = functional.cross_entropy, torch.ones(1)
+    refused: dict[str, Any] = {
+        "all_reduce": lambda loss: dist.all_reduce(one.clone()),
+        "barrier": lambda loss: dist.barrier(),
+        "all_gather": lambda loss: dist.all_gather([one.clone() for _ in range(4)], one),
+        "reduce_scatter": lambda loss: dist.reduce_scatter(one.clone(), [one] * 4, async_op=True),
+        "broadcast": lambda loss: dist.broadcast(one.clone(), 2),
+        "all_gather_object": lambda loss: dist.all_gather_object([None] * 4, 1),
+        "all_reduce of a group": lambda loss: ours.all_reduce(one.numpy()),
+        "broadcast_object of a group": lambda loss: ours.broadcast_object(1),
+        "all_reduce of torch.distributed.nn": lambda loss: distributed_nn.all_reduce(loss),
+        "all_reduce that is functional": lambda loss: functional_collectives.all_reduce(loss, "sum", world),
+    }
+    for name, collective in refused.items():
+
+        def calls(output: Tensor, targets: Tensor, collective: Any = collective) -> Tensor:
+            loss = cross(output, targets)
+            collective(loss)
+            return loss
+
+        run = up.parallelize(models.make("mlp"), plan, optimizer=adamw, loss=calls)
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        began = time.monotonic()
+        with pytest.raises(
+            (ValueError, RuntimeError), match=rf"the loss calls {name.split()[0]} with (ranks 0, 1|a gr)"
+        ):
+            run.step(batch)
+        assert time.monotonic() - began < 10, name
+
+    def is_right(output: Tensor, targets: Tensor) -> Tensor:
+        total = torch.full((1,), float(len(targets)))
+        dist.all_reduce(total, group=last)
+        mine.all_reduce(total.numpy())
+        assert total.item() == 2.0 * len(targets)
+        assert dist.get_world_size() == 4
+        return cross(output, targets)
+
+    run, undisturbed = (
+        up.parallelize(models.make("mlp"), plan, optimizer=adamw, loss=loss) for loss in (is_right, cross)
+    )
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    assert run.step(batch) == undisturbed.step(batch)
+    mine.close()
+    ours.close()
+    dist.all_reduce(one.clone())  # after the step every group may be used
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -8,9 +8,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+import unisono.parallel as up
+from parallel import models
 from parallel.plain_training import same
 from parallel.run_features import in_group
 from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, rows
+from unisono.parallel import program_state
 
 
 class PreHooked(Mlp):
@@ -78,6 +81,48 @@ def check_a_mask_that_is_left_out(folder: Path) -> None:
 def check_hooks_and_writes_in_a_recorded_program(folder: Path) -> None:
     for make, plan in ((PreHooked, TENSOR), (PreHooked, PIPELINE), (Scan, TENSOR), (Scan, PIPELINE)):
         same(plan, make, rows(), LOSS, sample=rows()[0][0])
+
+
+class Text(nn.Module):
+    """Takes texts of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, models.WIDTH), nn.Linear(models.WIDTH, 32)
+        self.block = models.Block()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.block(self.embed(tokens)))
+
+
+def check_the_programs_of_many_lengths_are_bounded(folder: Path) -> None:
+    """Of three that are kept the least recently used one goes; what is kept is not proved again."""
+    program_state.PROGRAMS = 3
+    made: list[int] = []
+    setitem = program_state.ProgramCache.__setitem__
+
+    def counted(cache: Any, key: Any, value: Any) -> None:
+        fresh = key not in cache
+        setitem(cache, key, value)
+        made.extend([len(cache)] * fresh)
+
+    program_state.ProgramCache.__setitem__ = counted  # type: ignore[method-assign]
+    for plan in (up.Plan(tensor=2), up.Plan(pipeline=2), up.Plan(context=2)):
+        sample = torch.zeros(2, 8, dtype=torch.long)
+        run = up.parallelize(
+            Text(),
+            plan,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+            loss=models.token_loss,
+            sample=sample,
+        )
+        begun = len(made)
+        for length, proofs in ((10, 1), (12, 2), (14, 3), (10, 3), (16, 4), (10, 4), (12, 5), (16, 5)):
+            tokens = torch.arange(2 * length).view(2, length) % 32
+            run.step((tokens, tokens))
+            assert len(made) - begun == proofs, (plan, length, made[begun:])
+        assert max(made[begun:]) == 3
+    program_state.ProgramCache.__setitem__ = setitem  # type: ignore[method-assign]
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

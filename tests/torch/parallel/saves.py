@@ -60,11 +60,6 @@ def work(shared: Path, job: dict[str, Any]) -> list[float]:
         run.save(shared, keep=2, background=True)
         run.wait()
         return losses
-    if job["do"] == "again":
-        run.load(shared)
-        die_before(job["call"])
-        run.save(shared)
-        return []
     if job["do"] == "crash":
         run.load(shared)
         trained(run, batches[3:4])
@@ -75,20 +70,3 @@ def work(shared: Path, job: dict[str, Any]) -> list[float]:
     run.load(shared)
     assert run.steps == 3
     return trained(run, batches[3:])
-
-
-def die_before(call: int) -> None:
-    """Kill this process before the call of that number that renames or deletes a file or folder."""
-    left = [call]
-
-    def counted(function: Any) -> Any:
-        def run(*args: Any, **named: Any) -> Any:
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-            return function(*args, **named)
-
-        return run
-
-    for name in ("rename", "unlink", "rmdir"):
-        setattr(os, name, counted(getattr(os, name)))

@@ -22,6 +22,7 @@ from unisono.commands.launch.console import Console, OutputStreams
 from unisono.commands.launch.elastic import ElasticRanks
 from unisono.commands.launch.failures import JobFailures, RankProcess, exit_status, signal_name
 from unisono.commands.launch.job import Assignment, Job, rank_environment
+from unisono.commands.launch.mpi_imports import MpiImports
 from unisono.commands.launch.process import (
     AFTER_FAILURE_S,
     AFTER_INTERRUPT_S,
@@ -91,6 +92,9 @@ class Supervisor:
         self._orphans: SignalEscalation | None = None  # of lost ranks
         self._orphans_since = 0.0
         self._selector.register(self._failures.inbox.socket, selectors.EVENT_READ, self._failures.take)
+        self._mpi = MpiImports()
+        if self._mpi.fd >= 0:
+            self._selector.register(self._mpi.fd, selectors.EVENT_READ, self._on_mpi)
         become_subreaper()
 
     def _catch_signals(self) -> None:
@@ -105,6 +109,18 @@ class Supervisor:
             signal.signal(number, lambda number, _frame: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *FORWARDED))  # a parent may block any
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
+
+    def _on_mpi(self) -> None:
+        """Warn once of a rank that imports mpi4py."""
+        alone, size = self._mpi.take(list(self._ranks)), self._assignment.world_size
+        if alone is not None and size > 1:
+            self._selector.unregister(self._mpi.fd)
+            self._mpi.close()
+            self._say(
+                f"rank {self._ranks[alone].rank} uses mpi4py, and this launcher starts no MPI "
+                f"job: each process is alone in it, rank 0 of 1. Start the program with MPI's launcher, "
+                f"mpiexec -n {size} (or mpirun), or meet by unisono.init_process_group()."
+            )
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):

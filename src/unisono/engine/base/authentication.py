@@ -69,23 +69,38 @@ def parse_token(text: str) -> JobToken:
 
 
 def read_token_file(path: str) -> JobToken:
-    """The token in a file that only its owner may read. Raises ValueError with the required form."""
-    good = "a file of 64 hexadecimal digits that only its owner can read (chmod 600)"
+    """The token in a file of this user, or of root, that only its owner may read.
+
+    Raises ValueError with the required form.
+    """
+    good = "a file of 64 hexadecimal digits that belongs to you and that only you can read (chmod 600)"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise ValueError(f"{good}; it cannot be read: {error}") from None
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{good}; it is no ordinary file")
-        if found.st_mode & 0o077:
-            raise ValueError(f"{good}; its mode is {stat.S_IMODE(found.st_mode):04o}")
-        text = file.read(4 * TOKEN_BYTES)
+    try:
+        if wrong := _exposed(os.fstat(fd)):
+            raise ValueError(f"{good}; {wrong}")
+        text = os.read(fd, 4 * TOKEN_BYTES)
+    except OSError as error:
+        raise ValueError(f"{good}; it cannot be read: {error}") from None
+    finally:
+        os.close(fd)
     try:
         return parse_token(text.decode("ascii", "replace"))
     except ValueError:
         raise ValueError(good) from None
+
+
+def _exposed(found: os.stat_result) -> str:
+    """Why others know what is in a file, or can change it; "": they do not."""
+    if stat.S_ISDIR(found.st_mode):
+        return "it is a directory"
+    if not stat.S_ISREG(found.st_mode):
+        return "it is no ordinary file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
+    return f"its mode is {stat.S_IMODE(found.st_mode):04o}" if found.st_mode & 0o077 else ""
 
 
 def token_file(path: str) -> JobToken:

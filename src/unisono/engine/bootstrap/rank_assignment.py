@@ -12,11 +12,14 @@ import msgspec
 
 from unisono.engine.base.limits import limit_text
 from unisono.engine.bootstrap.init_method import RankAndSize
+from unisono.engine.bootstrap.world_names import WaitingWorld, in_vain, keys_of, listed, note
 from unisono.engine.store import PrefixStore, Store, TCPStore
 from unisono.errors import RendezvousError, StoreError, StoreTimeout, message
 
 GOODBYE_S = 2.0
 LOOK_S = 1.0
+MET = "unisono/meet/met"
+"""A key that is there when a world has met in this store."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -38,8 +41,9 @@ _decode_members = msgspec.msgpack.Decoder(tuple[ProcessInfo, ...]).decode
 class RankAssignment:
     """One rank's part in the rendezvous."""
 
-    def __init__(self, base: Store, place: RankAndSize, deadline: float, timeout_s: float) -> None:
+    def __init__(self, base: Store, name: str, place: RankAndSize, deadline: float, timeout_s: float) -> None:
         self._base = base
+        self._name = name
         self._rank, self._world_size = place
         self._deadline = deadline
         self._timeout_s = timeout_s
@@ -47,6 +51,7 @@ class RankAssignment:
 
         self.generation = 0
         self.claimed = False
+        self.succeeds = False  # an earlier world has met in this store
 
     def run(self) -> tuple[PrefixStore, tuple[ProcessInfo, ...]]:
         """Claim the rank and wait for the verdict; returns the world's part of the store, and its members."""
@@ -66,6 +71,7 @@ class RankAssignment:
         self._await_verdict(keys)
         members = _decode_members(keys.get("members"))
         if keys.add("know", 1) == self._world_size:
+            self._base.set(MET, b"")
             keys.set("all know", b"")
         return members
 
@@ -88,10 +94,11 @@ class RankAssignment:
         """Claim this rank in the first generation in which it has not taken part."""
         mine = msgspec.msgpack.encode(self._me)
         while True:
-            keys = PrefixStore(f"unisono/meet/{self.generation}", self._base)
+            keys = self.keys("meet")
             keys.timeout_s = self._timeout_s
             held = keys.compare_set(f"rank/{self._rank}", b"", mine, timeout_s=self._left())
             if held == mine:
+                self.succeeds = self.generation > 0 or (self._rank > 0 and self._base.check([MET]))
                 self.claimed = True
                 return keys
             other = _decode_member(held)
@@ -118,7 +125,9 @@ class RankAssignment:
 
     def _fail(self, keys: Store, what: str, remedy: str) -> NoReturn:
         """Report an error to all ranks that still wait, and raise it."""
-        text = message(what, remedy=remedy)
+        self._fail_with(keys, message(what, remedy=remedy))
+
+    def _fail_with(self, keys: Store, text: str) -> NoReturn:
         keys.compare_set("verdict", b"", text)
         raise RendezvousError(text)
 
@@ -129,37 +138,53 @@ class RankAssignment:
         except StoreTimeout:  # write a verdict, so that later ranks report the same
             ranks = range(self._world_size)
             missing = [rank for rank in ranks if not keys.check([f"rank/{rank}"], timeout_s=GOODBYE_S)]
-            text = self._who_is_missing(missing)
+            text = self._who_is_missing(missing, self._others())
             verdict = keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S).decode()
         if verdict != "ok":
             raise RendezvousError(verdict, missing=tuple(missing))
 
     def _verdict(self, keys: Store) -> bytes:
-        """The verdict. The rank that serves the store also looks whether all others can connect."""
-        if not (isinstance(self._base, TCPStore) and self._base.serves):
-            return keys.get("verdict", self._left())
-        while True:
+        """The verdict. After LOOK_S it compares names, and the rank that serves the store counts clients."""
+        left_s = self._left()
+        with contextlib.suppress(StoreTimeout):
+            return keys.get("verdict", min(left_s, LOOK_S))
+        if left_s > LOOK_S and (text := in_vain(self._base, *self._world(), self._others())):
+            self._fail_with(keys, text)
+        while isinstance(self._base, TCPStore) and self._base.serves:
+            if self._base.limit is not None:
+                takes = f"the store takes one for each of {self._world_size} ranks"
+                why = limit_text(self._base.limit, takes)
+                raise RendezvousError(f"not all ranks can connect to the store: {why}") from None
             left_s = self._left()
-            try:
-                return keys.get("verdict", min(left_s, LOOK_S))
-            except StoreTimeout:
-                if self._base.limit is not None:
-                    takes = f"the store takes one for each of {self._world_size} ranks"
-                    why = limit_text(self._base.limit, takes)
-                    raise RendezvousError(f"not all ranks can connect to the store: {why}") from None
-                if left_s <= LOOK_S:
-                    raise
+            if left_s <= LOOK_S:
+                break
+            with contextlib.suppress(StoreTimeout):
+                return keys.get("verdict", LOOK_S)
+        return keys.get("verdict", self._left())
 
-    def _who_is_missing(self, missing: list[int]) -> str:
-        listed = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+    def keys(self, part: str) -> PrefixStore:
+        """The keys of this world in the store; see `world_names.keys_of`."""
+        return keys_of(self._base, part, self._name, self.generation)
+
+    def _world(self) -> tuple[str, int, int]:
+        return self._name, self.generation, self._rank
+
+    def _others(self) -> dict[str, WaitingWorld]:
+        """Say for which world this rank waits; returns those of other names."""
+        return note(self._base, *self._world())
+
+    def _who_is_missing(self, missing: list[int], others: dict[str, WaitingWorld]) -> str:
+        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
         came = self._world_size - len(missing)
+        absent = f"missing rank{'s' if len(missing) > 1 else ''} {shown}" if missing else "one was just late"
+        names = f"; {listed(others)}" if others else ""
         return message(
             f"{came} of {self._world_size} ranks joined within {self._timeout_s:g} s",
-            where=f"{self._base.describe()}, as seen by {self._me}",
-            observed=f"missing rank{'s' if len(missing) > 1 else ''} {listed}"
-            if missing
-            else "one was just late",
-            remedy="See whether they were started and reach the store, or raise the timeout.",
+            where=f"group={self._name} {self._base.describe()}, as seen by {self._me}",
+            observed=absent + names,
+            remedy="Give all ranks the same group_name=."
+            if others
+            else "See whether they were started and reach the store, or raise the timeout.",
         )
 
     def _member(self, keys: Store, rank: int) -> ProcessInfo:

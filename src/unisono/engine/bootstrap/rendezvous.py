@@ -15,7 +15,7 @@ one of sixteen ports that every rank computes from the job's identity (run id, r
 and port). It uses the first port that it can bind. The other ranks try them in order until a server answers
 that names this job; they skip ports of other programs and other jobs. See `probe_ports`.
 
-In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
+In the store, under "unisono/meet/<name>/<generation>/" (the world's own keys: "unisono/world/..."):
 
     world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
     rank/2           the process of rank 2, a `ProcessInfo`; only the first write counts
@@ -26,6 +26,8 @@ In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono
     bye/2            rank 2 has closed
 
 A store may be used for several worlds in succession: a rank that has closed in one generation joins the next.
+Worlds of different names may meet in one store at the same time, in threads of the same processes; see
+`world_names`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from unisono.engine.bootstrap.init_method import InitMethod, RankAndSize, find_r
 from unisono.engine.bootstrap.rank_assignment import GOODBYE_S, ProcessInfo, RankAssignment
 from unisono.engine.bootstrap.store_setup import open_store
 from unisono.engine.environment.env import Settings
-from unisono.engine.store import PrefixStore, Store, TCPStore
+from unisono.engine.store import Store, TCPStore
 from unisono.errors import StoreError
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ def rendezvous(
     world_size: int,
     timeout_s: float,
     settings: Settings,
+    name: str = "world",
 ) -> Rendezvous:
     """Meet the other ranks.
 
@@ -100,6 +103,7 @@ def rendezvous(
         store: an open store, instead of `init_method`. The caller closes it.
         rank, world_size: -1 takes them from the URL or the environment.
         timeout_s: seconds for the whole rendezvous.
+        name: of the world; ranks of different names do not meet.
     Raises:
         ValueError: an argument, the URL or a variable is wrong.
         RendezvousError: a variable is missing, two processes have one rank, the ranks disagree on the world
@@ -119,19 +123,19 @@ def rendezvous(
         from unisono.engine.store import HashStore
 
         alone, place = HashStore(timeout_s), RankAndSize(0, 1)
-        return _assign_ranks(RankAssignment(alone, place, deadline, timeout_s), alone, place, None)
+        return _assign_ranks(RankAssignment(alone, name, place, deadline, timeout_s), place, None)
     place = find_rank_and_size(target, rank, world_size, settings, remedy)
     if store is not None:
-        return _assign_ranks(RankAssignment(store, place, deadline, timeout_s), store, place, None)
+        return _assign_ranks(RankAssignment(store, name, place, deadline, timeout_s), place, None)
     while True:
         opened = open_store(target, place, deadline, settings)
         opened.timeout_s = timeout_s
-        assignment = RankAssignment(opened, place, deadline, timeout_s)
+        assignment = RankAssignment(opened, name, place, deadline, timeout_s)
         try:
-            return _assign_ranks(assignment, opened, place, opened, target.host or None)
+            return _assign_ranks(assignment, place, opened, target.host or None)
         except Exception as error:
             # A fast rank may return while rank 0 is still closing the previous world's store.
-            early = assignment.generation > 0 or not assignment.claimed
+            early = assignment.succeeds or not assignment.claimed
             outlived = early and place.rank > 0 and type(error) is StoreError
             served = isinstance(opened, TCPStore)
             left = FAILED_LINGER_S if served else max(0.0, deadline - time.monotonic())
@@ -162,7 +166,6 @@ def _linger(opened: TCPStore | FileStore, seconds: float, place: RankAndSize) ->
 
 def _assign_ranks(
     assignment: RankAssignment,
-    base: Store,
     place: RankAndSize,
     owned: TCPStore | FileStore | None,
     master: str | None = None,
@@ -170,6 +173,6 @@ def _assign_ranks(
     keys, members = assignment.run()
     if isinstance(owned, TCPStore) and owned.serves:
         assignment.await_readers(keys)
-    store = PrefixStore(f"unisono/world/{assignment.generation}", base)
+    store = assignment.keys("world")
     store.timeout_s = keys.timeout_s
     return Rendezvous(store, members, *place, master, keys, owned)

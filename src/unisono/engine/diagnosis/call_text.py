@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from unisono._native import CallRecord, codecs
@@ -109,12 +109,13 @@ def _hash(numbers: array[int]) -> int:
     return int.from_bytes(blake2b(numbers.tobytes(), digest_size=_HASH_BYTES).digest(), "little")
 
 
-def odd_ones(calls: Sequence[CallDescription | None]) -> str:
+def odd_ones(calls: Sequence[CallDescription | None], name: Callable[..., str]) -> str:
     """The ranks that made another call than most, as a sentence. "" if no call has a majority, or if the
     other ranks differ among themselves.
 
     Args:
         calls: of every rank; None: not known.
+        name: of ranks, in texts.
     Example: [A, A, B, A] -> "rank 2 called broadcast, the others all_reduce"
     """
     known = [call for call in calls if call is not None]
@@ -123,7 +124,7 @@ def odd_ones(calls: Sequence[CallDescription | None]) -> str:
     different = set(odd.values())
     if usual is None or 2 * count <= len(known) or len(different) != 1:
         return ""
-    ranks = f"rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
+    ranks = name(*odd)
     others = "the others" if len(known) == len(calls) else "most others"
     one = different.pop()
     if one.name != usual.name:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from unisono import _native
 from unisono._native import CallRecord, FaultKind, FaultRecord, RankRecord
 from unisono.engine.base.limits import limit_text
@@ -32,6 +34,11 @@ LEAVING_PATIENCE_S = 2.0
 
 LEAVING = 2**64 - 1
 """The number of a report that is a close reason. Any other number is that of a collective."""
+
+ENDED_CALLS: tuple[report.FaultKind, ...] = (
+    "timeout", "mismatch", "no_memory", "bad_frame", "unreadable", "unwritable", "no_access",
+)  # fmt: skip
+"""Faults of one call; those of later calls name it. The others are of a rank, and any call may find them."""
 
 MOST_MESSAGES = 4
 """The most unexpected messages that are listed."""
@@ -63,12 +70,21 @@ _LOST = (
 _MEMORY = FaultKind.UNREADABLE, FaultKind.UNWRITABLE, FaultKind.NO_ACCESS
 
 
+class FirstFailure:
+    """The first failed operation of a rank in a group, for the texts of later ones; "": none has failed."""
+
+    operation = ""
+    timeout_s = 0.0
+
+
 class FaultContext(NamedTuple):
     """Where a fault is read: on which rank of which group, and what that rank was doing.
 
     Attributes:
         operation: what this rank was doing, if anything.
         called_at: where in the caller's source; "" when the call is still on the stack of this thread.
+        members: the number of every rank in the job.
+        first: what failed first on this rank.
     """
 
     engine: _native.Engine
@@ -79,10 +95,26 @@ class FaultContext(NamedTuple):
     operation: str = ""
     timeout_s: float = 0.0
     called_at: str = ""
+    members: tuple[int, ...] = ()
+    first: FirstFailure | None = None
 
 
 def read(context: FaultContext, record: FaultRecord | None = None) -> FaultReport:
     """The report of the fault that aborted the group, or of the fault in `record`."""
+    report, first = _read(context, record), context.first
+    if record is not None or first is None or report.kind not in ENDED_CALLS:
+        return report
+    call = report.status.call if report.kind == "timeout" else None
+    failed = f"{call.name} #{report.sequence}" if call is not None else first.operation
+    if not first.operation:
+        first.operation, first.timeout_s = context.operation, context.timeout_s
+        if call is None or call.name == context.operation:
+            return report
+    limit = first.timeout_s if call is None or call.name == first.operation else 0.0
+    return msgspec.structs.replace(report, failed=failed, failed_timeout_s=limit)
+
+
+def _read(context: FaultContext, record: FaultRecord | None) -> FaultReport:
     evicted = eviction(context.engine, context.rank, context.size) if record is None else None
     if evicted is not None:
         return read_eviction(context, evicted)
@@ -191,6 +223,7 @@ def _report(
         kind=kind,
         group=context.group,
         size=context.size,
+        members=() if context.members == tuple(range(context.size)) else context.members,
         reporter=context.rank,
         found_by=record.found_by if found_by is None else found_by,
         operation=context.operation,

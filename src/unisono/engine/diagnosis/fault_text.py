@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
 
 from unisono.engine.diagnosis.call_text import OWN, odd_ones
 from unisono.engine.diagnosis.report import FaultReport, RankSnapshot, SizeFault
 from unisono.errors import Aborted, Evicted, GroupError, Mismatch, PeerLost, Timeout, message
+
+MOST_MEMBERS = 8
+"""The most runs of ranks that a text lists."""
 
 
 def error(report: FaultReport) -> GroupError:
@@ -41,6 +47,11 @@ def text(report: FaultReport, *, for_all: bool = False) -> str:
     Args:
         for_all: the text is for all ranks that reported the same; it does not name the reporter.
     """
+    if report.failed:
+        earlier = msgspec.structs.replace(
+            report, operation=report.failed, timeout_s=report.failed_timeout_s, failed=""
+        )
+        return f"{_doing(report)} failed: this group failed before: {text(earlier, for_all=for_all)}"
     return _WRITERS[report.kind](report, _where(report, for_all))
 
 
@@ -54,7 +65,40 @@ def signal_name(number: int) -> str:
 
 def _where(report: FaultReport, for_all: bool) -> str:
     rank = f"size={report.size}" if for_all else f"rank={report.reporter}/{report.size}"
-    return f"group={report.group} seq={report.status.started} {rank}"
+    job = f" ranks of the job: {listed(report.members, MOST_MEMBERS)}" if report.members else ""
+    return f"group={report.group} seq={report.status.started} {rank}{job}"
+
+
+def listed(numbers: Sequence[int], most: int | None = None) -> str:
+    """A short list, in this order: "2, 3", "0-7, 9"; after `most` entries "..."."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(names[:most]) + (", ..." if most is not None and len(names) > most else "")
+
+
+def _in_job(report: FaultReport, ranks: Sequence[int]) -> str:
+    """The numbers of ranks in the job, where they differ: "rank 3 of the job"; otherwise ""."""
+    numbers = [report.members[rank] for rank in ranks] if report.members else list(ranks)
+    if numbers == list(ranks):
+        return ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, numbers))} of the job"
+
+
+def _name(report: FaultReport, *ranks: int) -> str:
+    """Ranks by their numbers in the group and in the job: "rank 1 (rank 3 of the job)"."""
+    job = _in_job(report, ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}{job and f' ({job})'}"
+
+
+def _output(report: FaultReport, rank: int) -> str:
+    """What to look at. The launcher writes the number in the job before each line."""
+    job = _in_job(report, [rank])
+    return f"the output of {job}" if job else f"rank {rank}'s output"
 
 
 def _doing(report: FaultReport) -> str:
@@ -62,10 +106,10 @@ def _doing(report: FaultReport) -> str:
 
 
 def _process(report: FaultReport, rank: int) -> str:
-    """The process of a rank: its pid, and its host if there are several."""
+    """The process of a rank: its number in the job, its pid, and its host if there are several."""
     state = report.ranks[rank]
-    pid = f"pid {state.pid}"
-    return f"host {state.host}, {pid}" if len({each.host for each in report.ranks}) > 1 else pid
+    host = [f"host {state.host}"] if len({each.host for each in report.ranks}) > 1 else []
+    return ", ".join(filter(None, [_in_job(report, [rank]), *host, f"pid {state.pid}"]))
 
 
 def _because(cause: str) -> str:
@@ -79,7 +123,7 @@ def _closed(report: FaultReport, where: str) -> str:
 def _evicted(report: FaultReport, where: str) -> str:
     why = f": {report.cause}" if report.cause else ""
     return message(
-        f"{_doing(report)} failed: rank {report.reporter} was evicted{why}",
+        f"{_doing(report)} failed: {_name(report, report.reporter)} was evicted{why}",
         where=where,
         remedy="The other ranks go on without it. Join their group again (unisono.join), or end this rank.",
     )
@@ -88,28 +132,37 @@ def _evicted(report: FaultReport, where: str) -> str:
 def _interrupted(report: FaultReport, where: str) -> str:
     cause = _because(report.cause)
     by = f"{cause}, which a signal handler raised" if cause else " (Ctrl-C)"
-    return message(f"{_doing(report)} failed: rank {report.found_by} was interrupted{by}", where=where)
+    return message(
+        f"{_doing(report)} failed: {_name(report, report.found_by)} was interrupted{by}", where=where
+    )
 
 
 def _no_memory(report: FaultReport, where: str) -> str:
-    headline = f"{_doing(report)} failed: rank {report.found_by} ran out of memory"
+    headline = f"{_doing(report)} failed: {_name(report, report.found_by)} ran out of memory"
     return message(headline, where=where, observed=report.detail)
 
 
 def _aborted(report: FaultReport, where: str) -> str:
-    headline = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
+    headline = (
+        f"{_doing(report)} failed: {_name(report, report.found_by)} aborted the group{_because(report.cause)}"
+    )
     known = report.cause or report.found_by == report.reporter
-    return message(headline, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
+    return message(
+        headline, where=where, remedy="" if known else f"Look at {_output(report, report.found_by)}."
+    )
 
 
 def _bad_frame(report: FaultReport, where: str) -> str:
     sender = report.rank
     assert sender is not None
-    found = f"rank {sender} ({_process(report, sender)}) sent rank {report.found_by} bytes that are no frame"
+    found = (
+        f"rank {sender} ({_process(report, sender)}) sent {_name(report, report.found_by)} bytes "
+        "that are no frame"
+    )
     return message(
         f"{_doing(report)} failed: {found} of Unisono: {report.detail}",
         where=where,
-        remedy=f"See whether all ranks run the same build, and what else writes to rank {sender}'s "
+        remedy=f"See whether all ranks run the same build, and what else writes to {_name(report, sender)}'s "
         "connections.",
     )
 
@@ -119,7 +172,7 @@ def _memory(report: FaultReport, where: str) -> str:
     assert rank is not None
     owner = f"rank {rank} ({_process(report, rank)})"
     if report.kind == "no_access":
-        headline = f"the system refuses rank {report.found_by} to copy from the memory of {owner}"
+        headline = f"the system refuses {_name(report, report.found_by)} to copy from the memory of {owner}"
         remedy = "See what has changed since the group was made (a sandbox); UNISONO_ZERO_COPY=0 avoids it."
     else:
         used = "read" if report.kind == "unreadable" else "written"
@@ -131,11 +184,12 @@ def _memory(report: FaultReport, where: str) -> str:
 def _peer(report: FaultReport, where: str) -> str:
     rank = report.rank
     assert rank is not None
-    how, remedy = "died", f"Look at rank {rank}'s output."
+    how, remedy = "died", f"Look at {_output(report, rank)}."
     if report.kind == "peer_left":
         how = f"has closed the group{_because(report.cause)}"
         if not report.cause:
-            remedy = f"Rank {rank} must make the same calls before it closes the group or ends."
+            who = _name(report, rank).capitalize()
+            remedy = f"{who} must make the same calls before it closes the group or ends."
     elif report.kind == "stopped":
         how, remedy = "is stopped", "See what has stopped it (SIGSTOP, a debugger)."
     elif report.kind == "replaced":
@@ -162,14 +216,15 @@ def _timeout(report: FaultReport, where: str) -> str:
     assert rank is not None
     who = f"rank {rank} did not answer"
     if report.missing:
-        who = f"rank {', '.join(map(str, report.missing))} never arrived"
+        who = f"{_name(report, *report.missing)} never arrived"
     found_here = report.found_by == report.reporter
-    after = f" after {_duration(report.timeout_s)}" if found_here else f" on rank {report.found_by}"
+    limit = f" after {_duration(report.timeout_s)}" if report.timeout_s else ""
+    after = limit if found_here else f" on {_name(report, report.found_by)}"
     seen = report.ranks[rank].last_seen
     return message(
         f"{_doing(report)} timed out{after}: {who} ({_process(report, rank)}, last seen {seen})",
         where=where,
-        remedy=f"Give it a longer timeout or look at rank {rank}'s output.",
+        remedy=f"Give it a longer timeout or look at {_output(report, rank)}.",
     )
 
 
@@ -179,7 +234,7 @@ def _duration(seconds: float) -> str:
 
 
 def _message_timeout(report: FaultReport, where: str) -> str:
-    what = f"{_doing(report)} failed: a send or receive of rank {report.found_by} timed out"
+    what = f"{_doing(report)} failed: a send or receive of {_name(report, report.found_by)} timed out"
     if report.found_by == report.reporter:
         what = f"{_doing(report)} timed out after {_duration(report.timeout_s)}"
     who = "no rank sent"
@@ -187,7 +242,7 @@ def _message_timeout(report: FaultReport, where: str) -> str:
         seen = report.ranks[report.rank].last_seen
         who = f"rank {report.rank} did not answer ({_process(report, report.rank)}, last seen {seen})"
     if report.rank == report.found_by:
-        who = f"rank {report.found_by} has not sent itself such a message"
+        who = f"{_name(report, report.found_by)} has not sent itself such a message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
     return message(f"{what}: {who}", where=where, observed=_unexpected(report), remedy=remedy)
 
@@ -196,7 +251,8 @@ def _late(report: FaultReport, where: str) -> str:
     who = _unexpected(report)
     if report.missing:
         seen = report.ranks[report.missing[0]].last_seen
-        who = f"rank {', '.join(map(str, report.missing))} has not arrived, last seen {seen}"
+        have = "has" if len(report.missing) == 1 else "have"
+        who = f"{_name(report, *report.missing)} {have} not arrived, last seen {seen}"
     what = f"{report.operation} is not done after {report.timeout_s:.3f} s; it continues"
     return message(what, where=where, observed=who)
 
@@ -210,7 +266,7 @@ def _unexpected(report: FaultReport) -> str:
     if not report.unexpected:
         return ""
     each = [
-        f"from rank {one.source} with tag {one.tag}, {one.content} ({one.nbytes} bytes)"
+        f"from {_name(report, one.source)} with tag {one.tag}, {one.content} ({one.nbytes} bytes)"
         for one in report.unexpected
     ]
     more = f"; and {report.more_unexpected} more" if report.more_unexpected else ""
@@ -221,9 +277,9 @@ def _mismatch(report: FaultReport, where: str) -> str:
     if report.message is not None:
         return _message_mismatch(report, where)
     calls = [state.call for state in report.ranks]
-    uneven = _uneven(report.sizes) if report.sizes is not None else ""
+    uneven = _uneven(report, report.sizes) if report.sizes is not None else ""
     what = "sizes do not fit" if uneven else "ranks called different things"
-    odd = uneven or odd_ones(calls)
+    odd = uneven or odd_ones(calls, partial(_name, report))
     lines = [f"{what}{odd and f': {odd}'} [{where}]"]
     lines += [_row(report, state) for state in report.ranks]
     own = any(call is not None and f"algorithm={OWN}" in call.arguments for call in calls)
@@ -243,24 +299,26 @@ def _mismatch(report: FaultReport, where: str) -> str:
 def _row(report: FaultReport, state: RankSnapshot) -> str:
     """A rank's line in the table of a mismatch."""
     return (
-        f"  rank {state.rank}  #{report.sequence} {state.call or _unknown_call(report, state)}{_place(state)}"
+        f"  {_name(report, state.rank)}  #{report.sequence} {state.call or _unknown_call(report, state)}"
+        f"{_place(state)}"
     )
 
 
-def _uneven(sizes: SizeFault) -> str:
+def _uneven(report: FaultReport, sizes: SizeFault) -> str:
     """The sizes that do not fit: "rank 0 sent 5 elements to rank 1, which expected 4"."""
+    sender, receiver = _name(report, sizes.sender), _name(report, sizes.receiver)
     if sizes.sent is None or sizes.expected is None:
-        return f"rank {sizes.sender} sent more elements to rank {sizes.receiver} than that expected"
-    count = f"{sizes.sent}{' or more' if sizes.at_least else ''} elements{_block(sizes)}"
-    return f"rank {sizes.sender} sent {count} to rank {sizes.receiver}, which expected {sizes.expected}"
+        return f"{sender} sent more elements to {receiver} than that expected"
+    count = f"{sizes.sent}{' or more' if sizes.at_least else ''} elements{_block(report, sizes)}"
+    return f"{sender} sent {count} to {receiver}, which expected {sizes.expected}"
 
 
-def _block(sizes: SizeFault) -> str:
+def _block(report: FaultReport, sizes: SizeFault) -> str:
     if sizes.block is None:
         return ""
-    way = f", on its way to rank {sizes.destination}" if sizes.destination is not None else ""
-    way = f", on its way from rank {sizes.origin}" if sizes.origin is not None else way
-    return f" (the block of rank {sizes.block}{way})"
+    way = f", on its way to {_name(report, sizes.destination)}" if sizes.destination is not None else ""
+    way = f", on its way from {_name(report, sizes.origin)}" if sizes.origin is not None else way
+    return f" (the block of {_name(report, sizes.block)}{way})"
 
 
 def _unknown_call(report: FaultReport, state: RankSnapshot) -> str:
@@ -288,8 +346,8 @@ def _message_mismatch(report: FaultReport, where: str) -> str:
     if " bytes of " in found.sent + found.expected and not found.other_kind:
         remedy = "Send and receive as many values with the same codec."
     return message(
-        f"a message from rank {found.sender} with tag {found.tag} {difference} than "
-        f"rank {found.receiver} expected{f' in {found.place}' if found.place else ''}",
+        f"a message from {_name(report, found.sender)} with tag {found.tag} {difference} than "
+        f"{_name(report, found.receiver)} expected{f' in {found.place}' if found.place else ''}",
         where=where,
         observed=found.sent,
         expected=found.expected,

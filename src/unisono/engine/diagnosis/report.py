@@ -119,6 +119,8 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Attributes:
         kind: what happened; see `FaultKind`.
         group, size: the group and its number of ranks.
+        members: the number of every rank in the job; (): the same as in the group.
+        failed, failed_timeout_s: the earlier call that the group failed in, and its limit if known; "": none.
         reporter: the rank that reports.  found_by: the rank that found the fault.
         operation: what the reporter was doing.
         timeout_s: the limit of that operation, its `timeout=`. For kind "late", whose operation continues:
@@ -161,6 +163,9 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     message: MessageFault | None = None
     unexpected: tuple[UnexpectedMessage, ...] = ()
     more_unexpected: int = 0
+    members: tuple[int, ...] = ()
+    failed: str = ""
+    failed_timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -173,6 +178,8 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise ValueError(f"a fault report names rank {wrong[0]} in a group of {self.size} ranks")
         if [state.rank for state in self.ranks] not in ([], list(range(self.size))):
             raise ValueError(f"a fault report lists {len(self.ranks)} ranks of {self.size}")
+        if len(self.members) not in (0, self.size):
+            raise ValueError(f"a fault report numbers {len(self.members)} ranks of {self.size}")
 
     @property
     def status(self) -> RankSnapshot:

@@ -39,7 +39,7 @@ def reason_against(cls: type) -> str:
     name = class_name(cls)
     if "<locals>" in name:
         return "its class is made inside a function; move it to the top level of a module"
-    if _look_up(name) is not cls:
+    if look_up(name) is not cls:
         return f"its class is not what {name} is; a receiver finds classes by that name"
     if any("__del__" in vars(base) for base in cls.__mro__):
         return "its class has a __del__, which would run on data from another process"
@@ -73,7 +73,7 @@ def find(name: str) -> type:
     Raises:
         ValueError: this process has not imported it, or its kind is not accepted.
     """
-    cls = _look_up(name)
+    cls = look_up(name)
     if cls is None:
         module = name.partition(":")[0]
         raise ValueError(
@@ -87,7 +87,7 @@ def find(name: str) -> type:
     return cls
 
 
-def _look_up(name: str) -> type | None:
+def look_up(name: str) -> type | None:
     """A class by name, through dictionaries only."""
     module_name, _, path = name.partition(":")
     module = sys.modules.get(module_name)

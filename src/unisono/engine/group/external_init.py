@@ -53,7 +53,13 @@ def external_group(
     timeout_s = seconds(timeout, settings.timeout_s)
     make = _torch(backend)
     own_rendezvous = rendezvous(
-        init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
+        init_method,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout_s=timeout_s,
+        settings=settings,
+        name=group_name,
     )
     try:
         return ExternalGroup(

@@ -44,7 +44,8 @@ def init_process_group(
         timeout: seconds for the rendezvous and for every operation; default UNISONO_TIMEOUT_S, 300 s.
         world_size, rank: -1 takes them from the URL or the environment.
         store: an open store for the rendezvous; the caller keeps it.
-        group_name: appears in error texts.
+        group_name: appears in error texts. Ranks meet only under the same name; worlds of different names
+            may meet at the same time, in threads of the same processes.
         reproducible: of the group and its subgroups, see `Group`.
     Raises:
         ValueError: an argument, the URL or an environment variable is wrong.
@@ -133,7 +134,13 @@ def form(
     """
     with making(world_size):
         own_rendezvous = rendezvous(
-            where, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
+            where,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout_s=timeout_s,
+            settings=settings,
+            name=group_name,
         )
         try:
             engine_settings = EngineSettings.of(settings, own_rendezvous.master)

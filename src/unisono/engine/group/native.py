@@ -22,7 +22,7 @@ from unisono.engine.diagnosis import except_hook
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.close_reason import close_reason, error_reason
 from unisono.engine.diagnosis.fault_reader import last_operation, publish_close_reason, read_empty_probe
-from unisono.engine.diagnosis.fault_text import error
+from unisono.engine.diagnosis.fault_text import MOST_MEMBERS, error, listed
 from unisono.engine.environment import env
 from unisono.engine.group import objects
 from unisono.engine.group.departure import Departure
@@ -67,7 +67,9 @@ class NativeGroup(MembershipGroup):
         identity: from which the next group can be made.  former: what became of the group before.
         """
         hosts = hosts or (os.uname().nodename,) * size
-        planner = NativePlanner(engine, name, rank, size, timeout_s, hosts, reproducible, machine)
+        planner = NativePlanner(
+            engine, name, rank, size, timeout_s, hosts, reproducible, machine, members or ()
+        )
         self._store = store
         self._settings = settings
         self._identity = identity
@@ -275,8 +277,8 @@ class NativeGroup(MembershipGroup):
                 engine_settings=self._engine_settings,
             )
         except RendezvousError as error:
-            where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
-            raise RendezvousError(f"{where}: {error}") from None
+            where = f"subgroup({list(chosen)}) of group {self.name!r}"
+            raise RendezvousError(f"{where}: {error}", missing=error.missing) from None
 
     def _last_seen(self, rank: int) -> str:
         return last_operation(self._planner.engine.record_of(rank))
@@ -294,6 +296,14 @@ class NativeGroup(MembershipGroup):
         if any(work.raised for work in works):
             return None
         return next((error for work in works if (error := work.exception()) is not None), None)
+
+
+def _naming(name: str, size: int, members: tuple[int, ...] | None) -> str:
+    """A group that could not be made: its name, its ranks, and their numbers in the job."""
+    if members is None or members == tuple(range(size)):
+        return f"group {name!r} of {size} ranks"
+    own = listed(range(size), MOST_MEMBERS)
+    return f"group {name!r}, whose ranks {own} are ranks {listed(members, MOST_MEMBERS)} of the job"
 
 
 def connect(
@@ -326,8 +336,11 @@ def connect(
     timeout_s = seconds(timeout_s, settings.timeout_s)
     engine_settings = engine_settings or EngineSettings.of(settings)
     keys = PrefixStore(name, store)
-    with making(size), watching(parent, keys) as rendezvous:
-        opened = open_engine(rendezvous, rank, size, timeout_s=timeout_s, settings=engine_settings)
+    try:
+        with making(size), watching(parent, keys) as rendezvous:
+            opened = open_engine(rendezvous, rank, size, timeout_s=timeout_s, settings=engine_settings)
+    except RendezvousError as error:
+        raise RendezvousError(f"{_naming(name, size, members)}: {error}", missing=error.missing) from None
     return NativeGroup(
         opened.engine,
         rank,

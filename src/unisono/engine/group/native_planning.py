@@ -14,6 +14,7 @@ from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import number_of_list, number_of_ranks
 from unisono.engine.diagnosis.fault_reader import (
     FaultContext,
+    FirstFailure,
     publish_close_reason,
     read,
     read_eviction,
@@ -88,6 +89,7 @@ class NativePlanner(Planner[_native.Engine]):
         host_names: tuple[str, ...],
         reproducible: bool = False,
         machine: MachineCalibration = DEFAULTS,
+        members: tuple[int, ...] = (),
     ) -> None:
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
@@ -98,6 +100,8 @@ class NativePlanner(Planner[_native.Engine]):
         self.admission_store: TCPStore | None = None
         self.leave_callbacks: list[Callable[[], None]] = []
         self._host_names = host_names
+        self.members = members
+        self._first_failure = FirstFailure()
 
     def place(self, hosts: tuple[int, ...]) -> None:
         """See `Planner.place`."""
@@ -369,9 +373,8 @@ class NativePlanner(Planner[_native.Engine]):
         self, engine: _native.Engine, operation: str, timeout_s: float, where: str = ""
     ) -> FaultContext:
         """Where an operation fails: its group, rank, timeout and source line, for an error."""
-        return FaultContext(
-            engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where
-        )
+        place = engine, self.name, self.rank, self.size, self._host_names
+        return FaultContext(*place, operation, timeout_s, where, self.members, self._first_failure)
 
     def failure(
         self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""

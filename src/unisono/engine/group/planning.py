@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
@@ -35,6 +37,15 @@ if TYPE_CHECKING:
 Runner = TypeVar("Runner", "_native.Engine", "LibraryDriver")
 
 
+class CallWatch(threading.local):
+    """What is called before each new collective of a thread: `check(kind, size)`. It may raise."""
+
+    check: Callable[[str, int], None] | None = None
+
+
+WATCH = CallWatch()
+
+
 class Planner(ABC, Generic[Runner]):
     """Checks the calls and messages of one rank of one group. What runs them plans them in a subclass.
 
@@ -47,7 +58,10 @@ class Planner(ABC, Generic[Runner]):
         reproducible: all reductions are reproducible.
         machine: the calibration by which algorithms are chosen; call `place` after a change.
         outstanding_messages: the messages that nobody waits for.
+        members: the number of every rank in the job; (): the same as in the group.
     """
+
+    members: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -77,6 +91,10 @@ class Planner(ABC, Generic[Runner]):
             raise ValueError(f"got the hosts of {len(hosts)} ranks, expected {self.size}")
         self.hosts = tuple(hosts)
 
+    def _watch(self, kind: str) -> None:
+        if WATCH.check is not None:
+            WATCH.check(kind, self.size)
+
     # ---- a new call ------------------------------------------------------------------------------------
 
     def plan(
@@ -102,6 +120,7 @@ class Planner(ABC, Generic[Runner]):
         Raises:
             ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
         """
+        self._watch(kind)
         root = self.member(kind, root, "the root")
         check_algorithm(kind, algorithm)
         buffers = self.lay_out(kind, out, sendbuf, root)
@@ -132,6 +151,7 @@ class Planner(ABC, Generic[Runner]):
     ) -> Any:
         """Check a coalesced call and bind it to its buffers, see `plan`."""
         self.check_open()
+        self._watch(kind)
         check_op(kind, op)
         root = self.member(kind, root, "the root")
         pieces = check_buffers(kind, outs, sendbufs, self.size, self.rank, root, codec, self.as_readable)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-import unisono.torch  # noqa: F401  (registers the backend)
+from unisono.torch.control_data import on_rank_0  # also registers the backend
 
 __all__ = ["measure_as_rank"]
 
@@ -20,7 +20,6 @@ def measure_as_rank(measure: Callable[[], Any]) -> None:
     dist.init_process_group("unisono")
     try:
         found = measure()
-        if dist.get_rank() == 0:
-            Path(sys.argv[1]).write_bytes(msgspec.json.encode(found))
+        on_rank_0(lambda: Path(sys.argv[1]).write_bytes(msgspec.json.encode(found)))
     finally:
         dist.destroy_process_group()

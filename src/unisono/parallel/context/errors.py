@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unisono.parallel.plan import UnfitError
+
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Graph, Node
 
@@ -21,7 +23,7 @@ WRITTEN_OUT = (
 ELSE = "What is no attention has to work position by position: change that line, or leave out context="
 
 
-class ContextError(ValueError):
+class ContextError(UnfitError):
     """A program that cannot be cut along the sequence; the text names the operator and the line."""
 
 

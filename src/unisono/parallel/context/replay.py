@@ -199,7 +199,8 @@ class ReplayValues(dict[int, Tensor]):
             constant = graph.constants[ref.value]
             if isinstance(constant, tuple):
                 return getattr(model.where[constant[0]], constant[1])
-            assert constant is not None, "a constant has no values"
+            if constant is None:
+                raise AssertionError("a constant has no values")
             return constant
         held = model.held(value.name)
         return held if model.parts is None else model.parts.local(value.name, held)

@@ -9,20 +9,28 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.capture import call
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
-from unisono.parallel.program_state import COUNTS, FAR, ModuleSettings, kinds_of, set_counter, warn_counter
+from unisono.parallel.program_state import (
+    COUNTS,
+    FAR,
+    ModuleSettings,
+    ProgramCache,
+    kinds_of,
+    set_counter,
+    warn_counter,
+)
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.tensor_parallel import axis_of
+from unisono.torch.control_data import on_every_rank
 
 from .exchange import ContextGroup, whole
 from .loss_numbers import LossNumbers
@@ -40,8 +48,6 @@ if TYPE_CHECKING:
     from unisono.parallel.shared import Decision
 
 __all__ = ["ContextModel"]
-
-PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
 
 
 class ContextModel:
@@ -78,7 +84,7 @@ class ContextModel:
         self._device = mesh.axes.device_type
         self._ranks = self._group(mesh)
         self._settings: ModuleSettings | None = None
-        self._known: dict[Any, ContextProgram] = {}
+        self._known: ProgramCache[ContextProgram] = ProgramCache()
         self._numbers, self._read, self._warned = LossNumbers(), 0, False
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
@@ -148,17 +154,14 @@ class ContextModel:
             if self._settings.fresh:
                 self._check_counters(inputs, targets, loss)
                 key = self._key(inputs, targets, loss)
-            if key in self._known:
-                continue
-            self._settings.give(self._recorder.shapes)
-            program = self._proved(inputs, targets, loss)
-            if loss is not None and not self._read:
-                self._read = self._numbers.read(loss)
-                key = self._key(inputs, targets, loss)
-            self._warn_of_numbers()
-            while len(self._known) >= PROGRAMS:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = program
+            if not self._known.use(key):
+                self._settings.give(self._recorder.shapes)
+                program = self._proved(inputs, targets, loss)
+                if loss is not None and not self._read:
+                    self._read = self._numbers.read(loss)
+                    key = self._key(inputs, targets, loss)
+                self._warn_of_numbers()
+                self._known[key] = program
 
     def _warn_of_numbers(self) -> None:
         """Tell the user once that a loss which reads other numbers costs a recording."""
@@ -195,41 +198,41 @@ class ContextModel:
 
     def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
         """Record and prove; all ranks that share a sequence or the stages of a model end alike."""
-        told: Any
-        program: ContextProgram | None = None
-        try:
-            program = self._program(inputs, targets, loss)
+        programs: list[ContextProgram] = []
+        failed: Exception | None = None
+
+        def digest() -> str:
+            if failed is not None:
+                raise failed  # also in the groups that follow
+            programs[:] = programs or [self._program(inputs, targets, loss)]
             if loss is not None:
                 self._numbers.check(loss)
-            told = program.digest
-        except ValueError as error:
-            told = error
+            return programs[0].digest
+
         for group in self._meet:
-            every: list[Any] = [None] * dist.get_world_size(group)
-            with record_function(f"up::programs|{self._name}"):
-                dist.all_gather_object(every, told, group=group)
-            told = next((found for found in every if isinstance(found, Exception)), told)
-            if not isinstance(told, Exception) and any(digest != told for digest in every):
-                told = ContextError(
-                    f"ranks of one context group or pipeline run different programs of {self._name}: their "
-                    "inputs have different shapes, or the model is not the same on all of them. "
-                    "run.shard(loader) gives each the same rows"
-                )
-        if program is None or isinstance(told, Exception):
-            raise told
-        return program
+            try:
+                with record_function(f"up::programs|{self._name}"):
+                    digests = {*on_every_rank(digest, group)}
+                if len(digests) > 1:
+                    raise ContextError(
+                        "ranks of one context group or pipeline run different programs of "
+                        f"{self._name}: their inputs have different shapes, or the model is not the same on "
+                        "all of them. run.shard(loader) gives each the same rows"
+                    )
+            except Exception as error:  # noqa: BLE001  (raised below)
+                failed = error
+        if failed is not None:
+            raise failed
+        return programs[0]
 
     def _recorded(self, inputs: Any, targets: Any, loss: Any) -> Graph:
         def forward(model: nn.Module, given: Any) -> Any:
             came, wanted = given
-            if self._dtype is not None:
-                came = mapped(came, lambda t: t.to(self._dtype) if t.is_floating_point() else t)
-            output = call(model, came)
+            output = call(model, cast(came, self._dtype))
             if loss is None:
                 return output
             output = self._output(output)
-            if self._dtype is not None:
-                output = mapped(output, lambda t: t.float() if t.is_floating_point() else t)
+            output = output if self._dtype is None else cast(output, torch.float32)
             self._numbers.note(output, wanted)
             return loss(output, wanted)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from unisono.codecs.codec import Codec
+from unisono.parallel.plan import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .operator_kinds import OperatorPoint
@@ -98,7 +99,7 @@ def of_stages(
         if not value.requires_grad:
             continue
         if value.dtype != torch.float32 or value.device.type not in ("cpu", "meta"):
-            raise ValueError(
+            raise UnfitError(
                 f"compression takes f32 gradients in CPU memory, and {name!r} is {value.dtype} on "
                 f"{value.device}"
             )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.planner.cluster import slowest
 from unisono.planner.interconnect import Interconnect, RankLayout, all_to_all_s, collective_s, message_s
 
@@ -15,7 +16,6 @@ from .collectives import CollectiveCosts
 if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
     from unisono.engine.costs.machine import MachineCalibration
-    from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import ComputeCalibration
     from unisono.planner.hardware import Hardware
 
@@ -49,7 +49,7 @@ class LinkCosts:
     def coded(self, members: Sequence[int], nbytes: float, codec: Codec) -> float:
         """Raise ValueError: no codec runs on a GPU."""
         del members, nbytes, codec
-        raise ValueError("compression takes f32 gradients in CPU memory, and the hosts have GPUs")
+        raise UnfitError("compression takes f32 gradients in CPU memory, and the hosts have GPUs")
 
     def message(self, sender: int, receiver: int, nbytes: float, beside: int = 1) -> float:
         """A message between two ranks, at one end. Each rank has its own share of the ports."""
@@ -102,6 +102,6 @@ def swap_rate(plan: Plan, machine: MachineCalibration, hardware: Sequence[Hardwa
     """
     silent = [each.name for each in hardware if each.host is None]
     if plan.swap is not None and silent:
-        raise ValueError(f"swap={plan.swap!r}: the file of {silent[0]} has no [host] with a rate")
+        raise UnfitError(f"swap={plan.swap!r}: the file of {silent[0]} has no [host] with a rate")
     rates = [each.host.bytes_per_s for each in hardware if each.host is not None]
     return min(rates, default=machine.copy.memory)

@@ -16,7 +16,7 @@ from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
 from unisono.parallel.families import ModelFamily, family_of, identity
 from unisono.parallel.graph.capture import Recorder, Shapes
-from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.containers import cast, mapped
 from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
@@ -28,7 +28,7 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts
-from unisono.parallel.plan import Plan
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.tensor_parallel import cut_of
@@ -173,7 +173,7 @@ class StepPredictor:
         hosts = self._hosts or (0,) * plan.ranks
         most, least = -(-self._rows // plan.data), self._rows // plan.data  # of a data rank
         if not least:
-            raise ValueError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
+            raise UnfitError(f"StepPredictor: {self._rows} rows are too few for {plan.data} data ranks")
         plan = replace(plan, micro_batches=min(plan.micro_batches, least))  # all ranks have as many
         rows = -(-most // plan.micro_batches)
         starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
@@ -339,7 +339,7 @@ class StepPredictor:
         for start in starts:
             first = next((module for module in family.pieces[start].modules() if module in paths), None)
             if first is None:
-                raise ValueError(f"piece {start} has no module of {type(self._base.model).__name__}")
+                raise UnfitError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))
         return tuple(found)
 
@@ -348,7 +348,7 @@ class StepPredictor:
         shapes = Shapes(self._base)
         inputs = self._micro(self._few)[0]
         if plan.precision != "f32":
-            inputs = mapped(inputs, lambda t: t.to(TYPES[plan.precision]) if t.is_floating_point() else t)
+            inputs = cast(inputs, TYPES[plan.precision])
             with shapes.mode:
                 shapes.model.to(TYPES[plan.precision])
         with torch.enable_grad():

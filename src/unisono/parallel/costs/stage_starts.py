@@ -6,6 +6,7 @@ import bisect
 from typing import NamedTuple
 
 from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.plan import UnfitError
 
 from .traced_step import ModuleCall, TracedStep
 
@@ -54,7 +55,7 @@ class StageStarts(NamedTuple):
         for path, count in self.starts:
             found = next((n for n, call in enumerate(traced.calls) if _begins(call, path, count)), None)
             if found is None:
-                raise ValueError(f'StepPredictor: a stage begins at "{path}", which a forward does not call')
+                raise UnfitError(f'StepPredictor: a stage begins at "{path}", which a forward does not call')
             first.append(found)
             sent.append(float(traced.calls[found].nbytes))
         stages = [bisect.bisect_right(first, number) for number in range(len(traced.calls))]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.cut import Cut, ModuleMove
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.local_model import ModuleMoves, narrow_
@@ -78,11 +78,8 @@ def trace_step(
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
     try:
         with shapes.mode, torch.enable_grad(), mode:
-            if layout.dtype is not None:
-                inputs = mapped(inputs, lambda t: t.to(layout.dtype) if t.is_floating_point() else t)
-            result = output(call(model, inputs))
-            result = mapped(result, lambda t: t.float() if t.is_floating_point() else t)
-            value = loss(result, targets)
+            result = output(call(model, cast(inputs, layout.dtype)))
+            value = loss(cast(result, torch.float32), targets)
             value = value[0] if isinstance(value, tuple) else value
             mode.backward(value.mean() if value.dim() else value)
     except CaptureError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from unisono.parallel.checkpoint import states
-from unisono.parallel.checkpoint_folder import newest, path_of
+from unisono.parallel.checkpoint_folder import path_of
 
 from .batches import ElasticBatches
 from .transactions import TransactionalRun
@@ -133,8 +133,7 @@ class ElasticRun(TransactionalRun):
     def load(self, folder: str | Path, *, also: Mapping[str, Any] | None = None) -> None:
         """Continue from a checkpoint, see `Run.load`. A newcomer has its state from the others."""
         if not self.is_newcomer:
-            found = newest(Path(folder))
-            super().load(found, also={**self._attached, **(also or {})})
+            found = self._made(lambda: self._load(Path(folder), {**self._attached, **(also or {})}))
             self._copies.clear()
             self._records.clear()
             self._completed_steps = self.steps

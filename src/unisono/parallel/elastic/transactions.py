@@ -453,7 +453,7 @@ class TransactionalRun(Run):
             self._check_reach(reports, given.saved.steps)
             settings = self._settings()  # the program's own, such as its learning rate now
             try:
-                state.load(newest(Path(given.saved.folder)), alone=True)
+                state.load(newest(Path(given.saved.folder)))
             except (OSError, ValueError) as error:
                 raise GroupError(
                     f"{LOST}, and the newest checkpoint cannot be loaded: {error}. Start the job again"

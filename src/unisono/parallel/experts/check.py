@@ -21,7 +21,6 @@ from unisono.parallel.cut_check import (
     Loss,
     NoDropout,
     alone,
-    as_f32,
     scatter_,
     train,
 )
@@ -29,8 +28,10 @@ from unisono.parallel.divergence import difference
 from unisono.parallel.families import identity
 from unisono.parallel.generators import drawing
 from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.model_copy import model_copy
 from unisono.parallel.unit_outputs import own_memory
+from unisono.torch.control_data import on_every_rank
 
 from .axis import ExpertAxis
 
@@ -97,7 +98,7 @@ class ExpertCheck:
         """
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
-            batch = as_f32(batch)
+            batch = cast(batch, torch.float32)
         scatter_(self._model)
         whole, cut = self._model, model_copy(self._model)
         with torch.enable_grad():
@@ -116,11 +117,12 @@ class ExpertCheck:
             self._add_up(wanted.parameters)
             here = {name: value for name, value in wanted.parameters.items() if name in found.parameters}
             wrong = difference(wanted._replace(parameters=here), found)
-        told: list[Any] = [None] * mesh.plan.ranks
-        dist.all_gather_object(told, None if wrong is None else self._text(*wrong), group=mesh.world)
-        for says in told:
-            if says is not None:
-                raise ValueError(says)
+
+        def compare() -> None:
+            if wrong is not None:
+                raise ValueError(self._text(*wrong))
+
+        on_every_rank(compare, mesh.world)
 
     def _forward(self, model: nn.Module) -> Callable[[Any], Any]:
         return lambda inputs: self._output(call(model, inputs))

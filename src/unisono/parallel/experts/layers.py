@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from unisono.parallel.plan import Plan, UnfitError
+
 from .stacked import numbers_of_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from unisono.parallel.plan import Plan
 
 KINDS = ("stacked", "list", "whole")
 
@@ -54,9 +55,9 @@ def check_experts(experts: object, plan: Plan) -> None:
         )
     for pattern, kind in experts.items():
         if kind not in KINDS:
-            raise ValueError(f'experts: "{pattern}" is {kind!r}; known are {", ".join(KINDS)}')
+            raise UnfitError(f'experts: "{pattern}" is {kind!r}; known are {", ".join(KINDS)}')
     if plan.expert == plan.tensor == plan.context == plan.pipeline == 1:
-        raise ValueError(
+        raise UnfitError(
             "parallelize: experts= is for a plan that spreads them, or records the program: write "
             "Plan(data=n, expert=n)"
         )
@@ -77,7 +78,7 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, plan: Plan)
     for pattern, kind in (given or {}).items():
         paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
         if not paths:
-            raise ValueError(f'experts: no module of {type(model).__name__} is called "{pattern}"')
+            raise UnfitError(f'experts: no module of {type(model).__name__} is called "{pattern}"')
         kinds |= dict.fromkeys(paths, kind)
     layers = [
         _layer(model, path, kinds[path], plan.expert, plan.tensor)
@@ -85,7 +86,7 @@ def expert_layers(model: nn.Module, given: Mapping[str, str] | None, plan: Plan)
         if kinds.get(path, "whole") != "whole"
     ]
     if not layers and plan.expert > 1:
-        raise ValueError(
+        raise UnfitError(
             f"expert={plan.expert}: no module of {type(model).__name__} is known as a layer of experts. "
             "Known are modules that are called with (rows, indices, weights) and whose parameters have the "
             'dimension of experts first, and lists of alike modules whose name has "experts". Write '
@@ -151,7 +152,7 @@ def _layer(model: nn.Module, path: str, kind: str, parts: int, tensor: int) -> E
         own = [*module.parameters(recurse=False)]
         sizes = {parameter.shape[0] if parameter.dim() else 0 for parameter in own}
         if len(sizes) != 1 or len(own) != len([*module.parameters()]) or len(_arguments(module)) != 3:
-            raise ValueError(
+            raise UnfitError(
                 f"experts: {what} is not stacked: it needs parameters of its own only, with the dimension "
                 "of experts first, and a forward of (rows, indices, weights). Give the path of the list as "
                 '"list", or write "whole"'
@@ -159,23 +160,23 @@ def _layer(model: nn.Module, path: str, kind: str, parts: int, tensor: int) -> E
         experts = sizes.pop()
     else:
         if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or not len(module):
-            raise ValueError(f"experts: {what} is no nn.ModuleList or nn.ModuleDict of experts")
+            raise UnfitError(f"experts: {what} is no nn.ModuleList or nn.ModuleDict of experts")
         if len({tuple(_shapes(child)) for child in module.children()}) > 1:
-            raise ValueError(f'experts: the modules of {what} are not alike; write "whole"')
+            raise UnfitError(f'experts: the modules of {what} are not alike; write "whole"')
         experts = len(module)
     if experts % (parts * tensor):
         ranks = f"expert={parts}" + f" x tensor={tensor}" * (tensor > 1)
-        raise ValueError(
+        raise UnfitError(
             f'{what} has {experts} experts, which {ranks} does not divide. Write experts={{"{path}": '
             '"whole"}, or another number'
         )
     if any(True for _ in module.buffers()):
-        raise ValueError(
+        raise UnfitError(
             f"{what} has buffers, and experts whose buffers differ between ranks are not kept. Write "
             f'experts={{"{path}": "whole"}}'
         )
     if kind == "list" and any(parameter.is_meta for parameter in module.parameters()):
-        raise ValueError(
+        raise UnfitError(
             f"{what} is a list of experts on the meta device. Build the model with its values, or write "
             f'experts={{"{path}": "whole"}}'
         )
@@ -191,12 +192,12 @@ def _check_apart(model: nn.Module, layers: list[ExpertLayer]) -> None:
     for name in parameters_of(model, layers):
         if name in tied:
             one, other = tied[name][:2]
-            raise ValueError(
+            raise UnfitError(
                 f'"{one}" and "{other}" are one parameter, and one of them is that of an expert, which is on '
                 'some ranks only. Write experts= with "whole" for its layer'
             )
     for inner, outer in itertools.permutations([layer.path for layer in layers], 2):
         if inner.startswith(f"{outer}."):
-            raise ValueError(
+            raise UnfitError(
                 f'experts: "{inner}" is within the experts of "{outer}". Write experts={{"{inner}": "whole"}}'
             )

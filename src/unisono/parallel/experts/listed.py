@@ -30,6 +30,7 @@ from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.noted_call import EXPERT_LIST, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
+from unisono.parallel.plan import UnfitError
 from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, reached, told
@@ -287,7 +288,7 @@ class ListedExperts(Forward):
         )
 
     def _refuse(self, what: str) -> None:
-        raise ValueError(self.text(what))
+        raise UnfitError(self.text(what))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

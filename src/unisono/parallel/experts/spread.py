@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unisono.parallel.plan import UnfitError
 from unisono.parallel.precision import kept_in_f32
 
 from .axis import ExpertAxis
@@ -59,7 +60,7 @@ def _check_within(model: nn.Module, layers: list[ExpertLayer]) -> None:
     """Refuse a list that the model itself calls: all of its program would be one operator."""
     for layer in layers:
         if layer.kind == "list" and not caller_of(model, layer.path):
-            raise ValueError(
+            raise UnfitError(
                 f'{type(model).__name__} itself calls the experts of "{layer.path}", so nothing of its '
                 "program is left to be cut by tensor, context or pipeline. Put the list, its router and what "
                 "adds up the results into a module of their own"
@@ -71,7 +72,7 @@ def _check_exact(model: nn.Module, axis: ExpertAxis, exact: Sequence[nn.Module])
     spread_over_ranks = {value for name, value in model.named_parameters() if name in axis.names}
     for path, module in model.named_modules():
         if module in exact and not spread_over_ranks.isdisjoint(module.parameters()):
-            raise ValueError(
+            raise UnfitError(
                 f'"{path}" keeps f32 and has experts that expert={axis.ranks} spreads over ranks; these '
                 "compute in the plan's precision. Name other modules in keep_f32, such as gates, or use "
                 "precision='f32'"

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from unisono.parallel.graph.fused import like
 from unisono.parallel.graph.noted_call import EXPERTS, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
+from unisono.parallel.plan import UnfitError
 from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, told, used
@@ -131,7 +132,7 @@ class StackedExperts(Forward):
             made = self._called(dict(zip(names, pairs, strict=True)))
         if not isinstance(made, Tensor) or made.shape != pairs[0].shape:
             what = f"{list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
-            raise ValueError(
+            raise UnfitError(
                 f'"{self._path}" returned {what} for rows of {list(pairs[0].shape)}: a layer of experts '
                 f'returns rows of the same shape. Write experts={{"{self._path}": "whole"}}'
             )
@@ -175,7 +176,7 @@ class StackedExperts(Forward):
                 else f"{name}: {value!r:.40}"
                 for name, value in bound.items()
             )
-            raise ValueError(
+            raise UnfitError(
                 f'"{self._path}" was called with ({kinds}); expected rows, the indices of their experts and '
                 f'weights. Write experts={{"{self._path}": "whole"}}'
             )
@@ -187,7 +188,7 @@ class StackedExperts(Forward):
             or len(index) != count
             or index.dtype == torch.bool
         ):
-            raise ValueError(
+            raise UnfitError(
                 f'"{self._path}" was called with rows {list(rows.shape)}, indices {list(index.shape)} of '
                 f"{index.dtype} and weights {list(weight.shape)}; expected indices and weights [{count}, "
                 f'experts of a row]. Write experts={{"{self._path}": "whole"}}'

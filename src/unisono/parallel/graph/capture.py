@@ -25,12 +25,11 @@ from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .direct_calls import Around, DirectCalls
 from .noted_call import check_at, noted_call
-from .own_collectives import check_collective
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .python_draws import draws_in_python, python_states
 from .python_stack import PACKAGES, is_recomputed, line_now
 from .saved_results import saved_result
-from .shapes import CaptureError, Shapes
+from .shapes import CaptureError, Shapes, check_collective
 from .slots import argument_names, slots_in, slots_of_call
 
 __all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture"]

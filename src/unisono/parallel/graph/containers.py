@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["mapped", "numbers_of", "strange_in", "tensors_in"]
+__all__ = ["cast", "mapped", "numbers_of", "strange_in", "tensors_in"]
 
 PLAIN = (
     bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -89,6 +89,13 @@ def mapped(thing: Any, change: Callable[[Any], Any], kind: type[Any] = Tensor) -
             object.__setattr__(changed, name, mapped(part, change, kind))
         return changed
     return thing
+
+
+def cast(thing: Any, dtype: torch.dtype | None) -> Any:
+    """Nested containers with floating tensors of this type; None: of their own."""
+    if dtype is None:
+        return thing
+    return mapped(thing, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def _rebuilt(thing: Any, found: dict[Any, Any]) -> Any:

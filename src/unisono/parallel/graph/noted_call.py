@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from unisono.parallel.plan import UnfitError
+
 __all__ = ["CHECKS", "EXPERTS", "EXPERT_LIST", "ModuleOp", "NotedOp", "check_at", "noted_call"]
 
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
@@ -44,7 +46,7 @@ def check_at(line: str) -> NotedOp:
 
     def check(held: Tensor) -> None:
         if not held.item():
-            raise ValueError(f"a check of the model's own fails on this batch, at {line}")
+            raise UnfitError(f"a check of the model's own fails on this batch, at {line}")
 
     return NotedOp(CHECK, check)
 

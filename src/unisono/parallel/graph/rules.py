@@ -124,8 +124,8 @@ class Rules:
         for place, number in enumerate(outputs):
             shape = self.graph.values[number].shape
             dims = found[place] if place < len(found) else None
-            if dims is not None:
-                assert tuple(map(size_of, dims)) == shape, (node.name, node.line, shape, dims)
+            if dims is not None and tuple(map(size_of, dims)) != shape:
+                raise AssertionError(f"the rule of {node.name} has other sizes than {shape}, at {node.line}")
             why_not = "" if rule is not None else why
             self.dims[number] = dims if dims is not None else [one(size, why_not) for size in shape]
         self._note_writes(node)

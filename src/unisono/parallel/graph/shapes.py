@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.plan import UnfitError
 from unisono.torch_internals.fake import fake_mode
 
 from .containers import mapped
 from .model_copy import model_copy
 
-__all__ = ["CaptureError", "Shapes"]
+__all__ = ["CaptureError", "Shapes", "check_collective"]
 
 
-class CaptureError(ValueError):
+class CaptureError(UnfitError):
     """A model cannot be recorded; the text names the file and the line.
 
     Attributes:
@@ -33,6 +34,20 @@ class CaptureError(ValueError):
 
 def _capture_error(text: str, final: bool) -> CaptureError:
     return CaptureError(text, final=final)
+
+
+def check_collective(op: Any) -> None:
+    """Refuse an operator of torch.distributed, such as of a contrastive loss over all ranks.
+
+    Ranks that share a model have the same rows, and those of a pipeline run other parts of it. So what such a
+    program gathers is not the batch. Data ranks run the model's own forward, and may call what they like.
+    """
+    if op.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+        raise CaptureError(
+            f"calls {op.overloadpacket.__name__.strip('_')} of torch.distributed, whose ranks have the same "
+            "rows under this plan (use data= and zero=)",
+            final=True,
+        )
 
 
 class Shapes:

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from unisono.parallel.plan import UnfitError
+
 from .containers import strange_in
 from .noted_call import ModuleOp
 from .program import HOOKS, Frame, Graph, Node, Ref, refs, writes_of
@@ -30,7 +32,7 @@ FLOPS_PER_BYTE = 10.0  # what a byte between stages costs
 PLACES = 200  # that are compared
 
 
-class StageError(ValueError):
+class StageError(UnfitError):
     """A program cannot be cut into stages; the text names the module and says what to write."""
 
 

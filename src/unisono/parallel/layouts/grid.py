@@ -8,9 +8,11 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from unisono.parallel.mesh import group_of, groups_along
 from unisono.parallel.mesh_names import unique_names
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ class RankGrid:
     def __init__(self, device_type: str = "cpu") -> None:
         self.sizes = primes(dist.get_world_size())
         names = unique_names(f"axis{index}" for index in range(len(self.sizes)))
-        self.mesh = init_device_mesh(device_type, self.sizes, mesh_dim_names=names)
+        ranks = torch.arange(dist.get_world_size()).view(self.sizes)
+        self.mesh = DeviceMesh.from_group(groups_along(ranks), device_type, mesh=ranks, mesh_dim_names=names)
         self.here = tuple(self.mesh.get_coordinate() or ())
         self._groups: dict[tuple[int, ...], Any] = {}
 
@@ -54,10 +57,7 @@ class RankGrid:
         if axes not in self._groups:
             others = [axis for axis in range(len(self.sizes)) if axis not in axes]
             columns = self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))
-            for column in columns.tolist():
-                group = dist.new_group(column)
-                if dist.get_rank() in column:
-                    self._groups[axes] = group
+            self._groups[axes] = group_of(columns)
         return self._groups[axes]
 
 

@@ -11,20 +11,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.graph.argument_templates import template
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.program import Ref, replayed
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram
 from unisono.parallel.pipeline.module_results import ModuleResults
-from unisono.parallel.program_state import ModuleSettings, kinds_of
+from unisono.parallel.program_state import ModuleSettings, ProgramCache, kinds_of
 from unisono.parallel.recording import ModelRecorder
+from unisono.torch.control_data import on_every_rank, on_rank_0
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Graph, Node
 
 __all__ = ["ProgramStage", "StagePrograms"]
-
-PROGRAMS = 256  # that are kept; each belongs to inputs of other shapes, or other settings of modules
 
 
 class StagePrograms:
@@ -46,27 +45,16 @@ class StagePrograms:
         )
         self._name, self._dtype = self._recorder.name, dtype
         self._settings: ModuleSettings | None = None
-        self._known: dict[Any, StageProgram] = {}
+        self._known: ProgramCache[StageProgram] = ProgramCache()
         self._current: Any = None
-        told: list[Any] = [None]
         with torch.enable_grad():
             graph = self._recorded(sample)
-            if dist.get_rank() == 0:
-                try:
-                    told = [choose_starts(graph, stages)]
-                except StageError as error:
-                    told = [str(error)]
-            dist.broadcast_object_list(told, src=0)
-            if isinstance(told[0], str):
-                raise StageError(told[0])
-            self.starts: list[StageStart] = told[0]
+            self.starts: list[StageStart] = on_rank_0(lambda: choose_starts(graph, stages))
             self.first = StageProgram(graph, self._recorder.shapes.model, self.starts)
         self._sample = sample
 
     def _recorded(self, inputs: Any) -> Graph:
-        if self._dtype is not None:
-            inputs = mapped(inputs, lambda t: t.to(self._dtype) if t.is_floating_point() else t)
-        return self._recorder.record(inputs)
+        return self._recorder.record(cast(inputs, self._dtype))
 
     def note(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Follow `model`, which is cut now. `group`: the ranks of this pipeline."""
@@ -90,14 +78,9 @@ class StagePrograms:
         self._current = self._settings.now()
         for inputs in batches:
             key = self._key(inputs)
-            if key in self._known:
-                continue
-            self._settings.give(self._recorder.shapes)
-            program = StageProgram(self._recorded(inputs), self._recorder.shapes.model, self.starts)
-            self._check(program)
-            while len(self._known) >= PROGRAMS:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = program
+            if not self._known.use(key):
+                self._settings.give(self._recorder.shapes)
+                self._known[key] = self._agreed(inputs)
 
     def of(self, inputs: Any) -> StageProgram:
         """The program of these inputs, which `confirm` has seen."""
@@ -107,17 +90,24 @@ class StagePrograms:
         kinds = kinds_of(inputs, self._dtype)
         return kinds, self._current, self._recorder.trained, torch.is_grad_enabled()
 
-    def _check(self, program: StageProgram) -> None:
-        for number, stage in enumerate(program.stages):
-            self.check_parameters(number, stage.parameters, stage.calls)
-        digests: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(digests, program.digest, group=self._group)
-        if any(digest != digests[0] for digest in digests):
+    def _agreed(self, inputs: Any) -> StageProgram:
+        """The program of these inputs, where all ranks have the same."""
+        programs: list[StageProgram] = []
+
+        def digest() -> str:
+            program = StageProgram(self._recorded(inputs), self._recorder.shapes.model, self.starts)
+            for number, stage in enumerate(program.stages):
+                self.check_parameters(number, stage.parameters, stage.calls)
+            programs.append(program)
+            return program.digest
+
+        if len({*on_every_rank(digest, self._group)}) > 1:
             raise StageError(
                 f"ranks of one pipeline run different programs of {self._name}: their inputs have different "
                 "shapes, or the model is not the same on all of them. run.shard(loader) gives each the same "
                 "rows"
             )
+        return programs[0]
 
     def check_parameters(self, number: int, parameters: set[str], calls: Iterable[str] = ()) -> None:
         """Refuse a stage that needs more than the sample's stage of this number has.

@@ -17,6 +17,7 @@ from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.loss_weights import mean, pair
 from unisono.parallel.sharded_parameters import reshard
 from unisono.torch_internals import training
+from unisono.torch_internals.group_use import within
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
 from .schedule import Action, Schedule, StageMessage
@@ -43,6 +44,7 @@ class StepInput:
         counts: the loss returns (sum, count).
         update: the gradients are reduced at the end; else they stay, and the next step adds to them.
         recorded: under a context axis the loss belongs to the program; else it gets whole outputs.
+        guard: within it the loss is called.
     """
 
     micros: Sequence[tuple[Any, Any]]
@@ -53,6 +55,7 @@ class StepInput:
     counts: bool = False
     update: bool = True
     recorded: bool = True
+    guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def recorded_loss(self, micro: int) -> Callable[[Any, Any], Tensor] | None:
         """What a program under a context axis ends with; None: with the output of the model."""
@@ -60,7 +63,8 @@ class StepInput:
 
     def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
         """The loss of a micro-batch, and its count."""
-        return self.checked(self.loss(output, targets))
+        with self.guard():
+            return self.checked(self.loss(output, targets))
 
     def checked(self, value: Any) -> tuple[Tensor, float]:
         """Likewise, of what the loss returned."""
@@ -127,6 +131,8 @@ class PipelineRuntime:
             self._units.reset()
         self.interrupted, self._stale = True, False
         step = _StepState(schedule, step_input)
+        if not self._single:
+            step_input.guard = _guard_of_loss(self._mesh.ranks_of(schedule.rank_of[-1]))
         order = [a for a in schedule.orders[self._mesh.stage] if step_input.train or a.kind == "F"]
         split, reduces = any(action.kind == "W" for action in order), step_input.train and step_input.update
         final = next((action for action in reversed(order) if reduces and action.kind != "F"), None)
@@ -367,3 +373,17 @@ def _check_outputs(stage: int, outputs: tuple[Any, ...]) -> None:
                 f"stage {stage} returned a {type(output).__name__}; a stage returns a tensor or a tuple "
                 f"of tensors"
             )
+
+
+def _guard_of_loss(ranks: Sequence[int]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Within it collectives with ranks that do not have the last stage raise: those do not run the loss."""
+    last = frozenset(ranks)
+
+    def refuse(name: str, who: str) -> None:
+        raise ValueError(
+            f"the loss calls {name} with {who}, and not all of them come: under pipeline= the ranks of the "
+            f"last stage alone compute the loss, {sorted(last)}. Call it outside of the step, or with those "
+            "ranks only (use data= and zero= for a loss over all ranks)"
+        )
+
+    return lambda: within(last, refuse)

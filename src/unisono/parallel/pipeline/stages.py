@@ -6,18 +6,16 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped
-
-if TYPE_CHECKING:
-    from unisono.parallel.plan import Plan
+from unisono.parallel.plan import Plan, UnfitError
+from unisono.torch.control_data import on_rank_0
 
 
 class PipelineStages(nn.Module):
@@ -82,26 +80,26 @@ def first_pieces(pieces: Sequence[nn.Module], plan: Plan, sample: Any, *, on_met
 def check_starts(starts: Sequence[int], pieces: int) -> None:
     """Raise ValueError where stages begin at pieces that a model does not have."""
     if starts and not 0 < starts[0] <= starts[-1] < pieces:
-        raise ValueError(f"cuts={tuple(starts)} do not fit a model of {pieces} pieces")
+        raise UnfitError(f"cuts={tuple(starts)} do not fit a model of {pieces} pieces")
 
 
 def check_no_cuts(plan: Plan, model: nn.Module) -> None:
     """Raise ValueError for `cuts` of a model whose stages are cut from its program."""
     if plan.cuts is not None:
-        raise ValueError(
+        raise UnfitError(
             f"cuts={plan.cuts} counts pieces, and {type(model).__name__} has none: its stages are cut from "
             "its program. Leave cuts out, or write parallelize(..., pieces=[first, second, ...])"
         )
 
 
 def _balanced(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
-    """The first piece of each stage: rank 0 measures, or counts parameters, and broadcasts the result."""
-    costs: list[Any] = [None]
-    if dist.get_rank() == 0:
+    """The first piece of each stage: rank 0 measures for all, or counts parameters."""
+
+    def costs() -> list[float]:
         counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
-        costs = [counted if sample is None else measure_costs(pieces, sample)]
-    dist.broadcast_object_list(costs, src=0)
-    return balance(costs[0], stages)
+        return counted if sample is None else measure_costs(pieces, sample)
+
+    return balance(on_rank_0(costs), stages)
 
 
 def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> tuple[int, ...]:
@@ -114,7 +112,7 @@ def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> 
     """
     slow = slow or (1.0,) * stages
     if len(costs) < stages:
-        raise ValueError(f"the model has {len(costs)} pieces, too few for {stages} stages")
+        raise UnfitError(f"the model has {len(costs)} pieces, too few for {stages} stages")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from unisono.parallel.plan import SPLIT_BACKWARD, Plan
+from unisono.parallel.plan import SPLIT_BACKWARD, Plan, UnfitError
 
 __all__ = ["OPTIONAL", "RECOMPUTE", "allows", "changes", "divisors", "neighbours", "plans", "values"]
 
@@ -126,7 +126,7 @@ def _made(found: dict[str, Any], given: Mapping[str, Any]) -> Plan | None:
         return None
     try:
         made = Plan(**found)
-    except ValueError:
+    except UnfitError:
         return None
     return None if _repeats(made, given) else made
 
@@ -182,7 +182,7 @@ def _changed(plan: Plan, change: dict[str, Any]) -> Plan | None:
     for each in tries:
         try:
             return replace(plan, **each)
-        except ValueError:
+        except UnfitError:
             continue
     return None
 

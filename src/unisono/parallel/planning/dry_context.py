@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.program import ContextProgram
 from unisono.parallel.context.runtime import ContextModel
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.sharded_parameters import TYPES
 
 if TYPE_CHECKING:
     from unisono.parallel.mesh import PlanMesh
-    from unisono.parallel.plan import Plan
 
 __all__ = ["DryContext"]
 
@@ -33,7 +33,7 @@ class DryContext(ContextModel):
     def __init__(self, model: nn.Module, output: Callable[[Any], Any], plan: Plan, device_type: str) -> None:
         for axis in ("tensor", "pipeline"):
             if getattr(plan, axis) > 1:
-                raise ValueError(
+                raise UnfitError(
                     f"context={plan.context} with {axis}={getattr(plan, axis)}: its memory is not predicted"
                 )
         dtype = TYPES[plan.precision] if plan.low else None

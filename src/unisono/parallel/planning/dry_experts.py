@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from unisono.parallel.experts.exchange import RowExchange
 from unisono.parallel.experts.stacked import numbers_of_experts
 from unisono.parallel.graph.written import Forward
-
-if TYPE_CHECKING:
-    from unisono.parallel.plan import Plan
+from unisono.parallel.plan import Plan, UnfitError
 
 __all__ = ["DrawnRows", "spread_by_chance"]
 
@@ -74,18 +72,18 @@ def spread_by_chance(model: nn.Module, plan: Plan) -> list[nn.Module]:
         return []
     for axis in ("tensor", "context"):
         if getattr(plan, axis) > 1:
-            raise ValueError(
+            raise UnfitError(
                 f"expert={plan.expert} with {axis}={getattr(plan, axis)}: its memory is not predicted"
             )
     layers = {module: count for module in model.modules() if (count := _stacked(module))}
     if not layers:
-        raise ValueError(
+        raise UnfitError(
             f"expert={plan.expert}: {type(model).__name__} has no layers of stacked experts, and the memory "
             "of lists of experts is not predicted"
         )
     for module, count in layers.items():
         if count % plan.expert:
-            raise ValueError(f"expert={plan.expert} does not divide the {count} experts of a layer")
+            raise UnfitError(f"expert={plan.expert} does not divide the {count} experts of a layer")
         for name, value in [*module.named_parameters(recurse=False)]:
             mine = value.data[: count // plan.expert].clone()
             module.register_parameter(name, nn.Parameter(mine, requires_grad=value.requires_grad))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of, sizes
 from unisono.parallel.families import identity
 from unisono.parallel.graph.capture import Recorder
-from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.single_texts import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
@@ -23,6 +24,7 @@ from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule
 from unisono.parallel.pipeline.stages import PieceStage, PipelineStages, balance, check_no_cuts, check_starts
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 
@@ -34,7 +36,6 @@ from .memory_account import MemoryPeak
 
 if TYPE_CHECKING:
     from unisono.parallel.families import ModelFamily
-    from unisono.parallel.plan import Plan
 
     from .task import TrainingTask
 
@@ -53,7 +54,7 @@ class DryRun:
 
     def __init__(self, task: TrainingTask, plan: Plan, limit: int | None = None) -> None:
         if task.batch < plan.data:
-            raise ValueError(f"a batch of {task.batch} rows is too small for {plan.data} data ranks")
+            raise UnfitError(f"a batch of {task.batch} rows is too small for {plan.data} data ranks")
         self._task, self._everyone, self._limit = task, plan, limit
         self._plan = plan if plan.local_steps is None else plan.of_replica()
         self._rows = -(-task.batch // plan.data)
@@ -74,7 +75,7 @@ class DryRun:
         task, plan = self._task, self._plan
         changed = task.changed_buffer(self._micro_rows) if plan.recompute else ""
         if changed:
-            raise ValueError(
+            raise UnfitError(
                 f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
             )
         shapes = task.shapes()
@@ -153,7 +154,7 @@ class DryRun:
         found: dict[tuple[int, int], Specs] = {}
         for rows in dict.fromkeys(self._sizes) if stages else ():
             whole = self._task.blank_batch(rows, shapes)[0]
-            inputs = _low_inputs(whole, self._plan)  # any stage may take them
+            inputs = cast(whole, _low(self._plan))  # any stage may take them
             value: tuple[Tensor, ...] = ()
             with shapes.mode:
                 for number, stage in enumerate(stages[:-1]):
@@ -165,11 +166,8 @@ class DryRun:
         return found
 
 
-def _low_inputs(inputs: Any, plan: Plan) -> Any:
-    if not plan.low:
-        return inputs
-    low = TYPES[plan.precision]
-    return mapped(inputs, lambda t: t.to(low) if t.is_floating_point() else t)
+def _low(plan: Plan) -> torch.dtype | None:
+    return TYPES[plan.precision] if plan.low else None
 
 
 class _DryPrograms:
@@ -181,7 +179,7 @@ class _DryPrograms:
             copy = Shapes(shapes.model)
             run._lower(copy.model, copy)  # a model may ask for the type of its parameters
             inputs = run._task.blank_batch(rows, copy)[0]
-            graph = Recorder(copy).run(copy.model, _low_inputs(inputs, plan))
+            graph = Recorder(copy).run(copy.model, cast(inputs, _low(plan)))
             starts = starts or choose_starts(graph, plan.stages)
             known[rows] = StageProgram(graph, copy.model, starts)
         self._known, self.first = known, known[run._sizes[0]]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from unisono.engine.environment import env
 from unisono.parallel.batches import micro_batches
+from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
@@ -25,6 +26,7 @@ from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import apart, gathered_units, own_units
@@ -44,7 +46,6 @@ from .storage_watch import StorageWatch
 if TYPE_CHECKING:
     from unisono.parallel.families import ModelFamily
     from unisono.parallel.graph.shapes import Shapes
-    from unisono.parallel.plan import Plan
 
     from .dry_context import DryContext
     from .task import TrainingTask
@@ -224,9 +225,10 @@ class DryStep:
                 yield
         except Exception as error:
             if is_about_data(error):
-                raise CaptureError(
-                    f"a step of this model reads values of tensors, which a dry run lacks: {error}"
-                ) from error
+                why = f"a step of this model reads values of tensors, which a dry run lacks: {error}"
+                raise CaptureError(why) from error
+            if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
+                raise UnfitError(str(error)) from error
             raise
 
     def _called(self, units: DryAxis) -> list[nn.Module]:

@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from unisono.parallel.generators import RngRegion
-from unisono.parallel.graph.capture import CaptureError, call
+from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import Shapes
+from unisono.parallel.shared import chain
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 
@@ -62,7 +63,7 @@ def cut_of_program(
     """
     forward = None
     if pieces is not None:
-        shapes, forward = Shapes(shapes.model, list(pieces)), _chain
+        shapes, forward = Shapes(shapes.model, list(pieces)), chain
     cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
     if not cut.dims:
         raise CaptureError(f"tensor={parts} cuts nothing of the model")
@@ -82,9 +83,3 @@ def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) 
 
     run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
     return set(model.parameters()) - whole
-
-
-def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
-    for piece in pieces:
-        inputs = call(piece, inputs)
-    return inputs

@@ -9,15 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.hardware_costs import operator_costs_of
 from unisono.planner.operator_costs import OperatorCosts, roofline_of
 from unisono.planner.readable import readable_size
+from unisono.torch.control_data import on_every_rank
 
 from .device_costs import NEEDED_BYTES, device_costs
 from .job_hosts import JobHost, bytes_of
@@ -143,11 +143,8 @@ def measure(device_type: str, held: int) -> JobMachine:
     Args:
         held: bytes that this process has taken already for what is planned.
     """
-    alone, on_host = not dist.is_initialized(), device_type == "cpu"
-    mine = _host(), *_costs_and_free(device_type, held)
-    told: list[Any] = [mine] if alone else [None] * dist.get_world_size()
-    if not alone:
-        dist.all_gather_object(told, mine)
+    on_host = device_type == "cpu"
+    told = on_every_rank(lambda: (_host(), *_costs_and_free(device_type, held)))
     names = [host for host, *_ in told]
     here = Counter(names)
     memory = tuple(  # the ranks of a host share what is free there

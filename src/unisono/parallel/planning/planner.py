@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch import nn
 
 from unisono.parallel.arguments import check_arguments
@@ -19,6 +18,7 @@ from unisono.parallel.optimizer_groups import Optimizer
 from unisono.parallel.plan import Plan
 from unisono.planner.cluster import Hosts
 from unisono.planner.planner import NoPlanFitsError
+from unisono.torch.control_data import on_rank_0
 
 from .candidates import values
 from .choice import ModelChoice
@@ -90,7 +90,7 @@ def plan(
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
     machine = _machine(task, limit, places, ranks if price is None else price.ranks, types)
     try:
-        return _with_inputs(_agreed(lambda: _chosen(task, machine, price, given, trial)), task)
+        return _with_inputs(on_rank_0(lambda: _chosen(task, machine, price, given, trial)), task)
     finally:
         if kept is not None:
             kept.restore()
@@ -135,24 +135,6 @@ def _chosen(
         return search.choose(() if machine.compute is not None else axes)
     except NoPlanFitsError:
         return search.choose({*axes, swap})
-
-
-def _agreed(choose: Callable[[], ModelChoice]) -> ModelChoice:
-    """Rank 0's choice, on all ranks; or its error."""
-    if not dist.is_initialized():
-        return choose()
-    told: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            told = [choose()]
-        except (ValueError, TypeError) as error:
-            told = [error]
-        except Exception as error:  # noqa: BLE001  all ranks raise it; not all errors of PyTorch can be sent
-            told = [RuntimeError(f"{type(error).__name__}: {error}")]
-    dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], Exception):
-        raise told[0]
-    return told[0]  # type: ignore[no-any-return]
 
 
 def _check_sample(sample: object, loss: object, weigh: object) -> None:

@@ -17,7 +17,7 @@ from unisono.parallel.costs.hardware_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
-from unisono.parallel.plan import Plan
+from unisono.parallel.plan import Plan, UnfitError
 from unisono.parallel.precision import BATCH_NORM
 from unisono.planner.planner import NoPlanFitsError
 from unisono.planner.readable import readable_size
@@ -133,7 +133,7 @@ class PlanSearch:
         """One plan, whether it fits or not.
 
         Raises:
-            CaptureError, ValueError: it cannot run; the text says why.
+            UnfitError: it cannot run; the text says why.
         """
         staged = self._staged(plan)[0]
         found = self._dry(self._predictor.forecast(staged), staged)
@@ -164,7 +164,7 @@ class PlanSearch:
             return
         try:
             DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._most).peak_of(0)
-        except (CaptureError, ValueError):
+        except UnfitError:
             self._axes = {axis for axis in self._axes if axis != "context"}
 
     def _leave_out_experts(self) -> None:
@@ -174,7 +174,7 @@ class PlanSearch:
         for parts in divisors(self._ranks)[1:]:
             try:
                 expert_layers(self._task.model, None, Plan(data=self._ranks, expert=parts))
-            except ValueError:
+            except UnfitError:
                 continue
             return
         self._axes = {axis for axis in self._axes if axis != "expert"}
@@ -201,7 +201,7 @@ class PlanSearch:
             return None
         try:
             return self._predictor.forecast(plan)
-        except (CaptureError, ValueError) as error:
+        except UnfitError as error:
             self._problems[axes] = str(error)
             return None
 
@@ -227,7 +227,7 @@ class PlanSearch:
             return None
         try:
             return self._dry(time, plan)
-        except (CaptureError, ValueError) as error:
+        except UnfitError as error:
             self._problems[axes] = str(error)
             return None
 
@@ -310,7 +310,7 @@ class PlanSearch:
         """Bytes that a plan without a forecast has too many; 0: it fits, or has no dry run either."""
         try:
             return max(peak.exceeded for peak, _ in self._peaks(plan))
-        except (CaptureError, ValueError):
+        except UnfitError:
             return 0
 
     def _why(self, plan: Plan | None = None) -> str:
