@@ -66,7 +66,8 @@ def make_optimizers(
         if other is not None:  # that rank does not go on, so this one must not wait for it
             rank = dist.get_global_rank(group, place)
             raise UnfitError(f"parallelize: optimizer= raised on rank {rank}: {other}")
-    for one, *several in zip(found[1], *(theirs for _, theirs in told), strict=False):
+    everywhere: Any = zip(found[1], *(theirs for _, theirs in told), strict=False)
+    for one, *several in everywhere:
         limits.check(
             one, functools.reduce(OptimizerScope.joined, (OptimizerScope(*each) for each in several))
         )
