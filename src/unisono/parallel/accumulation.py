@@ -23,12 +23,14 @@ __all__ = ["GradientAccumulation"]
 class GradientAccumulation:
     """The calls of `step` since the last update.
 
+    Args:
+        sums: losses are sums, which add up as they are.
     Attributes:
         calls: how many have added their gradients.
     """
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, *, sums: bool = False) -> None:
+        self.calls, self._sums = 0, sums
         self._unit = self._total = 0.0
         self._kept = (1.0, 1.0)  # the least and the largest share of labels that count, over all parts
 
@@ -38,6 +40,8 @@ class GradientAccumulation:
         Raises:
             ValueError: without `weigh`, this batch ignores another share of its labels than those before.
         """
+        if self._sums:
+            return cut.weights
         if self.calls == 0:
             self._unit, self._total, self._kept = cut.total, 0.0, cut.kept
             return cut.weights
@@ -48,13 +52,13 @@ class GradientAccumulation:
         """What the loss of the present call is multiplied by. `count`: its rows or labels, of all ranks."""
         if count == 0:
             raise ValueError("no label of this batch counts: the loss returned (sum, 0) for all of it")
-        return self._unit / count
+        return 1.0 if self._sums else self._unit / count
 
     def add(self, count: float) -> float:
         """Count the present call; return what all gradients so far are multiplied by."""
         self.calls += 1
         self._total += count
-        return self._unit / self._total
+        return 1.0 if self._sums else self._unit / self._total
 
     def clear(self) -> None:
         """Begin anew."""

@@ -14,8 +14,10 @@ that is a mean over labels, some of which are ignored, needs the number of those
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,6 +39,7 @@ IGNORED = -100  # what PyTorch's losses and Hugging Face's models ignore
 
 
 WORDS = ("rows", "tokens", "counted")
+SUM = "sum"  # of a loss of PyTorch that says so
 
 
 def check_weigh(weigh: object, *, own_loss: bool = False) -> None:
@@ -61,16 +64,21 @@ def check_weigh(weigh: object, *, own_loss: bool = False) -> None:
         )
 
 
-def resolved(weigh: Weigh, ignored: int, model: object, *, own_loss: bool) -> Weigh:
-    """`weigh` with a function for "tokens".
+def resolved(weigh: Weigh, ignored: int, model: object, loss: object) -> Weigh:
+    """`weigh` with a function for "tokens", and that of a loss of PyTorch which says by what it divides.
+
+    Args:
+        loss: the user's; None: the model computes its own.
 
     A causal model of Hugging Face that computes its loss itself shifts the labels: the first of each row is
     left out.
     """
+    if weigh is None:
+        return _own_weigh(loss, ignored)
     if weigh != "tokens":
         return weigh
     name = type(model).__name__
-    shifts = own_loss and (
+    shifts = loss is None and (
         getattr(model, "loss_type", None) == "ForCausalLM" or name.endswith(("ForCausalLM", "LMHeadModel"))
     )
 
@@ -83,6 +91,45 @@ def resolved(weigh: Weigh, ignored: int, model: object, *, own_loss: bool) -> We
         return sum(int(((label[:, 1:] if shifts else label) != ignored).sum()) for label in labels)
 
     return tokens
+
+
+def settings_of(loss: Any) -> dict[str, Any] | None:
+    """The settings of a loss of PyTorch; None: it is another function."""
+    if isinstance(loss, functools.partial) and not loss.args:
+        inner = settings_of(loss.func)
+        return None if inner is None else inner | loss.keywords
+    kind = loss if isinstance(loss, FunctionType) else type(loss)
+    if kind.__module__ not in ("torch.nn.functional", "torch.nn.modules.loss"):
+        return None
+    own = {} if kind is loss else {"weight": getattr(loss, "weight", None), "reduction": loss.reduction}
+    return {"name": kind.__name__, **own}
+
+
+def is_mean(loss: Any) -> bool:
+    """Whether it is known to be a mean over rows, or over labels."""
+    settings = settings_of(loss)
+    if settings is None or settings.get("reduction", "mean") not in ("mean", "batchmean"):
+        return False
+    return settings.get("weight") is None
+
+
+def _own_weigh(loss: Any, ignored: int) -> Weigh:
+    """What a loss of PyTorch with class weights, or a sum, says itself; None: nothing."""
+    settings = settings_of(loss) or {}
+    weight = settings.get("weight")
+    if settings.get("reduction") == "sum":
+        return SUM
+    classes = settings.get("name") in ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+    if weight is None or not classes or settings.get("reduction", "mean") != "mean":
+        return None
+
+    def weights(labels: Any) -> Any:
+        if not isinstance(labels, Tensor) or labels.is_floating_point():  # shares of classes
+            return float(rows_of([labels]))
+        counts = labels != ignored
+        return (weight.to(labels.device)[labels.where(counts, 0)] * counts).sum()
+
+    return weights
 
 
 def own_loss(output: Any, _labels: Any) -> Tensor:
@@ -113,7 +160,7 @@ def pair(value: Any) -> tuple[Tensor, float]:
             "and the "
             "number of labels in it"
         )
-    return one_value(value[0]), _count(value[1])
+    return one_value(value[0]), count(value[1])
 
 
 def mean(value: Any) -> Tensor:
@@ -179,6 +226,7 @@ def cut_batch(
     changed: bool = False,
     forward: bool = False,
     data: DataComparison | None = None,
+    read: int = 0,
 ) -> CutBatch:
     """Cut this rank's batch into micro-batches, and weigh each in the loss of all ranks.
 
@@ -190,13 +238,14 @@ def cut_batch(
         changed: this rank trains other parameters than before.
         forward: ranks may have no rows; they run a row that counts nothing.
         data: compares what ranks have in the first batches; None: nothing does.
+        read: of the numbers that the loss reads, under a context axis; equal on all ranks.
     Raises:
         ValueError: ranks that share rows have different ones; or, without `weigh`, parts of the
             batch have different shares of ignored labels.
     """
     mine, most = rows_of(list(batch)), mesh.plan.micro_batches
     if mesh.plan.context > 1:
-        _check_alike(batch, mesh)
+        _check_alike(batch, read, mesh)
     micros: list[tuple[Any, Any]] = micro_batches(batch, min(most, mine)) if mine else []
     noted = _batch_weights(micros, weigh, ignored, mesh, several=several)
     told = [] if data is None else data.numbers(batch)
@@ -212,7 +261,9 @@ def cut_batch(
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
     total, kept = float(sum(rows)), (1.0, 1.0)
-    if weigh == "counted":
+    if weigh == SUM:
+        weights = [1.0] * len(micros)
+    elif weigh == "counted":
         weights = [1.0 / total] * len(micros)
     elif callable(weigh):
         total = float(largest.sum())
@@ -233,9 +284,12 @@ def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
     if largest - least > EVEN:
         raise ValueError(
             f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
-            "parts' means is not the mean over labels. Write parallelize(..., weigh=lambda targets: "
-            f'(targets != {ignored}).sum()), weigh="tokens" if it is the mean over all labels that are not '
-            'ignored, or weigh="rows" if it is a mean over rows'
+            'parts\' means is not the mean over labels. Write parallelize(..., weigh="tokens") if the loss '
+            "divides by "
+            "the labels that are not ignored; weigh=lambda targets: the number by which it divides, such "
+            "as the sum "
+            f'of class weights, weight[targets[targets != {ignored}]].sum(); weigh="rows" if it is a mean '
+            f"over rows"
         )
 
 
@@ -248,14 +302,14 @@ def _batch_weights(
     micros: Sequence[tuple[Any, Any]], weigh: Weigh, ignored: int, mesh: PlanMesh, *, several: bool
 ) -> _BatchWeights:
     if callable(weigh):
-        counts = [_count(weigh(targets)) for _, targets in micros]
+        counts = [count(weigh(targets)) for _, targets in micros]
         return _BatchWeights(counts, (0.0, sum(counts)))
     alone = len(micros) == 1 and mesh.plan.data == 1 and not several
     if not micros:
         return _BatchWeights([], (math.inf, -math.inf))
-    if weigh in ("rows", "counted") or alone:
+    if weigh in ("rows", "counted", SUM) or alone:
         return _BatchWeights([], (1.0, 1.0))
-    shares = [_kept(targets, ignored) for _, targets in micros]
+    shares = [kept_of(targets, ignored) for _, targets in micros]
     return _BatchWeights([], (min(shares), max(shares)))
 
 
@@ -289,11 +343,19 @@ def _checked(table: Tensor, mesh: PlanMesh, *, forward: bool) -> list[int]:
     return [int(rows) for rows in table[0, :, 0].tolist()]
 
 
-def _check_alike(batch: Any, mesh: PlanMesh) -> None:
-    """Ranks that share sequences must have the same ones."""
+def _check_alike(batch: Any, read: int, mesh: PlanMesh) -> None:
+    """Ranks that share sequences must have the same ones, and all ranks read the same numbers in the loss."""
     together = mesh.plan.context * mesh.plan.tensor
-    table = _gather([fingerprint(batch)], mesh).view(-1, together)
-    for row, marks in enumerate(table.tolist()):
+    table = _gather([fingerprint(batch), read], mesh).view(-1, together, 2)
+    if bool((table[..., 1] != table[0, 0, 1]).any()):
+        raise ValueError(
+            "the loss reads other numbers on some ranks than on others, such as a weight that the loop "
+            "changes: "
+            f"{table[..., 1].flatten().tolist()} on ranks 0 to {mesh.plan.ranks - 1}, as fingerprints. "
+            f"Change it on "
+            "all ranks alike"
+        )
+    for row, marks in enumerate(table[..., 0].tolist()):
         if len(set(marks)) > 1:
             first = row * together
             raise ValueError(
@@ -302,7 +364,13 @@ def _check_alike(batch: Any, mesh: PlanMesh) -> None:
             )
 
 
-def _count(given: object) -> float:
+def count_of(weigh: Callable[[Any], Any]) -> Callable[[Any], float]:
+    """The function of a user, checked."""
+    return lambda targets: count(weigh(targets))
+
+
+def count(given: object) -> float:
+    """A number of labels that a function of the user's returned."""
     if isinstance(given, Tensor):
         if given.numel() != 1:
             raise ValueError(f"weigh returned a tensor of shape {list(given.shape)}, expected one number")
@@ -314,7 +382,7 @@ def _count(given: object) -> float:
     return float(given)
 
 
-def _kept(targets: Any, ignored: int) -> float:
+def kept_of(targets: Any, ignored: int) -> float:
     """The share of labels that are not ignored; 1.0 where targets have no labels."""
     labels = [t for t in tensors_in(targets) if not t.is_floating_point() and t.dtype != torch.bool]
     total = sum(label.numel() for label in labels)

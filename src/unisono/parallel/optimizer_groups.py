@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from unisono.torch.control_data import on_every_rank
 
+from .optimizer_scope import OptimizerScope, ScopeLimits
 from .plan import UnfitError
 
 __all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
@@ -40,28 +41,36 @@ Optimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 
 def make_optimizers(
-    make: Optimizer, given: Parameters, group: dist.ProcessGroup, *, swap: bool
+    make: Optimizer, given: Parameters, group: dist.ProcessGroup, limits: ScopeLimits
 ) -> tuple[Any, list[torch.optim.Optimizer]]:
     """What the caller's function makes, and the optimizers in it. All ranks of the group call this.
 
     Raises:
-        ValueError, TypeError: they are none, also where they are none on another rank only.
+        ValueError, TypeError: they are none, or step otherwise than in one process, also where that is so on
+            another rank only.
     """
     found: Any = None
     problem: Exception | None = None
+    scopes: list[OptimizerScope] = []
     try:
         made = _made(make, given)
-        found = made, optimizers_of(made, given, swap=swap)
+        found = made, optimizers_of(made, given, swap=limits.units)
+        scopes = [limits.scope_of(one) for one in found[1]]
     except Exception as error:  # noqa: BLE001 (the other ranks have to know)
         problem = error
     mine = None if problem is None else f"{type(problem).__name__}: {problem}"
-    told = on_every_rank(lambda: mine, group)
+    told = on_every_rank(lambda: [mine, [[*one] for one in scopes]], group)
     if problem is not None:
         raise problem
-    for place, other in enumerate(told):
+    for place, (other, _) in enumerate(told):
         if other is not None:  # that rank does not go on, so this one must not wait for it
             rank = dist.get_global_rank(group, place)
             raise UnfitError(f"parallelize: optimizer= raised on rank {rank}: {other}")
+    everywhere: Any = zip(found[1], *(theirs for _, theirs in told), strict=False)
+    for one, *several in everywhere:
+        limits.check(
+            one, functools.reduce(OptimizerScope.joined, (OptimizerScope(*each) for each in several))
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -101,11 +110,6 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
                 "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
                 "Use Adam"
             )
-        if _needs_closure(one):
-            raise UnfitError(
-                f"parallelize: {type(one).__name__}.step needs a closure that computes the loss again, and "
-                "a run computes it once a step. Use an optimizer whose step() takes no argument: AdamW"
-            )
     if not found or (swap and len(found) > 1):
         raise UnfitError(
             f"parallelize: optimizer returned {len(found)} optimizers, expected "
@@ -124,15 +128,6 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
     for group in (group for one in found for group in one.param_groups if given.nothing):
         group["params"].clear()
     return found
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step has an argument without a default, as LBFGS."""
-    signature = inspect.signature(optimizer.step)
-    return any(
-        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        for one in signature.parameters.values()
-    )
 
 
 def check_groups(

@@ -4,8 +4,8 @@ An optimizer of PyTorch that changes each value by itself gets this rank's parts
 of its step. With DTensors it would compute the same bits, and each operation on each parameter would pay for
 PyTorch's dispatch, which takes longer than the arithmetic of a small model.
 
-Any other optimizer steps DTensors. PyTorch's foreach and fused kernels, its default for CUDA, take lists of
-one kind only: meanwhile a group of both kinds is two groups with the same settings.
+Any other optimizer steps DTensors, on all ranks alike: the numbers that it reads are those of whole
+parameters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, optim
 from torch.distributed.tensor import DTensor
 
+from unisono.torch_internals.dtensor import reading_together
 from unisono.torch_internals.training import has_step_hooks
 
 from .gradients import gradient, local
@@ -52,23 +53,29 @@ def step(optimizer: optim.Optimizer) -> None:
         with _parts(optimizer):
             optimizer.step()
         return
-    with _one_kind(optimizer):
-        try:
+    try:
+        with reading_together():
             optimizer.step()
-        except Exception as error:
-            if not _of_dtensor(error):
-                raise
-            raise RuntimeError(_cannot_step(optimizer, error)) from error
+    except Exception as error:
+        if not _of_dtensor(error):
+            raise
+        raise RuntimeError(_cannot_step(optimizer, error)) from error
 
 
 def _of_dtensor(error: Exception) -> bool:
     """Whether PyTorch's dispatch of DTensors raised it."""
+    if "got mixed torch.Tensor and DTensor" in str(error):
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     return any("torch/distributed/tensor/" in frame.filename for frame in frames)
 
 
 def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    if "got mixed" in reason:
+        reason = (
+            "it computes with cut and whole ones together, where a number helps: float(norm) in place of norm"
+        )
     return (
         f"{type(optimizer).__name__} cannot step parameters that are cut: PyTorch has no rule for an "
         f"operation of it on DTensors: {reason}. Some parameters may have changed: load the last checkpoint. "
@@ -118,7 +125,7 @@ def _parts(optimizer: optim.Optimizer) -> Iterator[None]:
                 entries = held[part] = {key: local(value) for key, value in state.get(parameter, {}).items()}
                 records.append((parameter, part, entries, dict(entries)))
                 parts.append(part)
-            lists.append([parts])
+            lists.append(parts)
     optimizer.state = held
     try:
         with _groups(optimizer, lists):
@@ -137,39 +144,15 @@ def _as_cut(value: Any, part: Tensor, parameter: Tensor) -> Any:
     return like(value, parameter) if cut else value
 
 
-def _one_kind(optimizer: optim.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Meanwhile no group that PyTorch's kernels for lists would refuse."""
-    lists = [_kinds(group) for group in optimizer.param_groups]
-    several = any(len(kinds) > 1 for kinds in lists)
-    return _groups(optimizer, lists) if several else contextlib.nullcontext()
-
-
-def _kinds(group: dict[str, Any]) -> list[list[Tensor]]:
-    """The parameters of a group, in lists of one kind; no group has both of these settings."""
-    cut = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
-    one_by_one = group.get("foreach", False) is False and not group.get("fused")
-    if one_by_one or len(cut) in (0, len(group["params"])):
-        return [group["params"]]
-    return [cut, [parameter for parameter in group["params"] if not isinstance(parameter, DTensor)]]
-
-
 @contextlib.contextmanager
-def _groups(optimizer: optim.Optimizer, lists: list[list[list[Tensor]]]) -> Iterator[None]:
-    """Meanwhile the optimizer has a group for each list, with the settings of the group that it stands for.
-
-    Args:
-        lists: of each group.
-    """
+def _groups(optimizer: optim.Optimizer, lists: list[list[Tensor]]) -> Iterator[None]:
+    """Meanwhile the groups of the optimizer have these parameters in place of their own."""
     groups = optimizer.param_groups
-    stand_ins = [
-        (group, {**group, "params": parameters})
-        for group, several in zip(groups, lists, strict=True)
-        for parameters in several
-    ]
-    optimizer.param_groups = [stand_in for _, stand_in in stand_ins]
+    stand_ins = [{**group, "params": some} for group, some in zip(groups, lists, strict=True)]
+    optimizer.param_groups = stand_ins
     try:
         yield
     finally:
         optimizer.param_groups = groups
-        for group, stand_in in stand_ins:  # what the step wrote into a group
+        for group, stand_in in zip(groups, stand_ins, strict=True):  # what the step wrote into a group
             group.update({key: value for key, value in stand_in.items() if key != "params"})

@@ -18,6 +18,7 @@ from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts
 from .first_batch import FirstBatchRun, guessed, needs_inputs
+from .layouts.shard import planned
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
 from .model_setup import ModelSetup, SetupBeginning, begin, set_up
@@ -126,7 +127,7 @@ def _run(
 def _set_up(
     model: nn.Module, plan: Plan, options: dict[str, Any], begun: SetupBeginning | None = None
 ) -> ModelSetup:
-    with replaced_parameters_raise(model):
+    with replaced_parameters_raise(model), planned(plan):
         return set_up(model, plan, begun, **options)
 
 

@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.assignments import version_of
+from unisono.torch_internals.dtensor import handle_parts
 
 from .accumulation import GradientAccumulation
 from .arguments import check_gradients, check_trained, raise_changed, raise_written, two
@@ -33,7 +34,9 @@ from .generators import drawing, seed_of
 from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
-from .loss_weights import Weigh, cut_batch, ignored_by, own_loss, resolved
+from .layouts.shard import planned
+from .loss_check import LossCheck, not_a_mean
+from .loss_weights import SUM, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
 from .model_changes import ModelChanges
 from .model_setup import ModelSetup
 from .optimizer_groups import (
@@ -44,6 +47,7 @@ from .optimizer_groups import (
     make_optimizers,
     optimizers_of,
 )
+from .optimizer_scope import limits_of
 from .optimizer_step import has_cut_parameters, step
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
@@ -98,20 +102,23 @@ class Run:
         self.skipped = 0
         self._built, self._loss, self._own_loss = built, loss or own_loss, loss is None
         self._ignored = ignored_by(loss)
-        self._weigh = resolved(weigh, self._ignored, built.model, own_loss=self._own_loss)
+        self._weigh = resolved(weigh, self._ignored, built.model, loss)
+        self._loss_check: LossCheck | None = None  # of the first step that cuts a loss which may be no mean
+        if not (loss is None or self._weigh in ("rows", SUM) or is_mean(loss)):
+            self._loss_check = LossCheck(loss, self._weigh, self._ignored, built.mesh.axes.device_type)
         self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
         group = built.mesh.everyone.world
-        self.optimizer, self._optimizers = make_optimizers(
-            optimizer, given, group, swap=self.swap is not None
-        )
+        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, limits_of(built))
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
         self._cut = has_cut_parameters(self._trained.values())
+        if self._cut:
+            handle_parts()
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
         self.stages = None if built.programs is None else built.programs.first
@@ -124,7 +131,7 @@ class Run:
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
         self._statistics, self._written = built.statistics(self.mesh), WrittenParameters(built)
-        self._accumulated, self._waiting = GradientAccumulation(), list[Any]()  # its gradients after a step
+        self._accumulated, self._waiting = self._accumulation(), list[Any]()  # its gradients after a step
         self._outside = ""  # what the program has done since the last step, and the plan would lose
         self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None
@@ -209,8 +216,11 @@ class Run:
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
                 wrong = twice is not None or bool(lost)
-                changes = [any(changed), wrong, self._is_asked(), update, not update, wrote]
+                problem = self._loss_problem()
+                changes = [any(changed), wrong, self._is_asked(), update, not update, wrote, bool(problem)]
                 mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
+                if moved[6]:
+                    raise ValueError(not_a_mean(problem))
                 if moved[1]:
                     raise_written(twice, lost)
                 if moved[3] and moved[4]:
@@ -239,6 +249,9 @@ class Run:
         self.steps += update
         return mean
 
+    def _accumulation(self) -> GradientAccumulation:
+        return GradientAccumulation(sums=self._weigh == SUM)
+
     def _is_asked(self) -> bool:
         """Whether a newcomer waits at this rank."""
         return False
@@ -249,12 +262,16 @@ class Run:
         first. A rank may have no rows: 0 of each tensor.
         """
         with self._call(), self._drawing("evaluate"):
-            alone = GradientAccumulation()
+            alone = self._accumulation()
             made, work, total = self._work(batch, alone, train=False)
             loss, count, _ = self._built.runtime.run(made, work)
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
-            mean, _, count, moved = self._agree(loss, count, norm=False, changes=[name is not None, False])
+            problem = self._loss_problem()
+            changes = [name is not None, bool(problem)]
+            mean, _, count, moved = self._agree(loss, count, norm=False, changes=changes)
+            if moved[1]:
+                raise ValueError(not_a_mean(problem))
             if moved[0]:
                 self._statistics.synchronize(changed)
                 raise_changed(name)
@@ -565,7 +582,8 @@ class Run:
                     self._fixed,
                     follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
                 )
-            yield
+            with planned(self.plan):
+                yield
         except BaseException as error:
             interrupted = self._built.runtime.interrupted
             if interrupted:
@@ -598,6 +616,8 @@ class Run:
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
         options["data"] = self._data
+        if self._built.runtime.context is not None:
+            options["read"] = self._built.runtime.context.read(self._loss)
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
             self._check_outside()
@@ -616,11 +636,37 @@ class Run:
         # fully_shard averages over the data ranks; weights are shares of the sum
         counts = self._weigh == "counted"
         factor = self.scaler.scale * self.mesh.plan.data
-        work = StepInput(micros, weights, self._loss, factor, train, counts, update)
+        loss: Any = self._loss
+        if self._loss_check is not None and (
+            several or self.plan.micro_batches > 1 or self.mesh.plan.data > 1
+        ):
+            loss = self._loss_check
+            if self._built.runtime.context is not None:
+                loss = self._see_loss(micros[0], loss)
+        work = StepInput(micros, weights, loss, factor, train, counts, update)
         if self._built.trial is not None:
             self._built.trial.run(given if rows_of([*given]) else micros[0], work.mean, self.mesh)
             self._built.trial = None
         return proved_schedule(self.plan, len(micros)), work, cut.total
+
+    def _see_loss(self, micro: tuple[Any, Any], check: LossCheck) -> Any:
+        """Show a loss the whole output of a micro-batch, which it gets nowhere under a context axis."""
+        seeing = StepInput(
+            [micro], [1.0], check, train=False, counts=self._weigh == "counted", recorded=False
+        )
+        with torch.no_grad(), drawing(self._built.seed, self.mesh.axes.device_type):
+            self._confirm([micro], loss=False)
+            self._built.runtime.run(proved_schedule(self.plan, 1), seeing)
+        return self._loss
+
+    def _loss_problem(self) -> str:
+        """Why the loss is no mean of its parts, found once; "": it is."""
+        check = self._loss_check
+        if check is None or not check.seen:
+            return ""
+        if check.rows > 1 or self._built.runtime.context is not None:  # whose ranks all see a loss, or none
+            self._loss_check = None
+        return check.problem()
 
     def _is_changed(self) -> bool:
         """Whether the caller has changed parameters of this rank since the last call, or what is trained."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -226,6 +228,15 @@ def has_step_hooks(optimizer: Any) -> bool:
     own = getattr(optimizer, before, None), getattr(optimizer, after, None)
     others = find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])
     return any(hooks is None or len(hooks) > 0 for hooks in (*own, *others))
+
+
+def without_hooks(optimizer: Any) -> dict[str, Any]:
+    """The attributes of an optimizer, without hooks, and without a step of its own such as a scheduler's."""
+    return {
+        name: OrderedDict() if name.startswith("_optimizer_") else value
+        for name, value in vars(optimizer).items()
+        if not (name == "step" and isinstance(value, FunctionType))
+    }
 
 
 def follows_parameters(module: nn.Module, leaf: str) -> bool:

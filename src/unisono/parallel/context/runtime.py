@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
 from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import (
+    COUNTS,
     FAR,
     ModuleSettings,
     ProgramCache,
@@ -31,6 +33,7 @@ from unisono.parallel.tensor_parallel import axis_of
 from unisono.torch.control_data import on_every_rank
 
 from .exchange import ContextGroup, whole
+from .loss_numbers import LossNumbers
 from .program import ContextError, ContextProgram
 from .replay import ForwardCall, ReplayModel
 from .tensor_axis import CutParts
@@ -82,6 +85,7 @@ class ContextModel:
         self._ranks = self._group(mesh)
         self._settings: ModuleSettings | None = None
         self._known: ProgramCache[ContextProgram] = ProgramCache()
+        self._numbers, self._read, self._warned = LossNumbers(), 0, False
         self._units: frozenset[str] = frozenset()
         self._where: dict[str, nn.Module] = {}
         self._meet = [mesh.context] if programs is None else [mesh.context, mesh.group("pipeline")]
@@ -129,6 +133,11 @@ class ContextModel:
         """Record with these flags (name -> whether it is trained) from now on."""
         self._recorder.train(flags)
 
+    def read(self, loss: Callable[[Any, Any], Any]) -> int:
+        """Follow the numbers that the loss reads now; return what must be equal on all ranks."""
+        self._read = self._numbers.read(loss)
+        return self._read
+
     def confirm(self, micros: Iterable[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
         """Prove the programs of these micro-batches, where they are new.
 
@@ -147,7 +156,26 @@ class ContextModel:
                 key = self._key(inputs, targets, loss)
             if not self._known.use(key):
                 self._settings.give(self._recorder.shapes)
-                self._known[key] = self._proved(inputs, targets, loss)
+                program = self._proved(inputs, targets, loss)
+                if loss is not None and not self._read:
+                    self._read = self._numbers.read(loss)
+                    key = self._key(inputs, targets, loss)
+                self._warn_of_numbers()
+                self._known[key] = program
+
+    def _warn_of_numbers(self) -> None:
+        """Tell the user once that a loss which reads other numbers costs a recording."""
+        seen = {asked[2] for _, asked, *_ in self._known if asked is not None}
+        if len(seen) > COUNTS and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the loss of {self._name} reads a number that changes again and again: its program is "
+                f"recorded anew "
+                "for each value, which takes seconds. Give the number in the targets, as a tensor with a "
+                "row for each "
+                "of theirs",
+                stacklevel=2,
+            )
 
     @property
     def notes(self) -> list[str]:
@@ -170,7 +198,7 @@ class ContextModel:
 
     def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
         assert self._settings is not None
-        asked = None if loss is None else (kinds_of(targets), loss)
+        asked = None if loss is None else (kinds_of(targets), loss, self._read)
         settings = self._settings.now(), self._recorder.trained
         return kinds_of(inputs), asked, settings, torch.is_grad_enabled()
 
@@ -183,6 +211,8 @@ class ContextModel:
             if failed is not None:
                 raise failed  # also in the groups that follow
             programs[:] = programs or [self._program(inputs, targets, loss)]
+            if loss is not None:
+                self._numbers.check(loss)
             return programs[0].digest
 
         for group in self._meet:
@@ -208,7 +238,9 @@ class ContextModel:
             if loss is None:
                 return output
             output = self._output(output)
-            return loss(output if self._dtype is None else cast(output, torch.float32), wanted)
+            output = output if self._dtype is None else cast(output, torch.float32)
+            self._numbers.note(output, wanted)
+            return loss(output, wanted)
 
         return self._recorder.record((inputs, () if loss is None else targets), forward)
 

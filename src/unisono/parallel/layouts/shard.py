@@ -4,9 +4,11 @@ needs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
+
+from unisono.parallel.batches import fingerprint
+from unisono.torch_internals.fake import is_fake
 
 from .cost import Link
 from .grid import RankGrid, grid_of
@@ -46,11 +51,59 @@ def shard(op: Any, strategy: Strategy, *, link: Link | None = None) -> Any:
     if isinstance(op, nn.Module):
         return Sharded(op, strategy, price)
     rule_of(op)
+    first = _FirstCall(op.__name__)
 
     def run(*args: Any, **named: Any) -> DTensor:
+        first.check(args)
         return _run(op, strategy, price, args, named)
 
     return run
+
+
+@contextlib.contextmanager
+def planned(plan: Any) -> Iterator[None]:
+    """A plan of several ranks runs a model meanwhile, which may not shard by itself."""
+    before = _plan.set(str(plan) if plan.ranks > 1 else "")
+    try:
+        yield
+    finally:
+        _plan.reset(before)
+
+
+_plan: ContextVar[str] = ContextVar("plan", default="")
+
+
+class _FirstCall:
+    """Checks the calls of one sharded operator; the first one compares its plain inputs."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._compared = name, False
+
+    def check(self, args: Any) -> None:
+        """Raise ValueError, on all ranks, in a model that a plan runs, or where plain inputs differ."""
+        if _plan.get():
+            raise ValueError(
+                f"shard({self._name}) within a model under {_plan.get()}: shard takes plain tensors as "
+                f"replicated on "
+                "all ranks, and a plan gives ranks other rows, or parts. Leave out shard, and write "
+                "tensor= in the plan; "
+                "or train with shard alone, without parallelize"
+            )
+        plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, DTensor)]
+        if self._compared or any(one.is_meta or is_fake(one) for one in plain):
+            return
+        self._compared = True
+        marks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(marks, fingerprint(plain))
+        if len(set(marks)) > 1:
+            other = next(rank for rank, mark in enumerate(marks) if mark != marks[0])
+            raise ValueError(
+                f"shard({self._name}): plain tensors count as replicated, and those of rank {other} have "
+                f"other shapes, "
+                "types or values than those of rank 0. Give all ranks the same, such as parameters made "
+                "from one seed "
+                "and the whole batch"
+            )
 
 
 def whole(value: Tensor, link: Link | None = None) -> Tensor:
@@ -71,6 +124,7 @@ class Sharded(nn.Module):
         super().__init__()
         self._function, self._named = _function_of(module)
         self._strategy, self._link = strategy, link
+        self._first = _FirstCall(type(module).__name__)
         grid = grid_of(dist.group.WORLD)
         parameters = dict(module.named_parameters(recurse=False))
         if len(strategy) != 1 + len(parameters):
@@ -84,6 +138,7 @@ class Sharded(nn.Module):
             self.register_parameter(name, nn.Parameter(value, requires_grad=parameter.requires_grad))
 
     def forward(self, x: Tensor) -> DTensor:
+        self._first.check([x])
         return _run(self._function, self._strategy, self._link, (x, *self.parameters()), self._named)
 
 

@@ -1,0 +1,81 @@
+"""The numbers that a recorded loss has read: an annealed weight in a global name, an attribute, a schedule.
+
+The program has them as constants. Before each step the loss runs again on shapes, and where it reads other
+numbers the program is recorded anew.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.torch_internals.fake import OperatorMode, fake_mode
+
+from .errors import ContextError
+
+__all__ = ["LossNumbers"]
+
+NUMBERS: Any = (bool, int, float, complex, str)
+
+
+class _Noted(OperatorMode):
+    """Notes the operators that run, with their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        self.noted.append((str(func), *map(repr, tensors_in((args, named), NUMBERS))))
+        return func(*args, **named)
+
+
+class LossNumbers:
+    """What one loss reads, on the shapes with which it was recorded first."""
+
+    def __init__(self) -> None:
+        self._mode = fake_mode()
+        self._given: Any = None
+
+    def note(self, output: Any, targets: Any) -> None:
+        """Keep the shapes that the loss gets."""
+        if self._given is None:
+            self._given = mapped((output, targets), self._blank)
+
+    def _blank(self, value: Tensor) -> Tensor:
+        with self._mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    def read(self, loss: Callable[[Any, Any], Any]) -> int:
+        """Run the loss; return a number that differs where it reads other ones, 0 before the first recording.
+
+        Raises:
+            ContextError: it does not run again.
+        """
+        if self._given is None:
+            return 0
+        try:
+            with torch.no_grad(), self._mode, _Noted() as found:
+                loss(*self._given)
+        except Exception as error:
+            raise ContextError(
+                f"the loss, which was recorded, does not run a second time: {type(error).__name__}: {error}"
+            ) from error
+        return zlib.crc32(repr(found.noted).encode())
+
+    def check(self, loss: Callable[[Any, Any], Any]) -> None:
+        """Raise ContextError for a loss that reads other numbers each time, such as a count of its calls."""
+        if self.read(loss) != self.read(loss):
+            raise ContextError(
+                "the loss reads another number each time that it is called, such as a count of its calls, "
+                "a clock or "
+                "a random number, and context= records it. Have the loop change that number between steps, "
+                "or give "
+                "it in the targets"
+            )

@@ -1,0 +1,115 @@
+"""What PyTorch's DTensors do otherwise than the tensors of one process, mended by handlers of operators.
+
+A number that is read from a partial sum (`.item()`, `float()`, `if`) would be that of one rank. Lists that
+mix DTensors of several meshes, or DTensors and tensors, would be refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .probe import PrivateName, find
+
+__all__ = ["handle_parts", "reading_together"]
+
+NAMES = {
+    "handlers": PrivateName(
+        "torch.distributed.tensor:DTensor._op_dispatcher._custom_op_handlers",
+        purpose="read whole numbers from partial sums, and take lists of cut and whole parameters",
+        without="an optimizer that reads numbers from cut parameters steps by those of one rank; lists of "
+        "cut and whole parameters raise an error of PyTorch",
+    ),
+    "number": PrivateName(
+        "torch:ops.aten._local_scalar_dense.default",
+        purpose="the operator that reads a number",
+        without="an optimizer that reads numbers from cut parameters steps by those of one rank",
+    ),
+}
+LISTS = ("_foreach_", "_fused_")  # operators on lists, whose every place is computed by itself
+_together: ContextVar[bool] = ContextVar("together", default=False)
+
+
+@contextlib.contextmanager
+def reading_together() -> Iterator[None]:
+    """All ranks run the same code meanwhile: a number that is read from a partial sum is the whole one."""
+    before = _together.set(True)
+    try:
+        yield
+    finally:
+        _together.reset(before)
+
+
+def handle_parts() -> None:
+    """Handle DTensors so from now on, in the whole process."""
+    handlers: Any = find(NAMES["handlers"])
+    number = find(NAMES["number"])
+    if handlers is None or number is None or number in handlers:
+        return
+    handlers[number] = _number
+    aten = torch.ops.aten
+    for name in dir(torch):
+        packet = getattr(aten, name, None) if name.startswith(LISTS) else None
+        for overload in () if packet is None else packet.overloads():
+            handlers.setdefault(getattr(packet, overload), _each_kind)
+
+
+def _number(op: Any, args: Any, _named: Any) -> Any:
+    """The number in a DTensor."""
+    value = args[0]
+    if not all(placement.is_replicate() for placement in value.placements):
+        if not _together.get():
+            raise RuntimeError(
+                f"a number is read from a tensor that is {list(value.placements)} over ranks: this rank has "
+                "a part of it. Call .full_tensor() on all ranks first: p.norm().full_tensor().item()"
+            )
+        return op(value.full_tensor())
+    return op(value.to_local())
+
+
+def _each_kind(op: Any, args: Any, named: Any) -> Any:
+    """An operator on lists, once for the places of each mesh, and once for those of plain tensors."""
+    given = [*args, *named.values()]
+    lists = [one for one in given if _is_list(one)]
+    count = max(map(len, lists), default=0)
+    kinds: dict[Any, list[int]] = {}
+    for place in range(count):
+        cut = (one[place] for one in lists if len(one) == count)
+        mesh = next((each.device_mesh for each in cut if isinstance(each, DTensor)), None)
+        kinds.setdefault(mesh, []).append(place)
+    if len(kinds) < 2:
+        return _plainly(op, args, named)
+    results: list[Any] = [None] * count
+    for places in kinds.values():
+
+        def some(value: Any, places: Sequence[int] = places) -> Any:
+            whole = not isinstance(value, (list, tuple)) or len(value) != count
+            return value if whole else [value[place] for place in places]
+
+        found = _plainly(op, [*map(some, args)], {key: some(value) for key, value in named.items()})
+        for place, value in zip(places, found or (), strict=bool(found)):
+            results[place] = value
+    if any(one is None for one in results):
+        return None
+    norms = all(one.dim() == 0 for one in results) and any(one.dim() for one in lists[0])
+    return [one.full_tensor() if norms and isinstance(one, DTensor) else one for one in results]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Tensor)
+
+
+def _plainly(op: Any, args: Any, named: Any) -> Any:
+    """Call an operator as PyTorch does without this handler."""
+    handlers: Any = find(NAMES["handlers"])
+    own = handlers.pop(op)
+    try:
+        return op(*args, **named)
+    finally:
+        handlers[op] = own
