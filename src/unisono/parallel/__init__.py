@@ -20,9 +20,8 @@ from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
 from .graph.cut import Cut
 from .graph.program import Graph
-from .layouts.cost import Link
+from .layouts.cost import Link, Record, record
 from .layouts.shard import Sharded, shard, whole
-from .layouts.transform_log import Record, record
 from .materialize import materialize
 from .metrics import Average, Progress
 from .optimizer_groups import Parameters

@@ -31,7 +31,7 @@ from .graph.capture import call
 from .graph.containers import cast, tensors_in
 from .graph.fused import split_
 from .graph.model_copy import model_copy
-from .graph.python_draws import draws_in_python, python_states
+from .graph.python_stack import draws_in_python, python_states
 from .structure import ModelStructure, identity, run_pieces, structure_of
 from .tensor_parallel import cut_model
 from .unit_outputs import own_memory

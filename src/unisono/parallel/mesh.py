@@ -9,6 +9,8 @@ What the replicas exchange goes over the mesh of all ranks, its attribute `outer
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.torch_internals import c10d
-
-from .mesh_names import unique_names
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -187,3 +187,15 @@ def group_of(columns: torch.Tensor) -> Any:
 def new_group(ranks: list[int] | None = None) -> Any:
     """Make a group of these ranks, or of all, with the timeout of the job's. All ranks call this."""
     return dist.new_group(ranks, timeout=c10d.timeout_of(c10d.world()[0]))
+
+
+# ---- names of axes ----
+
+
+_numbers = itertools.count()
+
+
+def unique_names(axes: Iterable[str]) -> tuple[str, ...]:
+    """Names of the axes of a new mesh. Example: ("data",) -> ("data of mesh 3",)."""
+    number = next(_numbers)
+    return tuple(f"{axis} of mesh {number}" for axis in axes)

@@ -17,16 +17,15 @@ from .cut_check import CutCheck, should_check
 from .experts.axis import ExpertAxis
 from .experts.check import ExpertCheck
 from .experts.spread import spread
-from .gradients import TiedParameter
+from .gradients import TiedParameter, sums_of, ties_of
 from .graph.capture import CaptureError
 from .graph.cut import Cut
 from .graph.fused import split_
 from .loss_parameters import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
-from .model_agreement import agree, same_everywhere
 from .model_buffers import ModelBuffers
-from .model_check import check_model
+from .model_check import agree, check_model, same_everywhere
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
@@ -41,7 +40,6 @@ from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
 from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
-from .tied_parameters import sums_of, ties_of
 
 if TYPE_CHECKING:
     from .generators import RngRegion

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from .elastic.run import ElasticRun
 from .experts.layers import check_experts
 from .first_batch import FirstBatchRun, guessed, needs_inputs
 from .layouts.shard import planned
+from .loss_parameters import refuse_replaced
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
 from .model_setup import ModelSetup, SetupBeginning, begin, set_up
@@ -26,7 +29,6 @@ from .optimizer_groups import Optimizer
 from .plan import Plan
 from .planning.choice import ModelChoice
 from .planning.planner import resolved
-from .replaced_parameters import replaced_parameters_raise
 from .run import Run
 
 
@@ -150,3 +152,25 @@ def _elastic(
         run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
         stack.pop_all()
     return run
+
+
+# ---- replaced parameters ----
+
+
+@contextlib.contextmanager
+def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
+    """What is a parameter of `model` before the block, and none after it, raises RuntimeError in backward.
+
+    Example: w = model.head.weight before; a loss with w.pow(2) under Plan(data=2, zero=3).
+    """
+    before = [(name, weakref.ref(value), dict(vars(value))) for name, value in model.named_parameters()]
+    yield
+    named = dict(model.named_parameters(remove_duplicate=False))
+    now = {id(parameter) for parameter in named.values()}
+    for name, reference, attributes in before:
+        parameter, new = reference(), named.get(name)
+        for attribute, value in attributes.items() if new is not None and new is not parameter else ():
+            if not hasattr(new, attribute):
+                setattr(new, attribute, value)
+        if parameter is not None and parameter.requires_grad and id(parameter) not in now:
+            parameter.register_hook(partial(refuse_replaced, name))

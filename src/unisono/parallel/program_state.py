@@ -8,6 +8,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
@@ -15,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
-from .outside_names import outside_of
 
 if TYPE_CHECKING:
     from .graph.capture import Shapes
 
-__all__ = ["FAR", "ModuleSettings", "ProgramCache", "kinds_of", "set_counter", "warn_counter"]
+__all__ = ["FAR", "ModuleSettings", "ProgramCache", "kinds_of", "outside_of", "set_counter", "warn_counter"]
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, str, bytes, type(None))
@@ -250,3 +250,71 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict) and len(value) <= SMALL:
         return tuple((str(key), _plain(part)) for key, part in value.items())
     return value if isinstance(value, PLAIN) else type(value).__name__
+
+
+# ---- names outside the model ----
+
+
+FLAGS = (bool, int, float, str, type(None), Iterator)
+PYTORCH = "torch."
+
+
+class _Closure(Mapping[str, Any]):
+    """The variables of a closure by name."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._cells[name].cell_contents
+        except ValueError:  # nothing yet
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+def outside_of(classes: Iterable[type]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield (what has it, what it is read from, its name) of each plain value, once.
+
+    Functions that methods call count, too, if they are in the same file.
+    """
+    seen = set[tuple[int, str]]()
+    for kind in dict.fromkeys(each for one in classes for each in one.__mro__):
+        if issubclass(nn.Module, kind) or f"{kind.__module__}.".startswith(PYTORCH):
+            continue
+        where = f"class {kind.__qualname__}"
+        yield from ((where, vars(kind), name) for name in [*vars(kind)] if _is_flag(name, vars(kind)[name]))
+        for method in [*vars(kind).values()]:
+            if isinstance(method, FunctionType):
+                yield from _read_by(method, seen)
+
+
+def _read_by(
+    function: FunctionType, seen: set[tuple[int, str]]
+) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    places: list[tuple[str, Mapping[str, Any], Iterable[str]]] = [
+        (f"module {function.__module__}", function.__globals__, function.__code__.co_names),
+    ]
+    if function.__closure__:
+        closure = _Closure(function)
+        places.append((f"closure of {function.__qualname__}", closure, closure))
+    for where, held, names in places:
+        for name in names:
+            key = id(function.__globals__ if held is function.__globals__ else function), name
+            if name not in held or key in seen:
+                continue
+            seen.add(key)
+            value = held[name]
+            if _is_flag(name, value):
+                yield where, held, name
+            elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
+                yield from _read_by(value, seen)
+
+
+def _is_flag(name: str, value: Any) -> bool:
+    return isinstance(value, FLAGS) and not name.startswith("__")

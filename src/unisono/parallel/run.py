@@ -53,7 +53,6 @@ from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
 from .pipeline.timeline import Span, Timeline
-from .plain_copy import copy_weights, places_in
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
@@ -64,7 +63,7 @@ from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
 from .trained_flags import TrainedFlags, why_fixed
-from .weights import blanks_of, export, weights_of
+from .weights import blanks_of, copy_weights, export, places_in, weights_of
 from .written_parameters import WrittenParameters
 
 

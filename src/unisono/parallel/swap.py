@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from .gradients import norm_of, same_bits, sum_of_squares
 from .graph.containers import tensors_in
 from .replicated_parameters import GradientBucket
-from .spill import Disk, Host, Key, SpillStorage
-from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
+from .spill import Disk, Host, Key, SpillStorage, is_spilled, mark_spilled, unmark_spilled
 
 
 def store_of(swap: str) -> SpillStorage:

@@ -14,15 +14,15 @@ from unisono.engine.environment import env
 from unisono.parallel.arguments import two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
+from unisono.parallel.graph.attention_call import gpu_attention
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import cast, mapped
-from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.single_texts import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.loss_leaves import UnchangedLoss
+from unisono.parallel.loss_parameters import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters

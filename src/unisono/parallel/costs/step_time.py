@@ -7,22 +7,22 @@ beside backward. In a pipeline each rank runs the actions of its schedule in ord
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 
 from . import host_starts as starts
-from .exchanges import FEW_BYTES, ROUTED
+from .exchanges import FEW_BYTES, ROUTED, PricedExchange
 from .forecast import StepForecast
 from .parameter_work import ParameterWork
 from .rank_clock import DataWork, RankClock, mean_of
 from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
-from .stage_time import StageTime
 from .step_parts import StepParts
 
-__all__ = ["step_forecast"]
+__all__ = ["StageTime", "step_forecast"]
 
 ROUNDING = 1e-9  # of a sum in another order
 CERTAIN = 0.97  # of what other stages take at least: small tensors and units may be cut in other numbers
@@ -288,3 +288,37 @@ class _StepPricer:
             rank.add("data", taken)
             rank.add("fixed", self._runtime.parameter_s * buffers.number)
         rank.add("data", max(0.0, rank.beside - HIDDEN * rank.parts.get("backward", 0.0)))
+
+
+# ---- stages ----
+
+
+@dataclass
+class StageTime:
+    """Seconds of one micro-batch on one rank of a stage: compute, and collectives of the tensor axis.
+
+    `host_...`: of the host, where a device computes. `weighted`: modules with weights.
+    """
+
+    weighted: int = 0
+    norms: float = 0.0  # of backward: what each of two passes computes whole
+    forward: float = 0.0
+    backward: float = 0.0
+    host_forward: float = 0.0
+    host_backward: float = 0.0
+    host_units: float = 0.0
+    units: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # compute of forward, again
+    tensor_forward: float = 0.0
+    tensor_backward: float = 0.0
+    tensor_units: float = 0.0  # in forward, within units
+    exchanges: list[PricedExchange] = field(default_factory=list)
+    started: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    done: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def follow(self, phase: str, seconds: float, host: float) -> None:
+        """Note when the host has started an operator of a phase, and when an idle device has done it.
+
+        Both count from where the phase begins. A device waits for the host at some places only.
+        """
+        self.started[phase] += host
+        self.done[phase] = max(self.done[phase], self.started[phase]) + seconds

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from unisono.parallel.model_agreement import describe
+from unisono.parallel.model_check import describe
 
 from .batches import DrawnOrder
 from .change import Change
 from .shards import HeldCopy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
+    from unisono.engine.group.native import NativeGroup
     from unisono.parallel.plan import Plan
 
-__all__ = ["CallReport", "Handover", "SavedState", "fingerprint"]
+    from .batches import ElasticBatches
+
+__all__ = ["CallReport", "Handover", "SavedState", "StepRecord", "StepRecords", "fingerprint", "spread"]
 
 NOTHING = -1
 """The calls of a newcomer, which has no state."""
@@ -91,3 +99,120 @@ def fingerprint(plan: Plan, model: nn.Module) -> str:
     """A digest of what all ranks have alike: the plan, as it was at the start, and the model's tensors."""
     told = repr((str(plan), sorted(describe(model).items())))
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+# ---- records ----
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step began with, beside the state.
+
+    Attributes:
+        batches, drawn: the loader of its batch, and the batch as `ElasticBatches.drawn` has it.
+        settings: of the optimizers' groups.
+        modes: whether each module of the model was in training mode.
+    """
+
+    batches: ElasticBatches
+    drawn: Any
+    settings: list[dict[str, Any]]
+    modes: bytes
+
+
+class StepRecords:
+    """The records of successive steps."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, StepRecord] = {}
+
+    def add(self, step: int, record: StepRecord) -> None:
+        """Record a step that begins; one that is begun anew takes the place of its first attempt."""
+        self._steps[step] = record
+
+    def forget(self, copied: int, saved: int | None) -> None:
+        """Forget what is not needed any more.
+
+        Args:
+            copied: the steps of the oldest copy. Batches with their data are kept after it only.
+            saved: those of the newest checkpoint; None: there is none.
+        """
+        oldest = copied if saved is None else min(copied, saved)
+        for step in [*self._steps]:
+            if step <= oldest or (step <= copied and not self._steps[step].batches.is_drawn):
+                del self._steps[step]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._steps.clear()
+
+    def reach_back(self, steps: int) -> int:
+        """The earliest state from which this rank can make all steps again. steps: that of the newest one."""
+        first = max([steps, *self._steps])
+        while first in self._steps:
+            first -= 1
+        return first
+
+    def between(self, state: int, newest: int) -> list[StepRecord]:
+        """The records of the steps after one state, up to another."""
+        return [self._steps[step] for step in range(state + 1, newest + 1)]
+
+
+# ---- transfer ----
+
+
+PIECE_BYTES = 16 << 20
+SMALL_BYTES = 1 << 16
+AT_ONCE = 16
+"""Messages under way for each pair of ranks."""
+
+
+def spread(
+    group: NativeGroup, sources: Sequence[int], receivers: Sequence[int], tensors: Sequence[Tensor]
+) -> None:
+    """Fill the tensors of each receiver with those of the sources. Sources and receivers call this.
+
+    Shapes: the same sizes and dtypes, in one order, on all of them. In CPU memory.
+    Cost: each receiver gets all bytes once; each source sends its share of them to each receiver.
+
+    Args:
+        sources, receivers: ranks of the group; all sources have the same values.
+    Raises:
+        PeerLost: one of them died; what was received is then of no use.
+    """
+    if group.rank not in (*sources, *receivers):
+        return
+    receiving = group.rank in receivers
+    small = [one for one in tensors if one.nbytes < SMALL_BYTES]
+    packed = torch.cat([_bytes(one) for one in small]) if small else torch.empty(0, dtype=torch.uint8)
+    large = [one for one in tensors if one.nbytes >= SMALL_BYTES]
+    whole = [one if one.is_contiguous() else one.contiguous() for one in large]
+    pieces = [piece for one in (packed, *whole) for piece in _bytes(one).split(PIECE_BYTES) if len(piece)]
+    peers = sources if receiving else receivers
+    under_way: deque[Any] = deque()
+    for number, piece in enumerate(pieces):
+        source = sources[number % len(sources)]
+        for peer in peers:
+            if receiving and peer == source:
+                under_way.append(group.irecv(piece.numpy(), peer))
+            elif not receiving and group.rank == source:
+                under_way.append(group.isend(piece.numpy(), peer))
+        while len(under_way) > AT_ONCE * len(peers):
+            under_way.popleft().wait()
+    for work in under_way:
+        work.wait()
+    if receiving:
+        _unpack(packed, small)
+        for one, filled in zip(large, whole, strict=True):
+            if filled is not one:
+                one.copy_(filled)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+@torch.no_grad()
+def _unpack(packed: Tensor, tensors: Sequence[Tensor]) -> None:
+    for part, one in zip(packed.split([one.nbytes for one in tensors]), tensors, strict=True):
+        one.copy_(part.clone().view(one.dtype).view(one.shape))

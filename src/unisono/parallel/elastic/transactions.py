@@ -30,11 +30,9 @@ from unisono.parallel.run import Run
 from .batches import DrawnOrder, ElasticBatches
 from .change import Change
 from .failures import ElasticFailures
-from .handover import NOTHING, CallReport, Handover, SavedState, fingerprint
+from .handover import NOTHING, CallReport, Handover, SavedState, StepRecord, StepRecords, fingerprint, spread
 from .membership import RunMembership
-from .records import StepRecord, StepRecords
 from .shards import ShardCopy, send_shards, sources_of
-from .transfer import spread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

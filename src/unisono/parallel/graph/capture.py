@@ -27,8 +27,7 @@ from .cost import flops_of
 from .direct_calls import Around, DirectCalls
 from .noted_call import check_at, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
-from .python_draws import draws_in_python, python_states
-from .python_stack import PACKAGES, is_recomputed, line_now
+from .python_stack import PACKAGES, draws_in_python, is_recomputed, line_now, python_states
 from .saved_results import saved_result
 from .shapes import CaptureError, Shapes, check_collective
 from .slots import argument_names, slots_in, slots_of_call

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from unisono.parallel.mesh import group_of, groups_along
-from unisono.parallel.mesh_names import unique_names
+from unisono.parallel.mesh import group_of, groups_along, unique_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

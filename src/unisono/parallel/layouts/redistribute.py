@@ -24,8 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from unisono.torch_internals import version_names
 
-from .cost import LayoutTransform, Link
-from .transform_log import TransformRecord, note
+from .cost import LayoutTransform, Link, TransformRecord, note
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement

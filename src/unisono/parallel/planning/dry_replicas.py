@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.outer_optimizer import OuterOptimizer
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .storage_watch import StorageWatch
 
 if TYPE_CHECKING:
+    import torch
+
     from unisono.parallel.plan import Plan
 
     from .dry_compression import DryCompression
 
-__all__ = ["DryReplicas"]
+__all__ = ["DryMeetings", "DryReplicas"]
 
 
 class DryReplicas:
@@ -111,3 +115,39 @@ class DryReplicas:
             for value, part in zip(held, parts, strict=True):
                 if value.grad is not None:
                     value.grad = part
+
+
+# ---- outer steps ----
+
+
+class DryMeetings(OuterOptimizer):
+    """What `OuterOptimizer` keeps in memory.
+
+    Args:
+        trained: this rank's parameters by name.    plan: of all replicas.
+        compressed: of differences; None: they are whole.
+    """
+
+    def __init__(
+        self, trained: Mapping[str, Tensor], plan: Plan, compressed: DryCompression | None = None
+    ) -> None:
+        self._compressed = compressed
+        everyone = SimpleNamespace(plan=plan, group=lambda _: None)
+        buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
+        mesh: Any = SimpleNamespace(everyone=everyone)
+        super().__init__(trained, buffers, mesh)
+
+    @property
+    def optimizer(self) -> torch.optim.SGD | None:
+        """What steps the anchors; None: nothing is trained."""
+        return self._sgd
+
+    def _exchange(self) -> None:
+        for bucket in self._buckets:
+            bucket.fill()
+            if self._compressed is not None:
+                self._compressed.exchange(list(zip(bucket.parameters, bucket.parts, strict=True)))
+        if self._compressed is not None:
+            self._compressed.finish()
+        for bucket in self._buckets:
+            bucket.finish()

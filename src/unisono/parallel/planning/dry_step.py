@@ -18,9 +18,9 @@ from unisono.engine.environment import env
 from unisono.parallel.batches import micro_batches
 from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import local, squared_norm
+from unisono.parallel.graph.attention_call import gpu_attention
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
-from unisono.parallel.graph.gpu_attention import gpu_attention
 from unisono.parallel.optimizer_groups import Parameters, optimizers_of
 from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters, steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
@@ -35,8 +35,7 @@ from unisono.torch_internals.fake import is_about_data
 
 from .allocator import CachingAllocator, allowed
 from .dry_compression import DryCompression
-from .dry_meetings import DryMeetings
-from .dry_replicas import DryReplicas
+from .dry_replicas import DryMeetings, DryReplicas
 from .dry_swap import DrySwap
 from .dry_units import DryShards, parts_of, shard_of
 from .kernel_memory import kernel_memory
