@@ -186,6 +186,7 @@ class DryStep:
             axes=SimpleNamespace(device_type=device),
             group=lambda _: None,
             peer=lambda _: 0,
+            ranks_of=lambda stage: torch.arange(everyone.ranks).view(everyone.pipeline, -1)[stage].tolist(),
         )
         self._messages = _Messages(here.specs, size.run, device)
 
