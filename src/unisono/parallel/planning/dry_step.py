@@ -285,8 +285,7 @@ class DryStep:
         with watch.labelled("parameters"):
             for buffer in root.buffers():
                 watch.see(buffer)
-            named = dict(root.named_parameters())
-            held = named
+            named = held = dict(root.named_parameters())
             for value in named.values():
                 watch.see(value, counts=replicas and plan.swap is None)
                 if not value.requires_grad:
