@@ -15,8 +15,10 @@ from unisono.engine.diagnosis import report
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import KIND_SHIFT, describe_call, kind_name, message_text
 from unisono.engine.diagnosis.report import (
+    ENDED_CALLS,
     CallDescription,
     FaultReport,
+    FirstFailure,
     MessageFault,
     RankSnapshot,
     SizeFault,
@@ -34,11 +36,6 @@ LEAVING_PATIENCE_S = 2.0
 
 LEAVING = 2**64 - 1
 """The number of a report that is a close reason. Any other number is that of a collective."""
-
-ENDED_CALLS: tuple[report.FaultKind, ...] = (
-    "timeout", "mismatch", "no_memory", "bad_frame", "unreadable", "unwritable", "no_access",
-)  # fmt: skip
-"""Faults of one call; those of later calls name it. The others are of a rank, and any call may find them."""
 
 MOST_MESSAGES = 4
 """The most unexpected messages that are listed."""
@@ -60,21 +57,8 @@ _NAMES: dict[int, report.FaultKind] = {
     FaultKind.REPLACED: "replaced",
 }
 
-_LOST = (
-    FaultKind.PEER_LOST,
-    FaultKind.PEER_LEFT,
-    FaultKind.HOST_SILENT,
-    FaultKind.STOPPED,
-    FaultKind.REPLACED,
-)
+_LOST = FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED, FaultKind.REPLACED
 _MEMORY = FaultKind.UNREADABLE, FaultKind.UNWRITABLE, FaultKind.NO_ACCESS
-
-
-class FirstFailure:
-    """The first failed operation of a rank in a group, for the texts of later ones; "": none has failed."""
-
-    operation = ""
-    timeout_s = 0.0
 
 
 class FaultContext(NamedTuple):

@@ -31,6 +31,18 @@ FaultKind = Literal[
 ]
 _KINDS = get_args(FaultKind)
 
+ENDED_CALLS: tuple[FaultKind, ...] = (
+    "timeout", "mismatch", "no_memory", "bad_frame", "unreadable", "unwritable", "no_access",
+)  # fmt: skip
+"""Faults of one call; those of later calls name it. The others are of a rank, and any call may find them."""
+
+
+class FirstFailure:
+    """The first failed operation of a rank in a group, for the texts of later ones; "": none has failed."""
+
+    operation = ""
+    timeout_s = 0.0
+
 
 class CallDescription(NamedTuple):
     """A call in the form for error texts: "all_reduce", ("float64[4]", "SUM", "algorithm=ring")."""

@@ -14,13 +14,13 @@ from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import number_of_list, number_of_ranks
 from unisono.engine.diagnosis.fault_reader import (
     FaultContext,
-    FirstFailure,
     publish_close_reason,
     read,
     read_eviction,
     read_late,
 )
 from unisono.engine.diagnosis.fault_text import error
+from unisono.engine.diagnosis.report import FirstFailure
 from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
 from unisono.engine.group.call_results import CallResult
