@@ -69,6 +69,7 @@ class FaultContext(NamedTuple):
         called_at: where in the caller's source; "" when the call is still on the stack of this thread.
         members: the number of every rank in the job.
         first: what failed first on this rank.
+        relayed: the host of every rank, where relays for TLS carry what goes between hosts; (): none do.
     """
 
     engine: _native.Engine
@@ -81,6 +82,7 @@ class FaultContext(NamedTuple):
     called_at: str = ""
     members: tuple[int, ...] = ()
     first: FirstFailure | None = None
+    relayed: tuple[int, ...] = ()
 
 
 def read(context: FaultContext, record: FaultRecord | None = None) -> FaultReport:
@@ -260,6 +262,7 @@ def _peer(context: FaultContext, fault: FaultRecord) -> FaultReport:
         if cause and not context.engine.elastic:
             patience = min(LEAVING_PATIENCE_S, context.timeout_s or LEAVING_PATIENCE_S)
             context.engine.await_end(fault.rank, patience)
+    hosts = context.relayed
     return _report(
         context,
         _NAMES[fault.kind],
@@ -268,6 +271,7 @@ def _peer(context: FaultContext, fault: FaultRecord) -> FaultReport:
         cause=cause,
         signal=fault.signal or None,
         exit_code=fault.exit_code if fault.exit_code >= 0 else None,
+        relayed=bool(hosts) and hosts[fault.rank] != hosts[fault.found_by],
     )
 
 

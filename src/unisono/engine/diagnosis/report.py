@@ -141,6 +141,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         rank, host, pid: the process that died, left, did not arrive or does not answer, or whose memory
             cannot be used; None, "", 0: none.
         signal, exit_code: how that process ended; None: unknown.
+        relayed: its connection went through relays for TLS; the end of one of them looks like its own.
         missing: ranks that had not begun the collective.
         cause: the exception that made a rank leave or abort.
         detail: what was wrong with a frame, or which limit was reached.
@@ -166,6 +167,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     pid: int = 0
     signal: int | None = None
     exit_code: int | None = None
+    relayed: bool = False
     missing: tuple[int, ...] = ()
     cause: str = ""
     detail: str = ""
