@@ -18,7 +18,7 @@ def texts() -> str:
     """Every string of the packages; an expression within is a hole."""
     found = []
     package = ROOT / "src" / "unisono"
-    for path in sorted([*package.glob("parallel/**/*.py"), *package.glob("torch_internals/*.py")]):
+    for path in sorted([*package.glob("parallel/**/*.py"), *package.glob("torch*/*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
