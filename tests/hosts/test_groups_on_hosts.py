@@ -223,7 +223,9 @@ def relays_of(host: hosts.Host) -> list[int]:
 
 
 @pytest.mark.parametrize(("layout", "at"), [((1, 1), 0), ((1, 1), 1), ((2, 1), 1)], ids=str)
-def test_a_relay_that_is_killed_is_no_death_of_its_rank(own_net: hosts.Network, layout: tuple[int, ...], at: int):
+def test_a_relay_that_is_killed_is_no_death_of_its_rank(
+    own_net: hosts.Network, layout: tuple[int, ...], at: int
+):
     ranks = start(own_net, layout, "loop", UNISONO_TLS="1")
     up(ranks)
     for pid in relays_of(own_net[at]):
