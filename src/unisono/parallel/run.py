@@ -672,7 +672,6 @@ class Run:
             own = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same rows
             every = on_every_rank(lambda: check.tensors() if own else [], self.mesh.world)
             seen = [one for some in every for one in some]
-            tried = len(seen) > 1
             problems = on_every_rank(lambda: check.problem(seen), self.mesh.world)
             problem = next(filter(None, problems), "")
         if problem or found:
