@@ -169,7 +169,9 @@ def _whole(value: Any) -> Any:
 
 
 def _refuse_turned(operator: Any, args: Any, named: Any) -> Any:
-    if any(getattr(mark[1], "device_mesh", None) == args[0].device_mesh for one in _known for mark in one._marks):
+    if any(
+        getattr(mark[1], "device_mesh", None) == args[0].device_mesh for one in _known for mark in one._marks
+    ):
         raise RuntimeError(
             "t_() turns a tensor that is cut over ranks in place, as init.orthogonal_ does, which PyTorch cannot. "
             f"{REMEDY}"

@@ -166,7 +166,9 @@ def check_losses_that_draw_numbers_and_few_rows(folder: Path) -> None:
         run = start(PLANS[0], loss, LABELS)
         assert run.step(next(iter(run.shard(LABELS)))) > 0
     few = [(x[:2], y[:2]) for x, y in LABELS]
-    run = start(PLANS[0], CASES["own weights"][0], few)  # one row on each rank, in the first step of one class
+    run = start(
+        PLANS[0], CASES["own weights"][0], few
+    )  # one row on each rank, in the first step of one class
     with pytest.raises(ValueError, match="the loss is no mean of its parts"):
         for batch in run.shard(few):
             run.step(batch)
