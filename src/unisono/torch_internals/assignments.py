@@ -1,7 +1,7 @@
 """Writes that a DTensor loses in silence.
 
-`p.data = t` changes the wrapper, not what it wraps. `p[0]` along a dimension that is cut is a copy, and what
-is written there is lost. `p[index] = t` is not implemented; here each rank writes the whole and takes its part.
+`p.data = t` changes the wrapper, not what it wraps. `p[0]` along a dimension that is cut is a copy: what is
+written there is lost. `p[index] = t` raises; here each rank writes the whole and takes its part.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _written(operator: Any, args: Any, named: Any) -> Any:
     name = getattr(getattr(args[0], "_local_tensor", None), "copy_of", None)
     if name is not None:
         raise RuntimeError(
-            f'the parameter "{name}" is cut, and this part of it is a copy: {operator} would write what is lost. '
-            f"{REMEDY}"
+            f'the parameter "{name}" is cut, and this part of it is a copy: {operator} would write '
+            f"what is lost. {REMEDY}"
         )
     return _plainly(operator, args, named)
 
@@ -173,7 +173,7 @@ def _refuse_turned(operator: Any, args: Any, named: Any) -> Any:
         getattr(mark[1], "device_mesh", None) == args[0].device_mesh for one in _known for mark in one._marks
     ):
         raise RuntimeError(
-            "t_() turns a tensor that is cut over ranks in place, as init.orthogonal_ does, which PyTorch cannot. "
-            f"{REMEDY}"
+            "t_() turns a tensor that is cut over ranks in place, as init.orthogonal_ does, which "
+            f"PyTorch cannot. {REMEDY}"
         )
     return _plainly(operator, args, named)

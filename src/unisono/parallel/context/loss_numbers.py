@@ -46,10 +46,10 @@ def _imports(code: CodeType) -> bool:
 
 def _reads_nothing(loss: Any) -> bool:
     """Whether a loss is a plain function that names nothing but PyTorch's modules and functions."""
+    if getattr(loss, "__module__", "") == "torch.nn.functional":
+        return True
     if not isinstance(loss, FunctionType) or loss.__closure__ or loss.__defaults__ or loss.__kwdefaults__:
         return False
-    if loss.__module__ == "torch.nn.functional":
-        return True
     code, known = loss.__code__, (FunctionType, BuiltinFunctionType, ModuleType)
     if any(isinstance(one, CodeType) for one in code.co_consts) or _imports(code):
         return False
