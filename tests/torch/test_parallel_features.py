@@ -13,6 +13,7 @@ MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_
 MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
 MODULES += (
     "outside_steps",
+    "partial_writes",
     "rank_zero",
     "frozen",
     "kept_buffers",

@@ -1,8 +1,8 @@
 """Tries in the first step whether a loss is the mean of its parts, into which a plan cuts the rows.
 
-The loss of some rows is compared with those of two parts of them. A difference counts only where the order
-of the
-rows does not matter: then rows of the output belong to rows of the targets, and the loss draws no numbers.
+The loss of some rows is compared with those of their parts, in several splits: one may hide the difference.
+It counts only where the order of the rows does not matter: then rows of the output belong to rows of the
+targets, and the loss draws no numbers.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class LossCheck:
     def __init__(self, loss: Callable[[Any, Any], Any], weigh: Any, ignored: int, device: str) -> None:
         self.loss, self._weigh, self._ignored, self._device = loss, weigh, ignored, device
         self.seen: list[tuple[Any, Any]] = []
+        self.asked = False  # a step has called it, on all ranks
 
     def __call__(self, output: Any, targets: Any) -> Any:
         with contextlib.suppress(Exception):  # the loss itself says what is wrong with them
@@ -51,27 +52,35 @@ class LossCheck:
         """How many it has seen."""
         return sum(rows_of([targets]) for _, targets in self.seen)
 
-    def problem(self) -> str:
-        """Why it is no mean over the rows that it has seen; "": it is, or this cannot be tried."""
+    def tensors(self) -> list[list[Tensor]]:
+        """What it has seen, for other ranks."""
+        return [[t.cpu() for t in tensors_in(one)] for one in self.seen]
+
+    def problem(self, others: Sequence[list[Tensor]] = ()) -> str:
+        """Why it is no mean over the rows that it has seen; "": it is, or this cannot be tried.
+
+        Args:
+            others: `tensors` of all ranks, in place of this one's.
+        """
         if not self.seen:
             return ""
+        found = ""
         with torch.no_grad(), drawing(SEED, self._device), _untouched(self.loss):
-            try:
-                return self._problem(self._joined())
-            except Exception:  # noqa: BLE001  it takes no other number of rows, or hides them
-                return ""
+            for split in (_thirds, _pairs, _singles):
+                with contextlib.suppress(Exception):  # it takes no other number of rows, or hides them
+                    found = found or self._problem(self._joined(others), split)
+        return found
 
-    def _joined(self) -> tuple[Any, Any]:
-        others = [[*tensors_in(one)] for one in self.seen]
-        columns = iter([torch.cat(some) for some in zip(*others, strict=True)])
-        return mapped(self.seen[0], lambda _: next(columns))  # type: ignore[no-any-return]
+    def _joined(self, others: Sequence[list[Tensor]]) -> tuple[Any, Any]:
+        seen = others or [[*tensors_in(one)] for one in self.seen]
+        columns = iter([torch.cat(some) for some in zip(*seen, strict=True)])
+        return mapped(self.seen[0], lambda own: next(columns).to(own.device))  # type: ignore[no-any-return]
 
-    def _problem(self, whole: tuple[Any, Any]) -> str:
+    def _problem(self, whole: tuple[Any, Any], split: Callable[[int], list[range]]) -> str:
         rows = rows_of([whole[1]])
         if rows < 2:
             return ""
-        first = (rows + 1) // 3 or 1
-        parts = [_taken(whole, some) for some in (range(first), range(first, rows))]
+        parts = [_taken(whole, some) for some in split(rows)]
         value, values = self._value(whole), [self._value(part) for part in parts]
         low = min(t.itemsize for t in [value, *values]) < 4
         found, several = value.item(), [each.item() for each in values]
@@ -83,9 +92,8 @@ class LossCheck:
         if not abs(found - turned) <= limit:
             return ""
         return (
-            f"the loss of {rows} rows is {found:.6g}, and of two parts of them {several[0]:.6g} and "
-            f"{several[1]:.6g}, "
-            f"which make {expected[0]:.6g}"
+            f"the loss of {rows} rows is {found:.6g}, and of {len(parts)} parts of them "
+            f"{', '.join(f'{each:.6g}' for each in several)}, which make {expected[0]:.6g}"
         )
 
     def _value(self, part: tuple[Any, Any]) -> Tensor:
@@ -119,6 +127,19 @@ def not_a_mean(problem: str) -> str:
         'class_weights[targets].sum(); or weigh="counted", with a loss that returns (sum, count); or give '
         'nn.CrossEntropyLoss(...) itself. weigh="rows" takes the mean of the parts, as DDP does'
     )
+
+
+def _thirds(rows: int) -> list[range]:
+    first = (rows + 1) // 3 or 1
+    return [range(first), range(first, rows)]
+
+
+def _pairs(rows: int) -> list[range]:
+    return [range(n, min(n + 2, rows)) for n in range(0, rows, 2)]
+
+
+def _singles(rows: int) -> list[range]:
+    return [range(n, n + 1) for n in range(rows)]
 
 
 def _some(batch: tuple[Any, Any]) -> tuple[Any, Any]:

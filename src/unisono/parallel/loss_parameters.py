@@ -8,7 +8,7 @@ parameters of other stages are not there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,12 @@ class LossParameters:
         """Note that the model has run, and the loss follows."""
         return sequence_of(torch.zeros((), requires_grad=True).clone().grad_fn)
 
-    def check(self, loss: Tensor, begun: int) -> None:
+    def check(self, loss: Tensor, begun: int, came: Sequence[Tensor] = ()) -> None:
         """Follow `loss` back to what the model has computed.
 
         Args:
             begun: what `begin` returned.
+            came: from the stage before, which the model may return.
         Raises:
             ValueError: a parameter that is cut, or summed, or of the loss itself, is on the way.
         """
@@ -62,7 +63,8 @@ class LossParameters:
             seen.add(function)
             leaf = getattr(function, "variable", None)
             if isinstance(leaf, Tensor):
-                self._refuse(leaf)
+                if not any(leaf is one for one in came):
+                    self._refuse(leaf)
             elif sequence_of(function) > begun:
                 left += [before for before, _ in function.next_functions]
 

@@ -167,7 +167,7 @@ def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMes
 
 
 def _group(ranks: torch.Tensor, axis: int) -> Any:
-    return group_of(ranks.movedim(axis, -1).flatten(0, -2))
+    return group_of(ranks.movedim(axis, -1).reshape(-1, ranks.size(axis)))
 
 
 def groups_along(ranks: torch.Tensor) -> list[Any]:

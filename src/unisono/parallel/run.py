@@ -215,11 +215,11 @@ class Run:
                 changed = self._statistics.changed()
                 twice = self._statistics.lasting(changed, twice=True)
                 wrong = twice is not None or bool(lost)
-                problem = self._loss_problem()
-                changes = [any(changed), wrong, self._is_asked(), update, not update, wrote, bool(problem)]
+                problem, tried = self._loss_problem()
+                changes = [any(changed), wrong, self._is_asked(), update, not update, wrote]
+                changes += [bool(problem), tried]
                 mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
-                if moved[6]:
-                    raise ValueError(not_a_mean(problem))
+                self._check_loss(problem, found=moved[6], tried=moved[7])
                 if moved[1]:
                     raise_written(twice, lost)
                 if moved[3] and moved[4]:
@@ -266,11 +266,10 @@ class Run:
             loss, count, _ = self._built.runtime.run(made, work)
             changed = self._statistics.changed()
             name = self._statistics.lasting(changed)
-            problem = self._loss_problem()
-            changes = [name is not None, bool(problem)]
+            problem, tried = self._loss_problem()
+            changes = [name is not None, bool(problem), tried]
             mean, _, count, moved = self._agree(loss, count, norm=False, changes=changes)
-            if moved[1]:
-                raise ValueError(not_a_mean(problem))
+            self._check_loss(problem, found=moved[1], tried=moved[2])
             if moved[0]:
                 self._statistics.synchronize(changed)
                 raise_changed(name)
@@ -640,6 +639,7 @@ class Run:
             several or self.plan.micro_batches > 1 or self.mesh.plan.data > 1
         ):
             loss = self._loss_check
+            loss.asked = True
             if self._built.runtime.context is not None:
                 loss = self._see_loss(micros[0], loss)
         work = StepInput(micros, weights, loss, factor, train, counts, update)
@@ -658,14 +658,26 @@ class Run:
             self._built.runtime.run(proved_schedule(self.plan, 1), seeing)
         return self._loss
 
-    def _loss_problem(self) -> str:
-        """Why the loss is no mean of its parts, found once; "": it is."""
+    def _loss_problem(self) -> tuple[str, bool]:
+        """Why the loss is no mean of its parts; "": it is. And whether this rank could try."""
         check = self._loss_check
-        if check is None or not check.seen:
-            return ""
-        if check.rows > 1 or self._built.runtime.context is not None:  # whose ranks all see a loss, or none
+        return ("", False) if check is None else (check.problem(), check.rows > 1)
+
+    def _check_loss(self, problem: str, *, found: bool, tried: bool) -> None:
+        """Raise, on all ranks, for a loss that is no mean. Where no rank has two rows, try those of all."""
+        check = self._loss_check
+        if check is None or not check.asked:
+            return
+        if not found and not tried and not self.plan.elastic:  # whose newcomers would ask alone
+            own = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same rows
+            every = on_every_rank(lambda: check.tensors() if own else [], self.mesh.world)
+            seen = [one for some in every for one in some]
+            problems = on_every_rank(lambda: check.problem(seen), self.mesh.world)
+            problem = next(filter(None, problems), "")
+        if problem or found:
+            raise ValueError(not_a_mean(problem))
+        if tried:
             self._loss_check = None
-        return check.problem()
 
     def _is_changed(self) -> bool:
         """Whether the caller has changed parameters of this rank since the last call, or what is trained."""

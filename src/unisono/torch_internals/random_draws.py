@@ -6,6 +6,7 @@ get equal numbers. Here each rank draws for the whole tensor and takes its part.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn import init
 
 from .probe import PrivateName, find
 
@@ -46,6 +48,8 @@ OF_INIT = (
     "xavier_normal_",
     "xavier_uniform_",
 )
+SKIP_META = ("no_grad_trunc_normal_", "orthogonal_", "sparse_", "trunc_normal_")
+_IS_META: Any = Tensor.is_meta.__get__  # type: ignore[attr-defined]
 BY_NAME = frozenset([name.partition(".")[0] for name in DRAWS] + [*OF_INIT, "dropout"])
 
 _meshes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the parameters for which this is done
@@ -80,6 +84,12 @@ class StandIn(nn.Parameter):
         named = kwargs or {}
         if getattr(func, "__name__", "") in BY_NAME:
             func(*map(_with_memory, args), **{name: _with_memory(value) for name, value in named.items()})
+        elif func == _IS_META:  # torch.nn.init asks it, and returns without drawing
+            caller = sys._getframe(1)
+            code = caller.f_code
+            if caller.f_globals.get("__name__") == init.__name__ and code.co_name.lstrip("_") in SKIP_META:
+                given = {name: caller.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
+                caller.f_globals[code.co_name](**{k: _with_memory(value) for k, value in given.items()})
         return Tensor.__torch_function__.__func__(cls, func, types, args, named)  # type: ignore[attr-defined]
 
 

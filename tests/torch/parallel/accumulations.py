@@ -156,6 +156,7 @@ def check_what_waits_is_not_lost_silently(folder: Path) -> None:
         other.step(batch)
         assert all(torch.equal(value, once[name]) for name, value in whole(other).items()), plan
     run = up.parallelize(seeded(net), up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
+    (batch,) = run.shard(models.vector_batches(1, 8))
     with pytest.raises(ValueError, match="update is True on some ranks and False on others"):
         run.step(batch, update=dist.get_rank() == 0)
 

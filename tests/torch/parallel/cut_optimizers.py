@@ -130,7 +130,7 @@ def check_an_optimizer_of_ones_own_gets_what_the_run_has(folder: Path) -> None:
 
     run = made("mlp", SHARDED, lambda p: Own(p, lr=0.1))
     run.step(next(iter(run.shard(models.vector_batches(1, 4)))))
-    assert seen == [True]
+    assert seen[-1] and seen.count(True) == 1, seen  # before it, a copy has stepped small tensors
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

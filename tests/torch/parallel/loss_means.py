@@ -108,7 +108,7 @@ def start(plan: up.Plan, loss: Any, batches: Any, **more: Any) -> up.Run:
 
 
 def check_losses_are_those_of_one_process_or_refused(folder: Path) -> None:
-    few = ("class weights", "a sum", "an own mean with a state", "own weights", "contrastive")
+    few = ("class weights", "a sum", "an own mean with a state", "own weights", "contrastive", "dice")
     for plan in PLANS:
         for name in CASES if plan is PLANS[0] else few:
             loss, batches, wanted = CASES[name]
@@ -166,10 +166,19 @@ def check_losses_that_draw_numbers_and_few_rows(folder: Path) -> None:
         run = start(PLANS[0], loss, LABELS)
         assert run.step(next(iter(run.shard(LABELS)))) > 0
     few = [(x[:2], y[:2]) for x, y in LABELS]
-    run = start(PLANS[0], CASES["own weights"][0], few)
+    run = start(
+        PLANS[0], CASES["own weights"][0], few
+    )  # one row on each rank, in the first step of one class
     with pytest.raises(ValueError, match="the loss is no mean of its parts"):
         for batch in run.shard(few):
             run.step(batch)
+    run = start(PLANS[0], contrastive, few)
+    with pytest.raises(ValueError, match="the loss is no mean of its parts"):
+        run.step(next(iter(run.shard(few))))
+    own = CASES["an own mean"][0]
+    few = [(x[:2], y[:2]) for x, y in SHARES]
+    found = [run.step(batch) for run in (start(PLANS[0], own, few),) for batch in run.shard(few)]
+    assert found == pytest.approx(alone(own, few), rel=1e-4)
 
 
 # ---- numbers that a loss reads, under a context axis ----

@@ -210,6 +210,7 @@ def draws() -> Iterator[Callable[[Tensor], object]]:
     yield lambda p: p.data.bernoulli_(0.3)
     yield lambda p: p.add_(torch.randn_like(p) * 0.1)
     yield lambda p: p.copy_(functional.dropout(p, 0.5))
+    yield init.trunc_normal_
 
 
 def check_random_numbers_are_those_of_one_process(folder: Path) -> None:

@@ -240,7 +240,7 @@ class PipelineRuntime:
             loss, count = step.step_input.counted(output, targets) if weight else (_nothing(output), 0.0)
             step.count += count
             if parameters is not None and loss.requires_grad:
-                parameters.check(loss, begun)
+                parameters.check(loss, begun, activations)
                 if parameters.may_end(step.step_input.loss):
                     self.loss_parameters = None
             step.loss = step.loss + loss.detach().double() * weight
