@@ -369,9 +369,8 @@ class NativePlanner(Planner[_native.Engine]):
         self, engine: _native.Engine, operation: str, timeout_s: float, where: str = ""
     ) -> FaultContext:
         """Where an operation fails: its group, rank, timeout and source line, for an error."""
-        place = engine, self.name, self.rank, self.size, self._host_names
-        relayed = self.hosts if self.encrypted else ()
-        return FaultContext(*place, operation, timeout_s, where, self.members, self._first_failure, relayed)
+        place = engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where
+        return FaultContext(*place, self.members, self._first_failure, self.hosts if self.encrypted else ())
 
     def failure(
         self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""
