@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Before they are imported: their asserts count under python -O, too.
+pytest.register_assert_rewrite(*(each.stem for each in Path(__file__).parent.glob("support/*.py")))
+
 import failure_reports
 import hosts
 import leaks

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -213,6 +214,28 @@ def test_a_rank_that_dies_behind_tls_is_named(own_net: hosts.Network):
     assert text.startswith("PeerLost")
     assert "rank 1 (host host1" in text
     hosts.wait_until(lambda: not own_net[0].processes() + own_net[1].processes())
+
+
+def relays_of(host: hosts.Host) -> list[int]:
+    """The processes that encrypt the connections of this host's ranks."""
+    runs = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.processes()}
+    return [pid for pid, command in runs.items() if b"bootstrap.tls_relay import main" in command]
+
+
+@pytest.mark.parametrize(("layout", "at"), [((1, 1), 0), ((1, 1), 1), ((2, 1), 1)], ids=str)
+def test_a_relay_that_is_killed_is_no_death_of_its_rank(
+    own_net: hosts.Network, layout: tuple[int, ...], at: int
+):
+    ranks = start(own_net, layout, "loop", UNISONO_TLS="1")
+    up(ranks)
+    for pid in relays_of(own_net[at]):
+        os.kill(pid, signal.SIGKILL)
+    for result in ended(ranks):
+        _, text = error_of(result)
+        assert text.startswith("PeerLost"), text
+        assert "is lost: its connection over TLS has ended" in text
+        assert "unisono.engine.bootstrap.tls_relay" in text
+        assert "died" not in text
 
 
 # ---- addresses -----------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ LEAST = 12  # shorter pieces of a text are found anywhere
 
 
 def texts() -> str:
-    """Every string of the package; an expression within is a hole."""
+    """Every string of the packages; an expression within is a hole."""
     found = []
-    for path in sorted((ROOT / "src" / "unisono" / "parallel").rglob("*.py")):
+    package = ROOT / "src" / "unisono"
+    for path in sorted([*package.glob("parallel/**/*.py"), *package.glob("torch*/*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)

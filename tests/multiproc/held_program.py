@@ -77,7 +77,8 @@ def send(region: Any, collective: str, memory: int, held: int, reader: int, endi
 
     sender = threading.Thread(target=in_thread, args=(x,))
     sender.start()
-    assert os.read(held, 1) == bytes([signal.SIGBUS])
+    told = os.read(held, 1)
+    assert told == bytes([signal.SIGBUS])
     os.kill(reader, signal.SIGKILL if ending == "kill" else signal.SIGSTOP)
     if ending == "abort":
         group.abort()

@@ -151,7 +151,7 @@ def test_the_plug_in_is_ready_before_pytorch(tmp_path: Path):
 
 
 def test_what_is_swapped_to_the_host_trains():
-    done = launched("--virtual-gpus", "1", str(CASES), "swapped")
+    done = launched("--virtual-gpus", "2", str(CASES), "swapped")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -261,10 +261,8 @@ def cut_batch(
         table = _gather([mine, *noted.told], mesh)
     least, largest = table[-1, :, 0, 1], table[-1, :, 0, 2]  # of the ranks that compute the loss
     total, kept = float(sum(rows)), (1.0, 1.0)
-    if weigh == SUM:
-        weights = [1.0] * len(micros)
-    elif weigh == "counted":
-        weights = [1.0 / total] * len(micros)
+    if weigh in (SUM, "counted"):
+        weights = [1.0 if weigh == SUM else 1.0 / total] * len(micros)
     elif callable(weigh):
         total = float(largest.sum())
         if total == 0:

@@ -89,9 +89,6 @@ def parallelize(
     given = {"optimizer": optimizer, "loss": loss, "sample": sample, "pieces": pieces, "weigh": weigh}
     plan, sample, prediction = resolved(plan, model, given, prediction)
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
-    check_layouts(sample)
-    check_weigh(weigh, own_loss=loss is None)
-    check_experts(experts, plan)
     options: Any = {"pieces": pieces, "cuts": cuts, "sample": sample, "seed": seed, "init": init}
     options |= {"check": check, "experts": experts, "own_loss": loss is None, "weigh": weigh}
     return _run(model, plan, options, optimizer, loss, weigh, on_change, prediction)
@@ -107,6 +104,9 @@ def _run(
     on_change: Callable[[Change], object] | None,
     prediction: StepForecast | None,
 ) -> Run:
+    check_layouts(options["sample"])
+    check_weigh(weigh, own_loss=loss is None)
+    check_experts(options["experts"], plan)
     check_compiled(model, plan)
     check_on_change(on_change, plan)
     check_prediction(prediction, elastic=plan.elastic)

@@ -287,9 +287,8 @@ class ShardedParameters:
     def _wrap(self, mesh: PlanMesh, fill: Callable[[nn.Module], object]) -> None:
         """Shard unit by unit; `fill` gives one its values before."""
         self._plan = plan = mesh.plan
-        self._backward: tuple[bool, bool, bool] | None = (
-            None  # what the next one was told: last, reduce, free
-        )
+        # what the next one was told: last, reduce, free
+        self._backward: tuple[bool, bool, bool] | None = None
         for exact in self._exact:
             fill(exact)
             low = None if exact is self.root else TYPES[plan.precision]
@@ -315,11 +314,8 @@ class ShardedParameters:
         """Those of scalars, for one axis after the other."""
         leave = [parameter for parameter in self.root.parameters() if not _is_scalar(parameter)]
         axes = [axis for axis in ("replica", "shard") if self._mesh.group(axis).size() > 1]
-        return [
-            bucket
-            for axis in axes
-            for bucket in buckets_of(self.root, self._mesh, self._experts, leave, axis)
-        ]
+        found = (buckets_of(self.root, self._mesh, self._experts, leave, axis) for axis in axes)
+        return [*itertools.chain.from_iterable(found)]
 
     def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:
         """Shard those in `unit` over the ranks that hold them; return the others."""
@@ -332,9 +328,8 @@ class ShardedParameters:
 
     def follow(self, mesh: PlanMesh) -> None:
         """Shard over the data ranks of this mesh from now on. Parameters are others and have no values."""
-        for unit in (*self._exact, *self._units):
+        for unit in (*self._exact, *self._units, self.root):
             fsdp.unwrap(unit)
-        fsdp.unwrap(self.root)
         self._wrap(mesh, lambda _: None)
 
     def shown(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:

@@ -51,9 +51,8 @@ class WorkFutures:
         callback. So the callback here is native, and so is the code that runs the callbacks of others.
 
         Raises:
-            RuntimeError: another package has replaced Python's threads.
+            RuntimeError: see `call_when_done`.
         """
-        _refuse_replaced_threads()
         start: torch.futures.Future[None] = torch.futures.Future()
         future: torch.futures.Future[list[torch.Tensor]] = start.then(
             cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, partial(_outcome, work)))

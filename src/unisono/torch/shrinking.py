@@ -84,7 +84,8 @@ class Shrinkable(Subgroups):
     ) -> Any:
         """Make the group of the other ranks, which all call this. Programs use `dist.shrink_group`.
 
-        The survivors keep their order. This group ends, and an excluded rank gets `Evicted` at its next call.
+        The survivors keep their order. This group ends, and an excluded rank gets `Evicted` at its next call;
+        a call that is under way may end with `Aborted` before.
 
         Args:
             ranks_to_exclude: ranks of this group, the same on every rank that stays; living or lost.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from unisono.engine.group.planning import WATCH
+from unisono.engine.group.planning import WATCHES
 
 from .probe import PrivateName, need, optional
 
@@ -78,11 +78,17 @@ def within(ranks: frozenset[int], refuse: Callable[[str, str], None]) -> Iterato
         _users.append(user)
         if len(_users) == 1:
             _install()
-    before, _here.user, WATCH.check = (_here.user, WATCH.check), user, count
+    thread = threading.get_ident()
+    before, outer = _here.user, WATCHES.get(thread)
+    _here.user, WATCHES[thread] = user, count
     try:
         yield
     finally:
-        _here.user, WATCH.check = before
+        _here.user = before
+        if outer is None:
+            del WATCHES[thread]
+        else:
+            WATCHES[thread] = outer
         with _lock:
             _users.remove(user)
             if not _users:

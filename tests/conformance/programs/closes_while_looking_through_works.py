@@ -11,9 +11,9 @@ import unisono as un
 
 
 class Work:
-    """Sends the signal when the group asks whether it is done."""
+    """Sends the signal when the group asks whether it has ended."""
 
-    def done(self) -> bool:
+    def ended(self) -> bool:
         os.kill(os.getpid(), signal.SIGUSR1)
         return True
 

@@ -17,7 +17,7 @@ if group.rank == 0:
                 os.write(1, f"{error}\n".encode())
         os._exit(0)
     os.waitpid(child, 0)
-    group.send(x, 1)
+    group.send(np.zeros(1), 1)
     for work in works:
         work.wait()
     print("got", x[0])

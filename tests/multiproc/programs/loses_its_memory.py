@@ -32,8 +32,9 @@ def refuse(what: str) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     filter_ = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
-    assert libc.prctl(22, 2, filter_, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    for arguments in ((38, 1, 0, 0, 0), (22, 2, filter_, 0, 0)):  # no new privileges, then the filter
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def run(group: un.Group, call: str, x: Any, owner: int) -> Any:

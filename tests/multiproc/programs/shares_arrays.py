@@ -72,7 +72,8 @@ def forks() -> None:
     if group.rank == 0:
         child = os.fork()
         if child:
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
             print("fine", flush=True)
             os._exit(0)
     rank, again = group.rank, os.environ["MEETING"] + "-again"

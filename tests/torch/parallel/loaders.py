@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 import unisono.parallel as up
 from parallel.plain_training import adamw
-from parallel.run_features import in_group
+from parallel.run_features import in_group, made
 
 ROWS = 32
 DATA = [(torch.tensor([float(k)]), torch.tensor([float(k)])) for k in range(ROWS)]
@@ -85,6 +85,21 @@ def run_of(plan: up.Plan = up.Plan(data=2)) -> up.Run:  # noqa: B008
 
 def loader(data: Any = None, **more: Any) -> Any:
     return DataLoader(DATA if data is None else data, **{"batch_size": 4, **more})
+
+
+def check_loaders(folder: Path) -> None:
+    """Each row once, whoever shuffles; a loader of batches is cut alike."""
+    run = made("mlp", up.Plan(data=2))
+    x = torch.arange(22.0).view(22, 1)
+    torch.manual_seed(dist.get_rank())  # ranks would shuffle differently
+    own = [
+        batch[0].flatten().tolist()
+        for batch in run.shard(DataLoader(TensorDataset(x), batch_size=5, shuffle=True))
+    ]
+    everyone: list[Any] = [None] * 2
+    dist.all_gather_object(everyone, own)
+    assert sorted(v for rows in everyone for batch in rows for v in batch) == x.flatten().tolist()
+    assert [len(batch) for batch in everyone[0]] == [3, 3, 3, 3, 1]
 
 
 def check_loaders_that_are_cut_by_rank_are_refused(folder: Path) -> None:

@@ -374,11 +374,13 @@ def check_a_loss_that_takes_a_parameter_of_another_stage(folder: Path) -> None:
 
 
 def check_ranks_with_different_inputs_are_told(folder: Path) -> None:
-    given = [(inputs["ids"], targets) for inputs, targets in batches(1)]
-    run, _ = under(PIPELINE, Inner, given, loss, sample=given[0][0])
+    """The rows of the first batches are compared, and the shapes of all."""
     rank = torch.distributed.get_rank()
-    with pytest.raises(ValueError, match="their inputs have different shapes"):
-        run.step((given[0][0][:, : 3 + rank], given[0][1][:, : 3 + rank]))
+    for count, says in ((1, "give different rows"), (3, "their inputs have different shapes")):
+        given = [(inputs["ids"], targets) for inputs, targets in batches(count)]
+        run, _ = under(PIPELINE, Inner, given, loss, sample=given[0][0])
+        with pytest.raises(ValueError, match=says):
+            run.step((given[0][0][:, : 3 + rank], given[0][1][:, : 3 + rank]))
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
@@ -260,21 +259,6 @@ def check_bytes_received_leave_out_those_sent(folder: Path) -> None:
     calls = trace.calls(run.mesh, up.Link())
     assert {"send", "recv"} <= {call.operation for call in calls}
     assert trace.received(2) == sum(call.nbytes for call in calls if call.operation != "send")
-
-
-def check_loaders(folder: Path) -> None:
-    """Each row once, whoever shuffles; a loader of batches is cut alike."""
-    run = made("mlp", up.Plan(data=2))
-    x = torch.arange(22.0).view(22, 1)
-    torch.manual_seed(dist.get_rank())  # ranks would shuffle differently
-    own = [
-        batch[0].flatten().tolist()
-        for batch in run.shard(DataLoader(TensorDataset(x), batch_size=5, shuffle=True))
-    ]
-    everyone: list[Any] = [None] * 2
-    dist.all_gather_object(everyone, own)
-    assert sorted(v for rows in everyone for batch in rows for v in batch) == x.flatten().tolist()
-    assert [len(batch) for batch in everyone[0]] == [3, 3, 3, 3, 1]
 
 
 def check_several_outputs_and_other_shapes(folder: Path) -> None:

@@ -58,7 +58,7 @@ def open_gloo() -> list[Any]:
     store = un.HashStore(TIMEOUT_S)
     return ranks_of(
         lambda rank: un.init_process_group(
-            backend="gloo", store=store, rank=rank, world_size=2, timeout=TIMEOUT_S, group_name=f"of {rank}"
+            backend="gloo", store=store, rank=rank, world_size=2, timeout=TIMEOUT_S
         )
     )
 

@@ -143,26 +143,38 @@ def histogram() -> None:
 
 
 def swapped() -> None:
-    """A model whose parameters are swapped to the host trains as one that is not."""
+    """A model whose parameters are swapped to the host trains as one that is not, in the script's stream."""
     import torch.distributed as dist
     from torch import nn
 
     import unisono.parallel as up
+    from unisono.parallel import spill
 
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:unisono,cuda:nccl")
-    found = []
-    for swap in (None, "memory"):
+    found, write, streams = [], spill.Host.write, []
+
+    def noted(store: spill.Host, key: spill.Key, tensor: torch.Tensor) -> None:
+        streams.append(torch.cuda.current_stream())
+        write(store, key, tensor)
+
+    spill.Host.write = noted
+    for swap, stream in ((None, None), ("memory", None), ("memory", torch.cuda.Stream())):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
         run = up.parallelize(
             model,
-            up.Plan(swap=swap),
+            up.Plan(data=2, swap=swap),
             optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
             loss=nn.functional.mse_loss,
         )
         batch = torch.ones(8, 16).cuda(), torch.ones(8, 4).cuda()
-        found.append([run.step(batch) for _ in range(4)])
-    assert max(abs(one - other) for one, other in zip(*found, strict=True)) < 1e-5, found
+        with torch.cuda.stream(stream):
+            streams.clear()
+            found.append([run.step(batch) for _ in range(4)])
+            assert set(streams) == ({torch.cuda.current_stream()} if swap else set()), streams
+    for others in found[1:]:
+        assert max(abs(one - other) for one, other in zip(found[0], others, strict=True)) < 1e-5, found
     dist.destroy_process_group()
 
 

@@ -15,8 +15,10 @@ from unisono.engine.diagnosis import report
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import KIND_SHIFT, describe_call, kind_name, message_text
 from unisono.engine.diagnosis.report import (
+    ENDED_CALLS,
     CallDescription,
     FaultReport,
+    FirstFailure,
     MessageFault,
     RankSnapshot,
     SizeFault,
@@ -34,11 +36,6 @@ LEAVING_PATIENCE_S = 2.0
 
 LEAVING = 2**64 - 1
 """The number of a report that is a close reason. Any other number is that of a collective."""
-
-ENDED_CALLS: tuple[report.FaultKind, ...] = (
-    "timeout", "mismatch", "no_memory", "bad_frame", "unreadable", "unwritable", "no_access",
-)  # fmt: skip
-"""Faults of one call; those of later calls name it. The others are of a rank, and any call may find them."""
 
 MOST_MESSAGES = 4
 """The most unexpected messages that are listed."""
@@ -60,21 +57,8 @@ _NAMES: dict[int, report.FaultKind] = {
     FaultKind.REPLACED: "replaced",
 }
 
-_LOST = (
-    FaultKind.PEER_LOST,
-    FaultKind.PEER_LEFT,
-    FaultKind.HOST_SILENT,
-    FaultKind.STOPPED,
-    FaultKind.REPLACED,
-)
+_LOST = FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED, FaultKind.REPLACED
 _MEMORY = FaultKind.UNREADABLE, FaultKind.UNWRITABLE, FaultKind.NO_ACCESS
-
-
-class FirstFailure:
-    """The first failed operation of a rank in a group, for the texts of later ones; "": none has failed."""
-
-    operation = ""
-    timeout_s = 0.0
 
 
 class FaultContext(NamedTuple):
@@ -85,6 +69,7 @@ class FaultContext(NamedTuple):
         called_at: where in the caller's source; "" when the call is still on the stack of this thread.
         members: the number of every rank in the job.
         first: what failed first on this rank.
+        relayed: the host of every rank, where relays for TLS carry what goes between hosts; (): none do.
     """
 
     engine: _native.Engine
@@ -97,6 +82,7 @@ class FaultContext(NamedTuple):
     called_at: str = ""
     members: tuple[int, ...] = ()
     first: FirstFailure | None = None
+    relayed: tuple[int, ...] = ()
 
 
 def read(context: FaultContext, record: FaultRecord | None = None) -> FaultReport:
@@ -276,6 +262,7 @@ def _peer(context: FaultContext, fault: FaultRecord) -> FaultReport:
         if cause and not context.engine.elastic:
             patience = min(LEAVING_PATIENCE_S, context.timeout_s or LEAVING_PATIENCE_S)
             context.engine.await_end(fault.rank, patience)
+    hosts = context.relayed
     return _report(
         context,
         _NAMES[fault.kind],
@@ -284,6 +271,7 @@ def _peer(context: FaultContext, fault: FaultRecord) -> FaultReport:
         cause=cause,
         signal=fault.signal or None,
         exit_code=fault.exit_code if fault.exit_code >= 0 else None,
+        relayed=bool(hosts) and hosts[fault.rank] != hosts[fault.found_by],
     )
 
 

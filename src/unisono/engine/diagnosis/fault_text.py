@@ -201,6 +201,12 @@ def _peer(report: FaultReport, where: str) -> str:
         how = f"was ended by {signal_name(report.signal)}"
     elif report.exit_code is not None:
         how = f"ended with exit code {report.exit_code}"
+    elif report.relayed:
+        how = "is lost: its connection over TLS has ended"
+        remedy += (
+            " If it still ran, a process that encrypts connections has ended, beside "
+            f"{_name(report, rank)} or {_name(report, report.found_by)}: unisono.engine.bootstrap.tls_relay."
+        )
     seen = report.ranks[rank].last_seen
     return message(
         f"{_doing(report)} failed: rank {rank} ({_process(report, rank)}) {how}; it was last seen {seen}",

@@ -31,6 +31,18 @@ FaultKind = Literal[
 ]
 _KINDS = get_args(FaultKind)
 
+ENDED_CALLS: tuple[FaultKind, ...] = (
+    "timeout", "mismatch", "no_memory", "bad_frame", "unreadable", "unwritable", "no_access",
+)  # fmt: skip
+"""Faults of one call; those of later calls name it. The others are of a rank, and any call may find them."""
+
+
+class FirstFailure:
+    """The first failed operation of a rank in a group, for the texts of later ones; "": none has failed."""
+
+    operation = ""
+    timeout_s = 0.0
+
 
 class CallDescription(NamedTuple):
     """A call in the form for error texts: "all_reduce", ("float64[4]", "SUM", "algorithm=ring")."""
@@ -129,6 +141,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         rank, host, pid: the process that died, left, did not arrive or does not answer, or whose memory
             cannot be used; None, "", 0: none.
         signal, exit_code: how that process ended; None: unknown.
+        relayed: its connection went through relays for TLS; the end of one of them looks like its own.
         missing: ranks that had not begun the collective.
         cause: the exception that made a rank leave or abort.
         detail: what was wrong with a frame, or which limit was reached.
@@ -154,6 +167,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     pid: int = 0
     signal: int | None = None
     exit_code: int | None = None
+    relayed: bool = False
     missing: tuple[int, ...] = ()
     cause: str = ""
     detail: str = ""

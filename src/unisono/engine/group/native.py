@@ -70,6 +70,7 @@ class NativeGroup(MembershipGroup):
         planner = NativePlanner(
             engine, name, rank, size, timeout_s, hosts, reproducible, machine, members or ()
         )
+        planner.encrypted = identity is not None and identity.settings.network.tls
         self._store = store
         self._settings = settings
         self._identity = identity

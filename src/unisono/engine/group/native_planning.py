@@ -14,13 +14,13 @@ from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import number_of_list, number_of_ranks
 from unisono.engine.diagnosis.fault_reader import (
     FaultContext,
-    FirstFailure,
     publish_close_reason,
     read,
     read_eviction,
     read_late,
 )
 from unisono.engine.diagnosis.fault_text import error
+from unisono.engine.diagnosis.report import FirstFailure
 from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
 from unisono.engine.group.call_results import CallResult
@@ -77,6 +77,7 @@ class NativePlanner(Planner[_native.Engine]):
         addresses: of all such stores, when the ranks last asked each other.
         admission_store: where this group was admitted, if it was; the next admission replaces it.
         leave_callbacks: what else ends with the group.
+        encrypted: relays for TLS carry what goes between hosts.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class NativePlanner(Planner[_native.Engine]):
         self.addresses: tuple[str, ...] = ()
         self.admission_store: TCPStore | None = None
         self.leave_callbacks: list[Callable[[], None]] = []
+        self.encrypted = False
         self._host_names = host_names
         self.members = members
         self._first_failure = FirstFailure()
@@ -368,7 +370,8 @@ class NativePlanner(Planner[_native.Engine]):
     ) -> FaultContext:
         """Where an operation fails: its group, rank, timeout and source line, for an error."""
         place = engine, self.name, self.rank, self.size, self._host_names
-        return FaultContext(*place, operation, timeout_s, where, self.members, self._first_failure)
+        relayed = self.hosts if self.encrypted else ()
+        return FaultContext(*place, operation, timeout_s, where, self.members, self._first_failure, relayed)
 
     def failure(
         self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""

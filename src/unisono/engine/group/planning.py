@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 Runner = TypeVar("Runner", "_native.Engine", "LibraryDriver")
 
 
-class CallWatch(threading.local):
-    """What is called before each new collective of a thread: `check(kind, size)`. It may raise."""
-
-    check: Callable[[str, int], None] | None = None
-
-
-WATCH = CallWatch()
+WATCHES: dict[int, Callable[[str, int], None]] = {}
+"""What is called before each new collective, by the thread's identity: `check(kind, size)`. It may raise."""
 
 
 class Planner(ABC, Generic[Runner]):
@@ -92,8 +87,8 @@ class Planner(ABC, Generic[Runner]):
         self.hosts = tuple(hosts)
 
     def _watch(self, kind: str) -> None:
-        if WATCH.check is not None:
-            WATCH.check(kind, self.size)
+        if (check := WATCHES.get(threading.get_ident())) is not None:
+            check(kind, self.size)
 
     # ---- a new call ------------------------------------------------------------------------------------
 
@@ -120,7 +115,8 @@ class Planner(ABC, Generic[Runner]):
         Raises:
             ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
         """
-        self._watch(kind)
+        if WATCHES:
+            self._watch(kind)
         root = self.member(kind, root, "the root")
         check_algorithm(kind, algorithm)
         buffers = self.lay_out(kind, out, sendbuf, root)
@@ -151,7 +147,8 @@ class Planner(ABC, Generic[Runner]):
     ) -> Any:
         """Check a coalesced call and bind it to its buffers, see `plan`."""
         self.check_open()
-        self._watch(kind)
+        if WATCHES:
+            self._watch(kind)
         check_op(kind, op)
         root = self.member(kind, root, "the root")
         pieces = check_buffers(kind, outs, sendbufs, self.size, self.rank, root, codec, self.as_readable)

@@ -180,12 +180,14 @@ class DryStep:
         self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
         self._account = MemoryTracker(allocator, self._watch.place)
         self._watch.begin(self._account)
+        of_stage = everyone.ranks // everyone.pipeline
         self._mesh: Any = SimpleNamespace(
             plan=plan,
             stage=here.rank,
             axes=SimpleNamespace(device_type=device),
             group=lambda _: None,
             peer=lambda _: 0,
+            ranks_of=lambda stage: range(stage * of_stage, (stage + 1) * of_stage),
         )
         self._messages = _Messages(here.specs, size.run, device)
 
