@@ -57,7 +57,14 @@ class WrappedTensors:
         cut: list[tuple[str, Any]] = [pair for pair in named if known and isinstance(pair[1], DTensor)]
         self._marks = [_mark(name, value) for name, value in cut]
         _known.add(self)
-        _handle({**dict.fromkeys(VIEWS, _view), **dict.fromkeys(INDEXED, _write_whole), "t_": _refuse_turned})
+        _handle(
+            {
+                **dict.fromkeys(VIEWS, _view),
+                **dict.fromkeys(INDEXED, _write_whole),
+                "t_": _refuse_turned,
+                "fill_.Tensor": _fill,
+            }
+        )
 
     def name_of(self, inner: Tensor) -> str | None:
         """The name of the one whose memory, or a part of it, `inner` has."""
@@ -148,6 +155,17 @@ def _written(operator: Any, args: Any, named: Any) -> Any:
             f"what is lost. {REMEDY}"
         )
     return _plainly(operator, args, named)
+
+
+def _fill(operator: Any, args: Any, named: Any) -> Any:
+    """`p[:] = 1.0`, which some versions of PyTorch do not have for DTensors."""
+    cut, value = args
+    copied = getattr(getattr(cut, "_local_tensor", None), "copy_of", None) is not None
+    plain = isinstance(cut, DTensor) and not isinstance(value, DTensor) and not value.dim()
+    if copied or not plain or any(one.is_partial() for one in cut.placements):
+        return _written(operator, args, named)
+    cut._local_tensor.fill_(value)
+    return cut
 
 
 def _write_whole(operator: Any, args: Any, named: Any) -> Any:
