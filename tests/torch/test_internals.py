@@ -22,7 +22,7 @@ from unisono.torch_internals.version_names import EARLIER_METHODS, method_of  # 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src" / "unisono"
 APART = {"torch_internals", "virtual"}  # virtual GPUs are made of PyTorch's insides
-STANDARD = {"_exit", "_thread", "_getframe", "_asdict", "_member_map_"}
+STANDARD = {"_exit", "_thread", "_current_frames", "_getframe", "_asdict", "_member_map_"}
 TORCHFTS = {"_uuid"}
 NAMES = [name for found in catalog.names().values() for name in found]
 OLDEST, NEWEST = (2, 12), (2, 15)
@@ -93,6 +93,7 @@ def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
             if (
                 any(part.startswith("_") and part != "__future__" for part in parts)
                 and "unisono" not in parts
+                and name not in STANDARD
             ):
                 yield f"{node.lineno}: {name}"
 

@@ -26,7 +26,7 @@ MODULES += (
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("batch_kinds", "autocasts", "loaders", "optimizer_scopes", "loss_means")
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
-STAGES += ("unfrozen_operators", "structures")
+STAGES += ("unfrozen_operators", "model_structures")
 
 
 # Each of their checks has processes of its own: they end process groups, or limit the memory of a process.

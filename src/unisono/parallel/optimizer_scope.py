@@ -150,7 +150,7 @@ def scope_of(
 
 
 def _tried(optimizer: optim.Optimizer, few: bool, *, units: bool, cuts: bool) -> OptimizerScope:
-    scope, trial = VALUE, partial(_Trial, optimizer, few)
+    scope, trial = VALUE, partial(_ScopeTrial, optimizer, few)
     for sizes, steps in ((SIZES, STEPS), (WIDE, WIDE_STEPS)):
         if scope == VALUE and (
             sizes is SIZES or (few and any(_sizes(p, WIDE) != _sizes(p, SIZES) for p in _all(optimizer)))
@@ -184,7 +184,7 @@ def _of_every_second(_number: int, values: Tensor) -> Tensor:
     return values
 
 
-class _Trial:
+class _ScopeTrial:
     """Some steps of a copy of an optimizer, whose groups have small parameters in place of theirs.
 
     Args:
@@ -259,7 +259,7 @@ class _Trial:
         """Each parameter, flat."""
         return [torch.cat([p.detach().flatten() for p in several]) for several in self._whole]
 
-    def is_alike(self, other: _Trial) -> bool:
+    def is_alike(self, other: _ScopeTrial) -> bool:
         """Whether the other one moves the parameters as this one, but for rounding."""
         wanted = self.run()
         try:
@@ -294,9 +294,9 @@ def _wants_closure(optimizer: optim.Optimizer) -> bool:
 def _fails_without_closure(optimizer: optim.Optimizer, few: bool) -> bool:
     """Whether a step fails without a closure, and not with one."""
     try:
-        _Trial(optimizer, few, steps=1).run()
+        _ScopeTrial(optimizer, few, steps=1).run()
     except Exception:  # noqa: BLE001  tried again below
-        trial = _Trial(optimizer, few)
+        trial = _ScopeTrial(optimizer, few)
         trial.give(0)
 
         def closure() -> Tensor:

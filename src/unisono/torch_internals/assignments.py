@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .dtensor import operator_handlers
 from .probe import PrivateName, find
 
 NAMES = {
@@ -21,11 +22,6 @@ NAMES = {
         "torch.distributed.tensor:DTensor._local_tensor",
         purpose="refuse p.data = t of a parameter that is cut or sharded",
         without="it has no effect, and raises no error",
-    ),
-    "handlers": PrivateName(
-        "torch.distributed.tensor:DTensor._op_dispatcher._custom_op_handlers",
-        purpose="refuse p[0].zero_() of a parameter that is cut along that dimension; write p[index] = t",
-        without="the first has no effect, and raises no error; the second raises an error of PyTorch",
     ),
 }
 VIEWS = (
@@ -95,7 +91,7 @@ def _mark(name: str, value: Any) -> tuple[str, Any, Any, Any, Any]:
 
 
 def _handle(chosen: dict[str, Any]) -> None:
-    handlers: Any = find(NAMES["handlers"])
+    handlers = operator_handlers()
     for name, handler in chosen.items() if _known and handlers is not None else ():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
@@ -105,7 +101,7 @@ def _handle(chosen: dict[str, Any]) -> None:
 
 def _plainly(operator: Any, args: Any, named: Any) -> Any:
     """Call an operator as PyTorch does without its handler."""
-    handlers: Any = find(NAMES["handlers"])
+    handlers = operator_handlers()
     own = handlers.pop(operator)
     try:
         return operator(*args, **named)

@@ -17,14 +17,16 @@ from torch.distributed.tensor import DTensor
 
 from .probe import PrivateName, find
 
-__all__ = ["handle_parts", "reading_together"]
+__all__ = ["handle_parts", "operator_handlers", "reading_together"]
 
 NAMES = {
     "handlers": PrivateName(
         "torch.distributed.tensor:DTensor._op_dispatcher._custom_op_handlers",
-        purpose="read whole numbers from partial sums, and take lists of cut and whole parameters",
-        without="an optimizer that reads numbers from cut parameters steps by those of one rank; lists of "
-        "cut and whole parameters raise an error of PyTorch",
+        purpose="read whole numbers from partial sums, take lists of cut and whole parameters, draw random "
+        "numbers into one as one process does, refuse writes into a copy of its part, write p[index] = t",
+        without="an optimizer that reads numbers from cut parameters steps by those of one rank; parts of a "
+        "parameter draw equal numbers; p[0].zero_() of a cut one has no effect; lists of cut and whole "
+        "parameters, and p[index] = t, raise an error of PyTorch",
     ),
     "number": PrivateName(
         "torch:ops.aten._local_scalar_dense.default",
@@ -46,9 +48,14 @@ def reading_together() -> Iterator[None]:
         _together.reset(before)
 
 
+def operator_handlers() -> Any:
+    """Return PyTorch's table operator -> handler for DTensors, to write into; None: this version has none."""
+    return find(NAMES["handlers"])
+
+
 def handle_parts() -> None:
     """Handle DTensors so from now on, in the whole process."""
-    handlers: Any = find(NAMES["handlers"])
+    handlers = operator_handlers()
     number = find(NAMES["number"])
     if handlers is None or number is None or number in handlers:
         return
@@ -107,7 +114,7 @@ def _is_list(value: Any) -> bool:
 
 def _plainly(op: Any, args: Any, named: Any) -> Any:
     """Call an operator as PyTorch does without this handler."""
-    handlers: Any = find(NAMES["handlers"])
+    handlers = operator_handlers()
     own = handlers.pop(op)
     try:
         return op(*args, **named)

@@ -16,15 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import init
 
-from .probe import PrivateName, find
+from .dtensor import operator_handlers
 
-NAMES = {
-    "handlers": PrivateName(
-        "torch.distributed.tensor:DTensor._op_dispatcher._custom_op_handlers",
-        purpose="draw random numbers into a parameter that is cut or sharded as one process does",
-        without="its parts get equal numbers",
-    ),
-}
 DRAWS = (
     "bernoulli", "bernoulli_.float", "bernoulli_.Tensor", "bernoulli.p", "cauchy_", "exponential_",
     "geometric_", "log_normal_", "native_dropout", "normal_", "normal.Tensor_float", "normal.Tensor_Tensor",
@@ -58,7 +51,7 @@ _meshes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the parameters for which
 def draw_whole(parameters: Iterable[Tensor]) -> None:
     """Draw for DTensors on the meshes of these as one process does, from now on."""
     _meshes.update(value.device_mesh for value in parameters if isinstance(value, DTensor))
-    handlers = find(NAMES["handlers"])
+    handlers = operator_handlers()
     if not _meshes or handlers is None:
         return
     for operator in map(_operator, DRAWS):
@@ -120,7 +113,7 @@ def _draw(operator: Any, args: Any, named: Any) -> Any:
 
 def _as_before(operator: Any, args: Any, named: Any) -> Any:
     """What PyTorch does by itself."""
-    handlers: Any = find(NAMES["handlers"])
+    handlers = operator_handlers()
     if (before := _before[operator]) is not None:
         return before(operator, args, named)
     del handlers[operator]

@@ -26,7 +26,7 @@ __all__ = ["LossNumbers"]
 NUMBERS: Any = (bool, int, float, complex, str)
 
 
-class _Noted(OperatorMode):
+class _NumbersRead(OperatorMode):
     """Notes the operators that run, with their numbers."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class LossNumbers:
         if self._given is None or _reads_nothing(loss):
             return 0
         try:
-            with torch.no_grad(), self._mode, _Noted() as found:
+            with torch.no_grad(), self._mode, _NumbersRead() as found:
                 loss(*self._given)
         except Exception as error:
             raise ContextError(
