@@ -83,6 +83,7 @@ def check_what_is_refused(folder: Path) -> None:
     refused(
         r'Layer itself calls the experts of "experts".* Put the list, .* into a module of their own',
         partial(expert_models.Layer, expert_models.experts()), up.Plan(data=2, tensor=2, expert=2),
+        sample=torch.zeros(2, expert_models.WIDTH),
     )  # fmt: skip
 
     def two() -> nn.Module:
