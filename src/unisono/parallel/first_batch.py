@@ -115,3 +115,13 @@ class FirstBatchRun(Run):
     def predict(self, inputs: Any) -> Any:
         self._begin(inputs)
         return self.predict(inputs)
+
+
+def _later(name: str) -> property:
+    """Stands for a method or property of `Run` that needs the model: the text names it."""
+    return property(lambda run: run.__getattr__(name))
+
+
+for _name in (vars(Run).keys() - vars(FirstBatchRun).keys()) - {"epochs", "close", "wait"}:
+    if not _name.startswith("_"):
+        setattr(FirstBatchRun, _name, _later(_name))

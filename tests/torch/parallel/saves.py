@@ -46,13 +46,14 @@ def main(rank: int, size: int, folder: Path, shared: str, *jobs: str) -> None:
 
 def work(shared: Path, job: dict[str, Any]) -> list[float]:
     case = models.CASES[job["model"]]
+    batches = case.batches(STEPS, ROWS)
     run = up.parallelize(
         models.make(job["model"]),
         up.Plan(**job["plan"], compression=COMPRESSIONS[job.get("compression", "none")]),
         optimizer=lambda p: models.optimizer(job.get("optimizer", "adamw"), p),
         loss=case.loss,
+        sample=batches[0][0],
     )
-    batches = case.batches(STEPS, ROWS)
     if job["do"] == "all":
         return trained(run, batches)
     if job["do"] == "first":
