@@ -188,8 +188,10 @@ class TensorArguments:
         """Refuse tensors that are more than their CPU memory; unwrap PyTorch's lazy results."""
         if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
             x = x.trigger_wait()
-        refuse_wrapper(x, f"{self.what}: the tensor")
-        if x.is_cuda and (stand_in := current()):
+        stand_in = current() if x.is_cuda else None
+        if not (x.is_cuda and stand_in is None):
+            refuse_wrapper(x, f"{self.what}: the tensor")
+        if stand_in:
             x = stand_in.on_host(x.detach())
         if not x.is_cpu:
             raise ValueError(

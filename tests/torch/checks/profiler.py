@@ -53,7 +53,7 @@ def check_messages_are_events(rank, size):
 
 def check_a_refused_call_leaves_the_profiler_well(rank, size):
     def wrong():
-        with pytest.raises(ValueError, match="layout"):
+        with pytest.raises(TypeError, match="layout"):
             dist.broadcast(torch.ones(2).to_sparse(), 0)
         dist.barrier()
 

@@ -72,14 +72,12 @@ class NativeMessageWork(MessageWork):
         if not self.ended():
             return False
         self._request.see()
+        self.retain_buffers()
         return True
 
     def ended(self) -> bool:
-        """See `Work.ended`."""
-        ended = self._begun and self._request.done
-        if ended:
-            self.retain_buffers()
-        return ended
+        """See `Work.ended`. The buffer stays: other memory at its address would count as that of the receive."""
+        return self._begun and self._request.done
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """See `Work.wait`."""
