@@ -48,7 +48,7 @@ LEFT_OUT = {
     "test_wrong_size_or_dtype_is_a_mismatch_on_both_ranks": "the library tells one rank only",
     "test_a_flood_of_messages_that_nobody_asks_for_does_not_hold_up_a_timeout": "has no end",
     "test_sizes_that_only_add_up_are_a_mismatch": "the library does not compare what ranks call",
-    "test_tags_are_taken_in_any_order_beyond_the_limit_of_unexpected_messages": "the library has no such limit",
+    "test_tags_are_taken_in_any_order_beyond_the_limit_of_unexpected_messages": "has no such limit",
     "test_a_sender_waits_while_nobody_takes_what_it_has_sent": "the library has no such limit",
     "test_exchange_in_place": "the library does not order a send and a receive of one memory",
     "test_memory_of_a_receive_is_its_own_until_the_caller_knows_its_end": "the library does not look",

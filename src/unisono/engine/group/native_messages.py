@@ -76,7 +76,7 @@ class NativeMessageWork(MessageWork):
         return True
 
     def ended(self) -> bool:
-        """See `Work.ended`. The buffer stays: other memory at its address would count as that of the receive."""
+        """See `Work.ended`. The buffer stays: its address counts as that of the receive."""
         return self._begun and self._request.done
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
