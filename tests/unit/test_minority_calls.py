@@ -25,6 +25,6 @@ OTHER = CallDescription("broadcast", ("float64[4]", "root=0", "algorithm=direct"
 )
 def test_minority_calls_are_named(calls: list[CallDescription | None], said: str) -> None:
     def name(*ranks: int) -> str:
-        return f"rank {', '.join(map(str, ranks))}"
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
     assert odd_ones(calls, name) == said
