@@ -119,7 +119,7 @@ class FirstBatchRun(Run):
 
 def _later(name: str) -> property:
     """Stands for a method or property of `Run` that needs the model: the text names it."""
-    return property(lambda run: run.__getattr__(name))
+    return property(lambda run: run.__getattr__(name), doc=getattr(Run, name).__doc__)
 
 
 for _name in (vars(Run).keys() - vars(FirstBatchRun).keys()) - {"epochs", "close", "wait"}:
