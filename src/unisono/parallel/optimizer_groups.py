@@ -12,7 +12,7 @@ from torch import nn
 
 from unisono.torch.control_data import on_every_rank
 
-from .optimizer_scope import OptimizerScope, ScopeLimits
+from .optimizer_scope import OptimizerScope, ScopeLimits, refuse_closure, takes_closure
 from .plan import UnfitError
 
 __all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
@@ -110,6 +110,8 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
                 "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
                 "Use Adam"
             )
+        if takes_closure(one):
+            refuse_closure(one)
     if not found or (swap and len(found) > 1):
         raise UnfitError(
             f"parallelize: optimizer returned {len(found)} optimizers, expected "

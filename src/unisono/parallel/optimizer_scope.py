@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn, optim
@@ -30,7 +30,7 @@ from .generators import drawing
 from .optimizer_step import ELEMENTWISE
 from .plan import UnfitError
 
-__all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "scope_of"]
+__all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "refuse_closure", "scope_of", "takes_closure"]
 
 VALUE, PARAMETER, ALL = range(3)
 SIZES = {1: 8, 2: 6}  # the largest dimension of a stand-in, by its number of dimensions
@@ -86,11 +86,7 @@ class ScopeLimits(NamedTuple):
         name = f"parallelize: {type(optimizer).__name__}"
         use = "Use an optimizer that changes each value by itself, such as AdamW"
         if found.closure:
-            raise UnfitError(
-                f"{name}.step needs a closure that computes the loss again, and a run computes it once a "
-                f"step. "
-                "Use an optimizer whose step() takes no argument: AdamW"
-            )
+            refuse_closure(optimizer)
         if self.part and found.scope == ALL:
             raise UnfitError(
                 f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a "
@@ -115,6 +111,20 @@ class ScopeLimits(NamedTuple):
                 f"value at a time, it may step otherwise than in one process under {self.plan}",
                 stacklevel=2,
             )
+
+
+def takes_closure(optimizer: optim.Optimizer) -> bool:
+    """Whether its step has an argument without a default, as LBFGS."""
+    found = inspect.signature(optimizer.step).parameters.values()
+    return any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in found)
+
+
+def refuse_closure(optimizer: optim.Optimizer) -> NoReturn:
+    """Raise ValueError for an optimizer that computes the loss by itself."""
+    raise UnfitError(
+        f"parallelize: {type(optimizer).__name__}.step needs a closure that computes the loss again, and a "
+        "run computes it once a step. Use an optimizer whose step() takes no argument: AdamW"
+    )
 
 
 def limits_of(built: Any) -> ScopeLimits:
