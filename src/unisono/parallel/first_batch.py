@@ -14,6 +14,7 @@ from .arguments import two
 from .batches import RankBatches, cut_rows, rows_of
 from .graph.capture import call, quiet
 from .graph.shapes import Shapes
+from .precision import LossScaler
 from .run import Run
 from .same_data import DataComparison
 from .structure import is_chain
@@ -82,6 +83,7 @@ class FirstBatchRun(Run):
         self, model: nn.Module, begun: SetupBeginning, set_up: Callable[[Any], ModelSetup], *more: Any
     ) -> None:
         self.plan, self.model, self.mesh, self.epoch = more[0], model, begun.mesh, 0
+        self.scaler = LossScaler.of(self.plan.precision)
         self._set_up, self._more = set_up, more
         self._data = DataComparison(self.mesh.everyone.world)
 
@@ -94,12 +96,13 @@ class FirstBatchRun(Run):
     def _begin(self, inputs: Any) -> None:
         plan, *options = self._more
         rows = -(-rows_of([inputs]) // plan.micro_batches)
-        built, epoch, data = self._set_up(cut_rows(inputs, 0, max(1, rows))), self.epoch, self._data
+        built = self._set_up(cut_rows(inputs, 0, max(1, rows)))
+        before = {name: vars(self)[name] for name in ("epoch", "scaler", "_data")}
         self.__class__ = Run  # type: ignore[assignment]
         for name in ("_set_up", "_more"):
             delattr(self, name)
         Run.__init__(self, built, plan, *options)
-        self.epoch, self._data = epoch, data
+        vars(self).update(before)
 
     def shard(self, loader: Iterable[Any]) -> RankBatches:
         return RankBatches(loader, self.mesh.everyone.row, self._more[0].data, self._data)

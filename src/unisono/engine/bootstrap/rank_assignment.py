@@ -50,7 +50,7 @@ class RankAssignment:
         self._me = ProcessInfo(self._rank, socket.gethostname(), os.getpid(), os.urandom(8).hex())
 
         self.generation = 0
-        self.claimed = False
+        self.claimed = False  # the store may have this rank's claim
         self.succeeds = False  # an earlier world has met in this store
 
     def run(self) -> tuple[PrefixStore, tuple[ProcessInfo, ...]]:
@@ -67,11 +67,11 @@ class RankAssignment:
         if keys.add("came", 1) == self._world_size:
             everybody = [self._member(keys, rank) for rank in range(self._world_size)]
             keys.set("members", msgspec.msgpack.encode(everybody))
+            self._base.set(MET, b"")
             keys.compare_set("verdict", b"", b"ok")
         self._await_verdict(keys)
         members = _decode_members(keys.get("members"))
         if keys.add("know", 1) == self._world_size:
-            self._base.set(MET, b"")
             keys.set("all know", b"")
         return members
 
@@ -93,14 +93,15 @@ class RankAssignment:
     def _claim(self) -> PrefixStore:
         """Claim this rank in the first generation in which it has not taken part."""
         mine = msgspec.msgpack.encode(self._me)
+        self.succeeds = self._rank > 0 and self._base.check([MET])  # before others see the claim
+        self.claimed = True
         while True:
             keys = self.keys("meet")
             keys.timeout_s = self._timeout_s
             held = keys.compare_set(f"rank/{self._rank}", b"", mine, timeout_s=self._left())
             if held == mine:
-                self.succeeds = self.generation > 0 or (self._rank > 0 and self._base.check([MET]))
-                self.claimed = True
                 return keys
+            self.succeeds = True
             other = _decode_member(held)
             ours = (other.host, other.pid) == (self._me.host, self._me.pid)
             left = keys.check([f"bye/{self._rank}"]) or (ours and keys.peek("verdict") == b"ok")
