@@ -16,6 +16,7 @@
     ├── PlanError            (also ValueError) a plan is wrong; says at which step
     ├── SimulationError      a simulated run does not end; says at which rank, step and link
     └── LaunchError          the launcher could not start the ranks
+    UnfitError(ValueError)   a training plan does not go with a model, or by itself
 
 A caller's mistake (wrong dtype, wrong length, read-only output ...) is a plain
 `ValueError` or `TypeError`, raised before a byte moves.
@@ -44,6 +45,7 @@ __all__ = [
     "StoreError",
     "StoreTimeout",
     "Timeout",
+    "UnfitError",
     "UnisonoError",
     "message",
 ]
@@ -197,6 +199,10 @@ class SimulationError(UnisonoError):
 
 class LaunchError(UnisonoError):
     """The launcher could not start the ranks."""
+
+
+class UnfitError(ValueError):
+    """A training plan does not go with this model, its optimizer or this job, or is wrong by itself."""
 
 
 def _restored(kind: type[UnisonoError], args: tuple[Any, ...], attributes: dict[str, Any]) -> UnisonoError:

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from unisono.errors import UnfitError
 from unisono.torch.control_data import on_every_rank
 
-from .plan import Plan, UnfitError
+from .plan import Plan
 
 if TYPE_CHECKING:
     from .plan import Plan

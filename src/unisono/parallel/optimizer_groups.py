@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from unisono.errors import UnfitError
 from unisono.torch.control_data import on_every_rank
 
 from .optimizer_scope import OptimizerScope, ScopeLimits, refuse_closure, takes_closure
-from .plan import UnfitError
 
 __all__ = ["Optimizer", "Parameters", "check_groups", "extend_optimizers", "make_optimizers", "optimizers_of"]
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn, optim
 
+from unisono.errors import UnfitError
 from unisono.torch_internals.training import without_hooks
 
 from .generators import drawing
 from .optimizer_step import ELEMENTWISE
-from .plan import UnfitError
 
 __all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "refuse_closure", "scope_of", "takes_closure"]
 
@@ -150,7 +150,7 @@ def scope_of(
     with torch.no_grad():
         for few in (True, False):  # some have lists of their own beside those of their groups
             try:
-                if _wants_closure(optimizer) or _fails_without_closure(optimizer, few):
+                if takes_closure(optimizer) or _fails_without_closure(optimizer, few):
                     return OptimizerScope(closure=True)
                 tries = scopes or units or cuts
                 return _tried(optimizer, few, units=units, cuts=cuts) if tries else OptimizerScope()
@@ -290,15 +290,6 @@ def take_step(optimizer: Any, *closure: Any) -> None:
     if callable(getattr(optimizer, "train", None)):  # of averages without a schedule
         optimizer.train()
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer, *closure)
-
-
-def _wants_closure(optimizer: optim.Optimizer) -> bool:
-    """Whether its step has an argument without a default, as LBFGS."""
-    signature = inspect.signature(optimizer.step)
-    return any(
-        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        for one in signature.parameters.values()
-    )
 
 
 def _fails_without_closure(optimizer: optim.Optimizer, few: bool) -> bool:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, optim
 from torch.distributed.tensor import DTensor
 
+from unisono.errors import UnfitError
 from unisono.torch_internals.dtensor import reading_together
 from unisono.torch_internals.training import has_step_hooks
 
 from .gradients import gradient, local
-from .plan import UnfitError
 from .replicated_parameters import like
 
 # the state of a parameter is numbers, and tensors that are cut as the parameter is

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from unisono.errors import UnfitError
+
 from .compression.settings import CompressionSettings
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
@@ -19,10 +21,6 @@ AUTOCAST_NEEDS = (
     ("reduce", "f32", "its gradients are f32"),
 )
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
-
-
-class UnfitError(ValueError):
-    """A plan that does not go with this model, its optimizer, this job, or by itself; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from unisono.errors import UnfitError
 from unisono.torch_internals.training import module_at
 
-from .plan import Plan, UnfitError
+from .plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

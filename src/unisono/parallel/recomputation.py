@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from unisono.errors import UnfitError
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode, arguments_of
 
 from .graph.containers import tensors_in
 from .plain_class import plain_class
-from .plan import UnfitError
 from .precision import BATCH_NORM
 from .sync_batch_norm import statistics_stand_apart
 

@@ -27,12 +27,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from unisono.errors import UnfitError
 from unisono.torch_internals import fsdp, training
 
 from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in
-from .plan import Plan, UnfitError
+from .plan import Plan
 from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of

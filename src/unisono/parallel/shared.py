@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.errors import UnfitError
 from unisono.torch.control_data import on_rank_0
 
 from .graph.capture import CaptureError, Shapes
 from .graph.cut import Cut
 from .graph.proof import prove
-from .plan import Plan, UnfitError
+from .plan import Plan
 from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter, warn_counter
 from .structure import ModelStructure, chained
 from .tensor_parallel import cut_of

@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from unisono.errors import UnfitError
 from unisono.torch_internals import version_names
 
-from .plan import UnfitError
 from .regathered import NAME, Regathered
 
 __all__ = ["TensorAxis", "move"]

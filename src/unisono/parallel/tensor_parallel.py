@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from unisono.errors import UnfitError
 from unisono.torch_internals.training import is_compiled, module_at, uncompile
 
 from . import tensor_moves
@@ -30,7 +31,6 @@ from .graph.local_model import ModuleMoves
 from .graph.slots import argument_names
 from .graph.written import Forward, Written
 from .module_calls import ModelCalls
-from .plan import UnfitError
 from .regathered import saved_as_slices
 from .tensor_moves import TensorAxis
 

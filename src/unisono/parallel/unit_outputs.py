@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.errors import UnfitError
 from unisono.torch_internals import training
 
 from .graph.containers import mapped, strange_in, tensors_in
 from .plain_class import plain_class
-from .plan import UnfitError
 
 if TYPE_CHECKING:
     from torch import nn

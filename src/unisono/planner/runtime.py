@@ -6,12 +6,13 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
+from unisono.errors import UnfitError
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["Runtime", "runtime_arguments", "runtime_problem"]
 
 Runtime = Callable[..., object]
-"""`unisono.parallel.Plan`: it raises ValueError for arguments that it does not run."""
+"""`unisono.parallel.Plan`: it raises UnfitError for arguments that it does not run."""
 
 
 def runtime_arguments(plan: TrainingPlan, job: TrainingJob, before: int = 1) -> dict[str, Any]:
@@ -66,6 +67,6 @@ def runtime_problem(runtime: Runtime | None, plan: TrainingPlan, job: TrainingJo
         return ""
     try:
         runtime(**runtime_arguments(plan, job))
-    except ValueError as error:
+    except UnfitError as error:
         return str(error)
     return ""

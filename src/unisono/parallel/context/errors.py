@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.parallel.plan import UnfitError
+from unisono.errors import UnfitError
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Graph, Node

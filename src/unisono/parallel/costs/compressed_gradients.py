@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from unisono.codecs.codec import Codec
-from unisono.parallel.plan import UnfitError
+from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .operator_kinds import OperatorPoint

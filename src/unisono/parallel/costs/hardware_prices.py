@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.errors import UnfitError
+from unisono.parallel.plan import Plan
 from unisono.planner.cluster import slowest
 from unisono.planner.interconnect import Interconnect, RankLayout, all_to_all_s, collective_s, message_s
 

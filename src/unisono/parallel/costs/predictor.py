@@ -11,6 +11,7 @@ from torch import nn
 
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
+from unisono.errors import UnfitError
 from unisono.parallel.arguments import two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
@@ -27,7 +28,7 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.structure import structure_of

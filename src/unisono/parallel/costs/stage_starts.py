@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 from typing import NamedTuple
 
+from unisono.errors import UnfitError
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.plan import UnfitError
 
 from .traced_step import ModuleCall, TracedStep
 

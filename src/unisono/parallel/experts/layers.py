@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.errors import UnfitError
+from unisono.parallel.plan import Plan
 from unisono.torch_internals.training import module_at
 
 from .stacked import numbers_of_experts

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.errors import UnfitError
 from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.noted_call import EXPERT_LIST, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
-from unisono.parallel.plan import UnfitError
 from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.training import module_at
 

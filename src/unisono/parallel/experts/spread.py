@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.parallel.plan import UnfitError
+from unisono.errors import UnfitError
 from unisono.parallel.precision import kept_in_f32
 
 from .axis import ExpertAxis

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from unisono.errors import UnfitError
 from unisono.parallel.graph.fused import like
 from unisono.parallel.graph.noted_call import EXPERTS, ModuleOp, noted_call
 from unisono.parallel.graph.written import Forward
-from unisono.parallel.plan import UnfitError
 from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, told, used

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from unisono.parallel.plan import UnfitError
+from unisono.errors import UnfitError
 
 __all__ = ["CHECKS", "EXPERTS", "EXPERT_LIST", "ModuleOp", "NotedOp", "check_at", "noted_call"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.plan import UnfitError
+from unisono.errors import UnfitError
 from unisono.torch_internals.fake import fake_mode
 
 from .containers import mapped

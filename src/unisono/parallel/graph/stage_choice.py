@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.parallel.plan import UnfitError
+from unisono.errors import UnfitError
 
 from .containers import strange_in
 from .noted_call import ModuleOp

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from unisono.parallel.plan import SPLIT_BACKWARD, Plan, UnfitError
+from unisono.errors import UnfitError
+from unisono.parallel.plan import SPLIT_BACKWARD, Plan
 
 __all__ = ["OPTIONAL", "RECOMPUTE", "allows", "changes", "divisors", "neighbours", "plans", "values"]
 

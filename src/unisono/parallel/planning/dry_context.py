@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from unisono.errors import UnfitError
 from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.program import ContextProgram
 from unisono.parallel.context.runtime import ContextModel
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.plan import Plan
 from unisono.parallel.sharded_parameters import TYPES
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.errors import UnfitError
 from unisono.parallel.experts.exchange import RowExchange
 from unisono.parallel.experts.stacked import numbers_of_experts
 from unisono.parallel.graph.written import Forward
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.plan import Plan
 
 __all__ = ["DrawnRows", "spread_by_chance"]
 

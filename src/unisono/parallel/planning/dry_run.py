@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unisono.errors import UnfitError
 from unisono.parallel.batches import rows_of, sizes
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import cast
@@ -29,7 +30,7 @@ from unisono.parallel.pipeline.stages import (
     counted_costs,
     stages_of,
 )
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.plan import Plan
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.structure import identity

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.engine.environment import env
+from unisono.errors import UnfitError
 from unisono.parallel.batches import micro_batches
 from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import local, squared_norm
@@ -26,7 +27,7 @@ from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.plan import Plan
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import apart, gathered_units, own_units

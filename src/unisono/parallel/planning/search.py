@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
+from unisono.errors import UnfitError
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.costs.hardware_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
-from unisono.parallel.plan import Plan, UnfitError
+from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
 from unisono.planner.planner import NoPlanFitsError
 from unisono.planner.readable import readable_size
