@@ -17,7 +17,7 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -161,20 +161,35 @@ def scope_of(
 
 def _tried(optimizer: optim.Optimizer, few: bool, *, units: bool, cuts: bool) -> OptimizerScope:
     scope, trial = VALUE, partial(_ScopeTrial, optimizer, few)
-    for sizes, steps in ((SIZES, STEPS), (WIDE, WIDE_STEPS)):
-        if scope == VALUE and (
-            sizes is SIZES or (few and any(_sizes(p, WIDE) != _sizes(p, SIZES) for p in _all(optimizer)))
-        ):
-            runs = (trial(sizes, steps, change).run() for change in (_none, _of_twins, _of_every_second))
-            plain, twins, second = runs
-            if any(not _same(a[::2], b[::2]) for a, b in zip(plain, second, strict=True)):
-                scope = PARAMETER
-            if any(not _same(a, b) for a, b in zip(plain[::2], twins[::2], strict=True)):
-                scope = ALL
+    late = _late(optimizer)
+    tries: list[tuple[dict[int, int], int, Set[str]]] = [(SIZES, STEPS, frozenset())]
+    if few and any(_sizes(p, WIDE) != _sizes(p, SIZES) for p in _all(optimizer)):
+        tries.append((WIDE, WIDE_STEPS, frozenset()))
+    if late:  # one may turn others off
+        tries += [(SIZES, STEPS, late - {name}) for name in ("", *sorted(late)) if late != {name}]
+    for sizes, steps, early in tries:
+        how = partial(trial, sizes, steps, early=early)
+        scope = _scope_in([how(change=each) for each in (_none, _of_twins, _of_every_second)])
+        if scope != VALUE:
+            break
+    trial = partial(trial, early=early if scope != VALUE else frozenset())
     together = scope == ALL or (units and not trial().is_alike(trial(apart=True)))
     return OptimizerScope(
         scope, together, scope != VALUE and cuts and not trial().is_alike(trial(halves=True))
     )
+
+
+def _scope_in(trials: Sequence[_ScopeTrial]) -> int:
+    """What values depend on, from runs as they are, with other twins, with other second values."""
+    try:
+        plain, twins, second = (trial.run() for trial in trials)
+    except Exception:
+        if trials[0].early:  # it does not take such numbers
+            return VALUE
+        raise
+    if any(not _same(a, b) for a, b in zip(plain[::2], twins[::2], strict=True)):
+        return ALL
+    return PARAMETER if any(not _same(a[::2], b[::2]) for a, b in zip(plain, second, strict=True)) else VALUE
 
 
 Change = Callable[[int, Tensor], Tensor]  # of the values or gradients of a parameter, by its number
@@ -202,23 +217,28 @@ class _ScopeTrial:
             all are.
         change: of values and gradients.
         apart: each step is two, of every second parameter, and of the others.
+        early: these numbers are 2: what begins after many steps, or at a size, is seen.
         halves: two parameters, each a half, stand for one whose dimension 0 is even.
     """
 
     def __init__(
         self, optimizer: optim.Optimizer, few: bool, sizes: dict[int, int] = SIZES, steps: int = STEPS,
-        change: Change = _none, *, apart: bool = False, halves: bool = False,
+        change: Change = _none, *, early: Set[str] = frozenset(), apart: bool = False,
+        halves: bool = False,
     ) -> None:  # fmt: skip
+        self.early = early
         self._change, self._steps, self._apart, self._halves = change, steps, apart, halves
         self._whole: list[list[nn.Parameter]] = []  # what stands for each parameter
         every = [*_optimizers(optimizer)]
         memo: dict[int, Any] = {id(p): _stand_in(p, sizes) for one in every for p in _all(one)}
         shapes = {p.shape for one in every for p in _all(one)}
-        held = {id(t): _blank(t, sizes) for one in every for t in _tensors(vars(one)) if t.shape in shapes}
-        memo = held | memo | {id(one): object.__new__(type(one)) for one in every}
+        blanks = {id(t): _blank(t, sizes) for one in every for t in _tensors(vars(one)) if t.shape in shapes}
+        memo = blanks | memo | {id(one): object.__new__(type(one)) for one in every}
         for one in every:
             memo[id(one)].__dict__.update(copy.deepcopy(without_hooks(one), memo))
         groups = [group for one in every for group in memo[id(one)].param_groups]
+        for held in [vars(memo[id(one)]) for one in every] + groups:
+            held.update((name, 2) for name in early if _is_late(held.get(name)))
         for some in {id(group["params"]): group["params"] for group in groups}.values():
             some[:] = self._chosen(some) if few else self._given(some)
         self.optimizer = memo[id(optimizer)]
@@ -315,6 +335,17 @@ def _optimizers(optimizer: Any) -> Iterator[Any]:
     for value in vars(optimizer).values():
         if isinstance(value, optim.Optimizer):
             yield from _optimizers(value)
+
+
+def _is_late(value: Any) -> bool:
+    """Whether this may be a number of steps, or a size, that a trial does not reach."""
+    return type(value) is int and value > STEPS
+
+
+def _late(optimizer: Any) -> frozenset[str]:
+    """The names of these numbers."""
+    held = [vars(one) for one in _optimizers(optimizer)] + [*optimizer.param_groups]
+    return frozenset(name for each in held for name, value in each.items() if _is_late(value))
 
 
 def _all(optimizer: Any) -> list[nn.Parameter]:

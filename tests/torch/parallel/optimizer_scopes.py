@@ -201,6 +201,21 @@ class Counting(optim.Adam):
         super().step()
 
 
+class Late(optim.SGD):
+    """Norms from step 1,000 on, of parameters that are not too large, as Shampoo's preconditioners."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.start, self.largest, self.taken = 1000, 8192, 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.taken += 1
+        for p in (p for group in self.param_groups for p in group["params"]):
+            late = self.taken >= self.start and max(p.shape) < self.largest
+            p.sub_(p.grad / p.grad.norm() if late else p.grad)
+
+
 def check_what_an_update_depends_on(folder: Path) -> None:
     """Scopes of optimizers of PyTorch and others; nothing of the caller's changes."""
     cases: list[tuple[Any, tuple[int, bool, bool, bool]]] = [
@@ -213,6 +228,7 @@ def check_what_an_update_depends_on(folder: Path) -> None:
         (lambda p: Stepping(p, by_norm_of_each), (1, True, True, False)),
         (lambda p: Stepping(p, by_largest_of_all), (2, True, False, False)),
         (lambda p: Stepping(p, clipped_lists), (2, True, False, False)),
+        (lambda p: Late(p), (1, True, True, False)),
         (lambda p: Sam(p, lr=0.1), (0, False, False, True)),
     ]
     model = nn.Sequential(nn.Embedding(300, 200), nn.LayerNorm(200), nn.Linear(200, 150))
