@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -184,7 +185,7 @@ def check_losses_that_draw_numbers_and_few_rows(folder: Path) -> None:
 # ---- numbers that a loss reads, under a context axis ----
 
 STATE: dict[str, float] = {"beta": 0.0}
-HELD = SimpleNamespace(beta=0.0)
+HELD = SimpleNamespace(beta=0.0, tensor=torch.zeros(()))
 IDS = torch.arange(24).reshape(4, 6) % 9
 
 
@@ -197,7 +198,7 @@ class Annealed(nn.Module):
         return weighted(output, ids, self.beta)
 
 
-def weighted(output: Tensor, ids: Tensor, beta: float) -> Tensor:
+def weighted(output: Tensor, ids: Tensor, beta: float | Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), ids.flatten()) + beta * output.square().mean()
 
 
@@ -207,12 +208,15 @@ def words() -> nn.Module:
 
 
 def check_a_context_axis_follows_the_numbers_of_a_loss(folder: Path) -> None:
-    module, step = Annealed(), [0]
+    module, step, array = Annealed(), [0], np.zeros(1, np.float32)
     losses = {
         "a dict": lambda o, y: weighted(o, y, STATE["beta"]),
         "an attribute": module,
         "an object": lambda o, y: weighted(o, y, HELD.beta),
         "a closure": lambda o, y: weighted(o, y, step[0] / 4),
+        "a number made a tensor": lambda o, y: weighted(o, y, torch.tensor(STATE["beta"])),
+        "another tensor": lambda o, y: weighted(o, y, HELD.tensor),
+        "an array": lambda o, y: weighted(o, y, torch.from_numpy(array)[0]),
     }
     for name, loss in losses.items():
         step[0], model, wanted, found = 0, words(), [], []
@@ -220,7 +224,8 @@ def check_a_context_axis_follows_the_numbers_of_a_loss(folder: Path) -> None:
         run = up.parallelize(words(), up.Plan(context=2), optimizer=sgd, loss=loss, sample=IDS)
         for number, batch in enumerate(run.shard([(IDS, IDS)] * 3)):
             step[0] = number
-            STATE["beta"] = HELD.beta = module.beta = number / 4
+            STATE["beta"] = HELD.beta = module.beta = array[0] = number / 4
+            HELD.tensor = torch.tensor(number / 4)
             optimizer.zero_grad()
             value = loss(model(IDS), IDS)
             value.backward()

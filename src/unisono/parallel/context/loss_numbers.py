@@ -1,15 +1,17 @@
 """The numbers that a recorded loss has read: an annealed weight in a global name, an attribute, a schedule.
 
-The program has them as constants. Before each step the loss runs again on shapes, and where it reads other
-numbers the program is recorded anew.
+The program has them as constants, and tensors that the loss was not given as they were. Before each step the
+loss runs again on shapes, and where it reads other numbers or tensors the program is recorded anew.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
+import itertools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -17,26 +19,45 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.torch_internals.fake import OperatorMode, fake_mode
+from unisono.torch_internals.fake import OperatorMode, fake_mode, is_fake, memory_of
 
 from .errors import ContextError
 
 __all__ = ["LossNumbers"]
 
 NUMBERS: Any = (bool, int, float, complex, str)
+SMALL = 4096  # bytes that are read of a new tensor
 
 
 class _NumbersRead(OperatorMode):
-    """Notes the operators that run, with their numbers."""
+    """Notes the operators that run, with their numbers, and the memory of tensors that the loss has itself.
 
-    def __init__(self) -> None:
+    Args:
+        known: such memory by its address, and a number for each, which is equal on all ranks.
+        fresh: further numbers.
+    """
+
+    def __init__(self, known: dict[int, tuple[Any, int]], fresh: Iterator[int]) -> None:
         super().__init__()
         self.noted: list[Any] = []
+        self.read: dict[int, tuple[Any, int]] = {}
+        self._known, self._fresh = known, fresh
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        self.noted.append((str(func), *map(repr, tensors_in((args, named), NUMBERS))))
+        own = [self._own(func, each) for each in tensors_in((args, named)) if not is_fake(each)]
+        self.noted.append((str(func), *map(repr, tensors_in((args, named), NUMBERS)), *own))
         return func(*args, **named)
+
+    def _own(self, func: Any, tensor: Tensor) -> Any:
+        storage, _ = memory_of(tensor)
+        small = tensor.device.type == "cpu" and storage.nbytes() <= SMALL
+        if small and func is torch.ops.aten.lift_fresh.default:  # torch.tensor(number)
+            return ctypes.string_at(storage.data_ptr(), storage.nbytes())  # an operator would have no values
+        at = storage.data_ptr()
+        if at not in self.read:
+            self.read[at] = self._known.get(at) or (storage, next(self._fresh))
+        return self.read[at][1], tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 @functools.cache
@@ -68,6 +89,8 @@ class LossNumbers:
     def __init__(self) -> None:
         self._mode = fake_mode()
         self._given: Any = None
+        self._fresh = itertools.count()
+        self._tensors: dict[int, tuple[Any, int]] = {}  # they live, so that their addresses are theirs
 
     def note(self, output: Any, targets: Any) -> None:
         """Keep the shapes that the loss gets."""
@@ -87,12 +110,13 @@ class LossNumbers:
         if self._given is None or _reads_nothing(loss):
             return 0
         try:
-            with torch.no_grad(), self._mode, _NumbersRead() as found:
+            with torch.no_grad(), self._mode, _NumbersRead(self._tensors, self._fresh) as found:
                 loss(*self._given)
         except Exception as error:
             raise ContextError(
                 f"the loss, which was recorded, does not run a second time: {type(error).__name__}: {error}"
             ) from error
+        self._tensors = found.read
         return zlib.crc32(repr(found.noted).encode())
 
     def check(self, loss: Callable[[Any, Any], Any]) -> None:
