@@ -10,8 +10,8 @@ from torch import nn
 
 import unisono.parallel as up
 from planned_models import adamw, features, ids, mlp, planned, tokens_loss
-from unisono.parallel.costs import predictor
 from unisono.errors import UnfitError
+from unisono.parallel.costs import predictor
 from unisono.parallel.planning import dry_step, search
 
 CROSS = nn.functional.cross_entropy

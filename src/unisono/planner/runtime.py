@@ -21,21 +21,21 @@ def runtime_arguments(plan: TrainingPlan, job: TrainingJob, before: int = 1) -> 
     `layers` are its `cuts`, which count pieces: `before` is how many pieces are before the first layer.
 
     Raises:
-        ValueError: that runtime has nothing that was priced so; the text says what it has.
+        UnfitError: that runtime has nothing that was priced so; the text says what it has.
     """
     if plan.recompute == "selective":
-        raise ValueError(
+        raise UnfitError(
             "unisono.parallel recomputes other operators under recompute=selective than were priced: "
             "plan with recompute=full or none"
         )
     if plan.swap == "moments":
-        raise ValueError("unisono.parallel swaps all states or none: plan with swap=states or none")
+        raise UnfitError("unisono.parallel swaps all states or none: plan with swap=states or none")
     if plan.codec != "none":
         name = 'Compressed("' + plan.codec + '")'
         name = f"PowerSGD({plan.codec[4:]})" if plan.codec.startswith("rank") else name
-        raise ValueError(f"codec={plan.codec}: write the plan with compression=up.{name}")
+        raise UnfitError(f"codec={plan.codec}: write the plan with compression=up.{name}")
     if plan.rows:
-        raise ValueError("unisono.parallel gives all data ranks equal rows: plan with rows=equal")
+        raise UnfitError("unisono.parallel gives all data ranks equal rows: plan with rows=equal")
     found: dict[str, Any] = {
         "data": plan.data,
         "context": plan.context,

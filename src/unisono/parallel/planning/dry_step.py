@@ -69,8 +69,7 @@ class _Messages:
 
     def recv(self, message: Any, _source: int, _shape: Hashable) -> tuple[Tensor, ...]:
         """Activations."""
-        specs = self._specs[message.stage, self._sizes[message.micro]]
-        made = self.recv_known(message, specs, 0)
+        made = self.recv_known(message, specs := self._specs[message.stage, self._sizes[message.micro]], 0)
         return tuple(t.requires_grad_(spec.requires_grad) for t, spec in zip(made, specs, strict=True))
 
     def recv_known(self, _message: Any, specs: Any, _source: int) -> tuple[Tensor, ...]:
