@@ -5,6 +5,8 @@
 | of one tensor group | the same: they hold the same values | different: each has features of its own |
 | of different data or pipeline places | different | different |
 
+Optimizers draw the same on all ranks.
+
 A cut region begins at the output of a layer that is cut by column and ends at the input of one cut by row.
 A module that draws for this rank's positions of a sequence is one, too.
 Its seed is drawn outside it, so a region that is recomputed in backward draws the same numbers again.
@@ -37,14 +39,19 @@ def default_generators(device_type: str) -> list[torch.Generator]:
     return found
 
 
+def reseed(seed: int, device_type: str) -> None:
+    """Seed the default generators."""
+    for generator in default_generators(device_type):
+        generator.manual_seed(seed)
+
+
 @contextlib.contextmanager
 def drawing(seed: int, device_type: str) -> Iterator[None]:
     """Seed the default generators; restore them afterwards."""
     generators = default_generators(device_type)
     kept = [generator.get_state() for generator in generators]
     try:
-        for generator in generators:
-            generator.manual_seed(seed)
+        reseed(seed, device_type)
         yield
     finally:
         for generator, state in zip(generators, kept, strict=True):

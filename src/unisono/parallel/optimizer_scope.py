@@ -27,7 +27,7 @@ from torch import Tensor, nn, optim
 from unisono.errors import UnfitError
 from unisono.torch_internals.training import without_hooks
 
-from .generators import drawing
+from .generators import default_generators, drawing
 from .optimizer_step import ELEMENTWISE
 
 __all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "refuse_closure", "scope_of", "takes_closure"]
@@ -47,6 +47,7 @@ class OptimizerScope(NamedTuple):
         together: it does not step the parameters of one unit after those of another.
         cut: it steps a matrix otherwise than the parts of it.
         closure: its step needs one.
+        draws: it draws random numbers.
         unknown: why it could not be tried; "": it was.
     """
 
@@ -54,6 +55,7 @@ class OptimizerScope(NamedTuple):
     together: bool = False
     cut: bool = False
     closure: bool = False
+    draws: bool = False
     unknown: str = ""
 
     def joined(self, other: OptimizerScope) -> OptimizerScope:
@@ -92,6 +94,11 @@ class ScopeLimits(NamedTuple):
                 f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a "
                 f"rank has "
                 f"{self.part}. {use}, or data= and zero=, where it sees all"
+            )
+        if self.part and found.draws:
+            raise UnfitError(
+                f"{name} draws random numbers in a step, and under {self.plan} a rank has {self.part}, so it "
+                f"would draw others than one process. {use}, or data= and zero="
             )
         if self.units and found.together:
             raise UnfitError(
@@ -160,7 +167,7 @@ def scope_of(
 
 
 def _tried(optimizer: optim.Optimizer, few: bool, *, units: bool, cuts: bool) -> OptimizerScope:
-    scope, trial = VALUE, partial(_ScopeTrial, optimizer, few)
+    scope, draws, trial = VALUE, False, partial(_ScopeTrial, optimizer, few)
     late = _late(optimizer)
     tries: list[tuple[dict[int, int], int, Set[str]]] = [(SIZES, STEPS, frozenset())]
     if few and any(_sizes(p, WIDE) != _sizes(p, SIZES) for p in _all(optimizer)):
@@ -169,14 +176,15 @@ def _tried(optimizer: optim.Optimizer, few: bool, *, units: bool, cuts: bool) ->
         tries += [(SIZES, STEPS, late - {name}) for name in ("", *sorted(late)) if late != {name}]
     for sizes, steps, early in tries:
         how = partial(trial, sizes, steps, early=early)
-        scope = _scope_in([how(change=each) for each in (_none, _of_twins, _of_every_second)])
+        trials = [how(change=each) for each in (_none, _of_twins, _of_every_second)]
+        scope = _scope_in(trials)
+        draws = draws or trials[0].drew
         if scope != VALUE:
             break
     trial = partial(trial, early=early if scope != VALUE else frozenset())
     together = scope == ALL or (units and not trial().is_alike(trial(apart=True)))
-    return OptimizerScope(
-        scope, together, scope != VALUE and cuts and not trial().is_alike(trial(halves=True))
-    )
+    cut = scope != VALUE and cuts and not trial().is_alike(trial(halves=True))
+    return OptimizerScope(scope, together, cut, draws=draws)
 
 
 def _scope_in(trials: Sequence[_ScopeTrial]) -> int:
@@ -226,7 +234,7 @@ class _ScopeTrial:
         change: Change = _none, *, early: Set[str] = frozenset(), apart: bool = False,
         halves: bool = False,
     ) -> None:  # fmt: skip
-        self.early = early
+        self.early, self.drew = early, False
         self._change, self._steps, self._apart, self._halves = change, steps, apart, halves
         self._whole: list[list[nn.Parameter]] = []  # what stands for each parameter
         every = [*_optimizers(optimizer)]
@@ -279,10 +287,14 @@ class _ScopeTrial:
     def run(self) -> list[Tensor]:
         """The parameters after the steps."""
         parts = 2 if self._apart else 1
-        with drawing(SEED, self._whole[0][0].device.type):
+        device_type = self._whole[0][0].device.type
+        with drawing(SEED, device_type):
+            before = [each.get_state() for each in default_generators(device_type)]
             for step, first in itertools.product(range(self._steps), range(parts)):
                 self.give(step, first, parts)
                 take_step(self.optimizer)
+            after = [each.get_state() for each in default_generators(device_type)]
+        self.drew = not all(map(torch.equal, before, after))
         return self.values()
 
     def values(self) -> list[Tensor]:

@@ -30,7 +30,7 @@ from .costs.forecast_check import ForecastCheck
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
-from .generators import drawing, seed_of
+from .generators import drawing, reseed, seed_of
 from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.cost import Link
@@ -594,9 +594,14 @@ class Run:
                 raise named from error
             raise
 
+    @property
+    def _draws(self) -> bool:
+        """Whether calls have seeds of their own. Elastic runs do: their number of ranks must not show."""
+        return self.plan.ranks > 1 or bool(self.plan.elastic)
+
     def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Seed what the model draws in this call; one rank draws as the caller's program does."""
-        if self.plan.ranks == 1 and not self.plan.elastic:  # whose number of ranks must not show
+        if not self._draws:
             return contextlib.nullcontext()
         if self._built.region is not None:
             self._built.region.forget()
@@ -807,6 +812,8 @@ class Run:
             factor = ratio / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
+        if self._draws:  # an optimizer draws the same on all ranks
+            reseed(seed_of(self._built.seed, "update", self.steps), self.mesh.axes.device_type)
         if self.swap is not None:
             for optimizer in self._optimizers:
                 self.swap.update(optimizer, factor)

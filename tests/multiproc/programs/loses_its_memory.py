@@ -56,7 +56,8 @@ def memory(number: int, call: str) -> str:
             os.truncate(file.name, 4096)
         began = time.monotonic()
         try:
-            run(group, call, x, owner)
+            run(group, call, x, owner)  # over connections what was sent may be on its way
+            group.barrier()
         except un.GroupError as error:
             text = str(error)
             past = "read" if call.startswith("read") else "written"

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.run_features import in_group
+from parallel.run_features import in_group, whole
 from unisono.parallel.optimizer_scope import scope_of
 
 DATA, ZERO, TENSOR = up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2)
@@ -70,6 +70,11 @@ def clipped_lists(params: list[Tensor]) -> None:
 def signs(params: list[Tensor]) -> None:
     for p in params:
         p.add_(p.grad.sign(), alpha=-0.01)
+
+
+def noisy(params: list[Tensor]) -> None:
+    for p in params:
+        p.sub_(0.1 * (p.grad + 0.1 * torch.randn_like(p)))
 
 
 def net(*, fused: bool = False) -> nn.Module:
@@ -133,6 +138,7 @@ def check_optimizers_that_see_too_little_are_refused(folder: Path) -> None:
     cases = [
         (STAGES, by_norm_of_all, False, "looks at all parameters in a step"),
         (STAGES, clipped_lists, False, "looks at all parameters in a step"),
+        (STAGES, noisy, False, "draws random numbers in a step"),
         (TENSOR, by_norm_of_each, True, 'looks at whole matrices, and .* has cut "qkv"'),
     ]
     for plan, move, fused, text in cases:
@@ -141,6 +147,22 @@ def check_optimizers_that_see_too_little_are_refused(folder: Path) -> None:
     for plan in (TENSOR, STAGES):  # each value by itself, and a norm that does not see how matrices are cut
         compare(plan, lambda params: Stepping(params, signs), fused=plan is TENSOR)
     compare(TENSOR, lambda params: Stepping(params, by_norm_of_all), fused=True)
+
+
+def check_an_optimizer_that_draws_does_so_alike(folder: Path) -> None:
+    """The same numbers on all ranks. Plans differ where the tensor axis has made several layers of one."""
+    for fused in (False, True):
+        every = []
+        for plan in (DATA, BOTH, ZERO, TENSOR):
+            torch.manual_seed(torch.distributed.get_rank())
+            run = under(plan, lambda params: Stepping(params, noisy), fused=fused)
+            losses = [run.step(batch) for batch in run.shard(batches(fused=fused))]
+            every.append(torch.cat([torch.tensor(losses), *map(torch.flatten, whole(run).values())]))
+            here = every[-1].clone()
+            torch.distributed.broadcast(here, 0)
+            assert torch.equal(here, every[-1]), f"{plan}: ranks differ"
+        for plan, found in zip((BOTH, ZERO) if fused else (BOTH, ZERO, TENSOR), every[1:], strict=False):
+            torch.testing.assert_close(found, every[0], rtol=1e-4, atol=1e-5, msg=f"{plan}, {fused}")
 
 
 def check_optimizers_under_swap(folder: Path) -> None:
@@ -228,6 +250,7 @@ def check_what_an_update_depends_on(folder: Path) -> None:
         (lambda p: Stepping(p, by_norm_of_each), (1, True, True, False)),
         (lambda p: Stepping(p, by_largest_of_all), (2, True, False, False)),
         (lambda p: Stepping(p, clipped_lists), (2, True, False, False)),
+        (lambda p: Stepping(p, noisy), (0, True, False, False)),
         (lambda p: Late(p), (1, True, True, False)),
         (lambda p: Sam(p, lr=0.1), (0, False, False, True)),
     ]

@@ -26,7 +26,6 @@ from .errors import ContextError
 __all__ = ["LossNumbers"]
 
 NUMBERS: Any = (bool, int, float, complex, str)
-SMALL = 4096  # bytes that are read of a new tensor
 
 
 class _NumbersRead(OperatorMode):
@@ -51,10 +50,11 @@ class _NumbersRead(OperatorMode):
 
     def _own(self, func: Any, tensor: Tensor) -> Any:
         storage, _ = memory_of(tensor)
-        small = tensor.device.type == "cpu" and storage.nbytes() <= SMALL
-        if small and func is torch.ops.aten.lift_fresh.default:  # torch.tensor(number)
-            return ctypes.string_at(storage.data_ptr(), storage.nbytes())  # an operator would have no values
         at = storage.data_ptr()
+        if func is torch.ops.aten.lift_fresh.default and tensor.device.type == "cpu":  # torch.tensor(number)
+            return zlib.crc32(
+                (ctypes.c_char * storage.nbytes()).from_address(at)
+            )  # an operator would give no values here
         if at not in self.read:
             self.read[at] = self._known.get(at) or (storage, next(self._fresh))
         return self.read[at][1], tensor.shape, tensor.stride(), tensor.storage_offset()

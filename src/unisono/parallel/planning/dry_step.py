@@ -69,7 +69,8 @@ class _Messages:
 
     def recv(self, message: Any, _source: int, _shape: Hashable) -> tuple[Tensor, ...]:
         """Activations."""
-        made = self.recv_known(message, specs := self._specs[message.stage, self._sizes[message.micro]], 0)
+        specs = self._specs[message.stage, self._sizes[message.micro]]
+        made = self.recv_known(message, specs, 0)
         return tuple(t.requires_grad_(spec.requires_grad) for t, spec in zip(made, specs, strict=True))
 
     def recv_known(self, _message: Any, specs: Any, _source: int) -> tuple[Tensor, ...]:
@@ -226,8 +227,7 @@ class DryStep:
                 yield
         except Exception as error:
             if is_about_data(error):
-                why = f"a step of this model reads values of tensors, which a dry run lacks: {error}"
-                raise CaptureError(why) from error
+                raise CaptureError(f"a step reads values of tensors: a dry run has none: {error}") from error
             if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
                 raise UnfitError(str(error)) from error
             raise
