@@ -88,8 +88,8 @@ class LossCheck:
         expected = self._expected(whole, parts, several)
         if any(not abs(found - each) > limit for each in expected):  # nor where one is NaN
             return ""
-        turned = self._value(_taken(whole, range(rows)[::-1])).item()
-        if not abs(found - turned) <= limit:
+        turned, again = self._value(_taken(whole, range(rows)[::-1])).item(), self._value(whole).item()
+        if not (abs(found - turned) <= limit and abs(found - again) <= 1e-3 * limit):
             return ""
         return (
             f"the loss of {rows} rows is {found:.6g}, and of {len(parts)} parts of them "

@@ -41,9 +41,9 @@ class ParentGroup:
         """
         planner = self._planner
         engine = planner.engine
-        if engine.faulted:
-            raise planner.failure(self._operation, planner.timeout_s, engine)
         found = engine.fault_unless_alive(self._ranks, self._needed, False)
+        if engine.faulted:  # after the search: a rank that found the fault may have left because of it
+            raise planner.failure(self._operation, planner.timeout_s, engine)
         if found is not None:
             raise error(read(planner.fault_context(engine, self._operation, planner.timeout_s), found))
 
