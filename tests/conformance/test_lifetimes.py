@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,24 @@ def test_message_nobody_waited_for_is_raised_by_the_next_call() -> None:
                 time.sleep(0.0001)
 
     ranks.threads(2, work)
+
+
+def test_a_receive_that_has_ended_keeps_its_buffer_until_its_caller_knows() -> None:
+    def work(group: un.Group) -> None:
+        received = np.empty(1)
+        buffer = weakref.ref(received)
+        ended = group.irecv(received, 0)
+        del received
+        group.send(np.ones(1), 0)
+        later = group.irecv(np.empty(1), 0)  # the group drops works that have ended
+        gc.collect()
+        assert buffer() is not None, "another array may have its address, and is refused"
+        ended.wait()
+        gc.collect()
+        assert buffer() is None
+        assert later.cancel()
+
+    ranks.threads(1, work)
 
 
 def test_sequence_counts_what_was_issued() -> None:

@@ -72,11 +72,11 @@ class NativeMessageWork(MessageWork):
         if not self.ended():
             return False
         self._request.see()
-        self.retain_buffers()
+        self._release_buffer()
         return True
 
     def ended(self) -> bool:
-        """See `Work.ended`. The buffer stays: its address counts as that of the receive."""
+        """See `Work.ended`."""
         return self._begun and self._request.done
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
@@ -87,18 +87,24 @@ class NativeMessageWork(MessageWork):
         if kind == FaultKind.TIMEOUT and not self._engine.faulted:
             raise error(read_late(self._context, seconds(timeout, 0.0)))
         if kind:
-            self.retain_buffers()
+            self._release_buffer()
             raise error(read(self._context))
         self._keep = None  # the engine no longer uses the buffer
 
     def retain_buffers(self) -> None:
-        """See `Work.retain_buffers`."""
+        """See `Work.retain_buffers`.
+
+        The buffer stays until the caller knows of the end: its address counts as that of the receive.
+        """
         self._engine.hold(self._keep)
+
+    def _release_buffer(self) -> None:
+        self.retain_buffers()
         self._keep = None
 
     def failure(self) -> BaseException:
         """See `MessageWork.failure`."""
-        self.retain_buffers()
+        self._release_buffer()
         return error(read(self._context))
 
     def wait_or_abort(self, timeout_s: float) -> int:
