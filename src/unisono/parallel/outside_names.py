@@ -1,0 +1,144 @@
+"""What the program of a model reads by other ways than the attributes of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy
+from torch import Tensor, nn
+
+__all__ = ["PLAIN", "OutsideNames", "is_plain", "is_small"]
+
+PLAIN = (bool, int, float, str, bytes, type(None), numpy.generic)
+SMALL, MOST = 32, 128  # entries of a list, and of a dict, whose contents count
+
+
+def is_small(value: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> bool:
+    """Whether its contents count: it is no log or table that grows."""
+    return len(value) <= (MOST if isinstance(value, dict) else SMALL)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text, or few of them in lists and dicts."""
+    if isinstance(value, (tuple, list, dict)):
+        return is_small(value) and all(map(is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, PLAIN)
+
+
+class _Closure(Mapping[str, Any]):
+    """The variables of a closure by name."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._cells[name].cell_contents
+        except ValueError:  # nothing yet
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+class OutsideNames:
+    """What methods of classes read by other ways than `self`: global names, closures, defaults of arguments,
+    attributes of classes; also in modules, classes and objects that these names are.
+
+    Functions that methods call count, too, if they are in the same file.
+    """
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._places: list[tuple[str, Any, Iterable[str]]] = []  # what has it, where it is read, the names
+        self._read: dict[int, FunctionType] = {}
+        for kind in dict.fromkeys(each for one in classes for each in one.__mro__):
+            if not issubclass(nn.Module, kind) and not _is_of_torch(kind):
+                self._places.append((f"class {kind.__qualname__}", kind, [*vars(kind)]))
+                for method in [*vars(kind).values()]:
+                    self._follow(method)
+        self._names = {name for one in self._read.values() for name in _names_in(one.__code__)}
+
+    def _follow(self, value: Any, within: str | None = None) -> None:
+        """Note what a function reads, or that of a property, a static method or a decorated function.
+
+        Args:
+            within: the only file (module) that counts; None: any.
+        """
+        kinds = (getattr(value, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))
+        for one in value if isinstance(value, FunctionType) else None, *kinds:
+            if not isinstance(one, FunctionType) or id(one) in self._read:
+                continue
+            if within is not None and one.__module__ != within:
+                continue
+            self._read[id(one)] = one
+            closure, name = _Closure(one), f"{one.__qualname__} ({id(one):x})"
+            defaults: dict[Any, Any] = {
+                **dict(enumerate(one.__defaults__ or ())),
+                **(one.__kwdefaults__ or {}),
+            }
+            for place in (
+                (f"module {one.__module__}", one.__globals__, [*_names_in(one.__code__)]),
+                (f"closure of {name}", closure, closure),
+                (f"defaults of {name}", defaults, defaults),
+            ):
+                self._places.append(place)  # type: ignore[arg-type]
+                for leaf in place[2]:
+                    self._follow(place[1].get(leaf), one.__module__)  # type: ignore[attr-defined]
+
+    def values(self) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
+        """Yield (what has it, what it is read from, names) of plain values, and of what leads to them now."""
+        left, known = [*self._places], set[tuple[int, str]]()
+        while left:
+            where, owner, names = left.pop()
+            held: Mapping[str, Any] = owner if isinstance(owner, Mapping) else vars(owner)
+            chosen: list[str] = []
+            for name in names:
+                if (id(owner), name) in known or name not in held or str(name).startswith("__"):
+                    continue
+                known.add((id(owner), name))
+                value = held[name]
+                if _leads(value):
+                    inside = [*value] if isinstance(value, dict) else self._names
+                    left.append((f"{where}.{name}", value, inside))
+                if _leads(value) or _is_flag(value):
+                    chosen.append(name)
+            if chosen:
+                yield where, held, chosen
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The global names and attributes that code reads, with that of the functions in it."""
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _names_in(one)
+
+
+def _is_of_torch(thing: Any) -> bool:
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
+    return f"{name}.".startswith("torch.")
+
+
+def _leads(value: Any) -> bool:
+    """Whether parts of a value may be read: of a module (file), a class, an object of one, or a dict.
+
+    What is empty may be a cache, which the first run fills.
+    """
+    if isinstance(value, dict):
+        return bool(value) and is_plain(value)
+    if isinstance(value, (ModuleType, type)):
+        return not (_is_of_torch(value) or (isinstance(value, type) and issubclass(value, nn.Module)))
+    plain = not isinstance(value, (Tensor, nn.Module, FunctionType))
+    return plain and hasattr(value, "__dict__") and not _is_of_torch(type(value))
+
+
+def _is_flag(value: Any) -> bool:
+    """Whether a change of it shows in a key."""
+    if isinstance(value, (tuple, list)):
+        return bool(value) and is_plain(value)
+    return isinstance(value, (*PLAIN, Iterator, Tensor)) and not isinstance(value, nn.Parameter)
