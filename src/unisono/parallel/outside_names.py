@@ -9,9 +9,10 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
-__all__ = ["PLAIN", "OutsideNames", "is_plain", "is_small"]
+__all__ = ["PLAIN", "OutsideNames", "has_parts", "is_plain", "is_small"]
 
 PLAIN = (bool, int, float, str, bytes, type(None), numpy.generic)
+PACKAGES = ("torch.", f"{__name__.partition('.')[0]}.")
 SMALL, MOST = 32, 128  # entries of a list, and of a dict, whose contents count
 
 
@@ -120,8 +121,15 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_of_torch(thing: Any) -> bool:
+    """Whether it is code of PyTorch's, or of this package."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
-    return f"{name}.".startswith("torch.")
+    return f"{name}.".startswith(PACKAGES)
+
+
+def has_parts(value: Any) -> bool:
+    """Whether a value is an object with attributes, which are plain as far as is known."""
+    other = not isinstance(value, (Tensor, ModuleType, type, FunctionType)) and hasattr(value, "__dict__")
+    return other and not _is_of_torch(type(value))
 
 
 def _leads(value: Any) -> bool:
@@ -133,8 +141,7 @@ def _leads(value: Any) -> bool:
         return bool(value) and is_plain(value)
     if isinstance(value, (ModuleType, type)):
         return not (_is_of_torch(value) or (isinstance(value, type) and issubclass(value, nn.Module)))
-    plain = not isinstance(value, (Tensor, nn.Module, FunctionType))
-    return plain and hasattr(value, "__dict__") and not _is_of_torch(type(value))
+    return has_parts(value) and not isinstance(value, nn.Module)
 
 
 def _is_flag(value: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
-from .outside_names import PLAIN, OutsideNames, is_plain, is_small
+from .outside_names import PLAIN, OutsideNames, has_parts, is_plain, is_small
 
 if TYPE_CHECKING:
     from .graph.capture import Shapes
@@ -278,7 +278,7 @@ def _things(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _things(f"{name}.{number}", entry)
     elif isinstance(value, dict):
         yield from [(name, value)] if is_small(value) else ()
-    elif hasattr(value, "__dict__") and not isinstance(value, (Tensor, type, *FUNCTIONS)):
+    elif has_parts(value):
         yield name, value
 
 
