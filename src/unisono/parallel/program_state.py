@@ -102,6 +102,8 @@ class ModuleSettings:
         self._changes: dict[tuple[str, str], int] = {}
         self._snapshots: list[_Snapshot] = []
         self._key: frozenset[Any] = frozenset()
+        each = ((path, leaf, value) for path, held in self._seen for leaf, value in held.items())
+        self._functions = {(path, leaf): it for path, leaf, it in each if isinstance(it, FUNCTIONS)}
         self._follow()
 
     def _follow(self) -> None:
@@ -199,10 +201,17 @@ class ModuleSettings:
             for leaf, value in [*held.items()] if module is not None else ():
                 if leaf in UNSEEN or (another and leaf.startswith("_")):
                     continue
-                if is_plain(value) or isinstance(value, FUNCTIONS):
+                if is_plain(value) or self._is_another((path, leaf), value):
                     vars(module)[leaf] = copy.deepcopy(value)
                 elif isinstance(value, Tensor) and leaf in vars(module):
                     vars(module)[leaf] = shapes.blank(value)
+
+    def _is_another(self, at: tuple[str, str], value: Any) -> bool:
+        """Whether an attribute is, or was, another function than at first, of which copies have their own."""
+        if isinstance(value, FUNCTIONS) and self._functions.get(at) is not value:
+            self._functions.pop(at, None)
+            return True
+        return False
 
 
 class _Itself:
