@@ -619,7 +619,7 @@ class Run:
         several = into.calls > 0 or not update
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
-        options["data"] = self._data
+        options["data"] = self._data if self.plan.ranks > self.plan.data else None  # who shares rows
         if self._built.runtime.context is not None:
             options["read"] = self._built.runtime.context.read(self._loss)
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
