@@ -159,6 +159,10 @@ def by_all_in_one(model: nn.Module) -> None:
     nn.utils.vector_to_parameters(vector * 0.5, model.parameters())
 
 
+def thin() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
 def check_vectors_of_parameters_that_ranks_share(folder: Path) -> None:
     for plan, write, says in (
         (ZERO1, by_all_in_one, "as in parameters_to_vector, joins what is cut"),
@@ -166,7 +170,7 @@ def check_vectors_of_parameters_that_ranks_share(folder: Path) -> None:
         (PIPELINE, by_all_in_one, "cat takes a parameter that another stage"),
         (PIPELINE, by_vector, "takes a parameter that another stage"),
     ):
-        run = made(plan)
+        run = made(plan, thin, lambda output, _: output.square().mean())
         (batch,) = run.shard(rows(1))
         run.step(batch)
         with pytest.raises(RuntimeError, match=says), torch.no_grad():
