@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -13,6 +15,7 @@ __all__ = ["PLAIN", "OutsideNames", "has_parts", "is_plain", "is_small"]
 
 PLAIN = (bool, int, float, str, bytes, type(None), numpy.generic)
 PACKAGES = ("torch.", f"{__name__.partition('.')[0]}.")
+LIBRARY = sysconfig.get_path("stdlib") + os.sep
 SMALL, MOST = 32, 128  # entries of a list, and of a dict, whose contents count
 
 
@@ -51,7 +54,7 @@ class OutsideNames:
     """What methods of classes read by other ways than `self`: global names, closures, defaults of arguments,
     attributes of classes; also in modules, classes and objects that these names are.
 
-    Functions that methods call count, too, if they are in the same file.
+    Functions that methods call count, too, if they are in the same file, or in one of no library.
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
@@ -68,13 +71,13 @@ class OutsideNames:
         """Note what a function reads, or that of a property, a static method or a decorated function.
 
         Args:
-            within: the only file (module) that counts; None: any.
+            within: the file (module) that names it; None: it is a method.
         """
         kinds = (getattr(value, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))
         for one in value if isinstance(value, FunctionType) else None, *kinds:
             if not isinstance(one, FunctionType) or id(one) in self._read:
                 continue
-            if within is not None and one.__module__ != within:
+            if within not in (None, one.__module__) and _is_of_library(one):
                 continue
             self._read[id(one)] = one
             closure, name = _Closure(one), f"{one.__qualname__} ({id(one):x})"
@@ -89,7 +92,10 @@ class OutsideNames:
             ):
                 self._places.append(place)  # type: ignore[arg-type]
                 for leaf in place[2]:
-                    self._follow(place[1].get(leaf), one.__module__)  # type: ignore[attr-defined]
+                    found = place[1].get(leaf)  # type: ignore[attr-defined]
+                    inside = vars(found) if isinstance(found, ModuleType) else {}
+                    for it in (found, *(inside.get(name) for name in place[2])):
+                        self._follow(it, one.__module__)
 
     def values(self) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
         """Yield (what has it, what it is read from, names) of plain values, and of what leads to them now."""
@@ -118,6 +124,11 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for one in code.co_consts:
         if isinstance(one, CodeType):
             yield from _names_in(one)
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    file = function.__code__.co_filename
+    return _is_of_torch(function) or file.startswith(LIBRARY) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def _is_of_torch(thing: Any) -> bool:

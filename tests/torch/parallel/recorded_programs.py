@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
+from parallel.models import scale_by_name
 from parallel.plain_training import same
 from parallel.run_features import in_group
 from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, rows
@@ -171,6 +172,7 @@ class Reads(Text):
         own = self.number * self.deep.a.b.scale * self.parts[0].scale * self.places["here"].scale
         file = entries["scale"] * SPACE.scale * MODULE.scale * Settings.scale * (lambda: SCALE)() * NUMBER
         more = by_a_function() * self.of_class["scale"] * self.of_list() * self.scale
+        more *= models.scale_of_file() * scale_by_name()
         return self.head(self.block(self.act(self.embed(tokens)) * float(own * file * more) * TENSOR_OF_FILE))
 
 
@@ -192,6 +194,8 @@ READ: tuple[Any, ...] = (
     lambda _, v: setattr(MODULE, "scale", v),
     lambda _, v: setattr(Settings, "scale", v),
     lambda _, v: LISTED.__setitem__(0, v),
+    lambda _, v: models.SCALES.update(of_file=v),
+    lambda _, v: models.SCALES.update(by_name=v),
     lambda model, v: model.of_class.update(scale=v),
     lambda model, v: setattr(model, "number", np.float32(v)),
     lambda model, v: setattr(model.deep.a.b, "scale", v),
