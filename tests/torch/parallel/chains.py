@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from unisono.parallel.layouts import shard as sharding
-from unisono.parallel.layouts.cost import Link
 from unisono.parallel.layouts.grid import grid_of
 from unisono.parallel.layouts.operators import rule_of
 from unisono.parallel.layouts.redistribute import transform_path
@@ -159,7 +158,7 @@ class Received(TorchDispatchMode):
         if kind and func.namespace in ("_c10d_functional", "_dtensor"):
             name = next(arg for arg in reversed(args) if isinstance(arg, str))
             group = dist.distributed_c10d._resolve_process_group(name)
-            self.nbytes += Link().received(kind, group.size(), args[0].nbytes)
+            self.nbytes += up.Link().received(kind, group.size(), args[0].nbytes)
         return func(*args, **kwargs)
 
 
@@ -181,7 +180,7 @@ class Wire:
     def _counted(self, function: Any, kind: str, place: int) -> Any:
         def call(*args: Any, **named: Any) -> Any:
             group = named["group"] if "group" in named else args[-1]
-            self.nbytes += Link().received(kind, group.size(), args[place].nbytes)
+            self.nbytes += up.Link().received(kind, group.size(), args[place].nbytes)
             return function(*args, **named)
 
         return call
@@ -197,9 +196,9 @@ def compare(seed: int) -> tuple[float, float]:
     dice, grid = random.Random(1000 + seed), grid_of(dist.group.WORLD)
     layouts: list[list[Any]] = []
 
-    def noting(asked: Any, tensors: Any, *more: Any) -> Any:
-        owners = chosen(asked, tensors, *more)
-        layouts.append([sharding._layout(indices, owners) for indices in asked.signature.inputs])
+    def noting(parts: Any, signature: Any, *more: Any) -> Any:
+        owners = chosen(parts, signature, *more)
+        layouts.append([sharding._layout(indices, owners) for indices in signature.inputs])
         return owners
 
     def ours(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
@@ -247,7 +246,7 @@ def check_bytes() -> dict[str, int]:
         for goal in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
             with Received() as theirs:
                 value.redistribute(placements=goal)
-            ours = transform_path(start, goal, shape, 4, grid.sizes, Link()).nbytes
+            ours = transform_path(start, goal, shape, 4, grid.sizes, up.Link()).nbytes
             assert ours <= theirs.nbytes, (start, goal, ours, theirs.nbytes)
             counts["theirs"] += int(theirs.nbytes)
             counts["less" if ours < theirs.nbytes else "same"] += 1
