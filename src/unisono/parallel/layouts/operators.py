@@ -109,7 +109,10 @@ def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | N
         fronts = [shape[: len(shape) - len(own)] for shape, own in zip(shapes, letters, strict=True)]
         for term, own, front, shape in zip(terms, letters, fronts, shapes, strict=False):
             if len(shape) < len(own) or (front and term == own):
-                raise ValueError(f"an input must have the dimensions {term} of {text}, and is {list(shape)}")
+                name = local.__name__.strip("_")
+                raise ValueError(
+                    f"{name}: an input must have the dimensions {term} of {text}, and has {list(shape)}"
+                )
         aligned, out = _aligned(fronts)
         inputs = tuple((*front, *own) for front, own in zip(aligned, letters, strict=True))
         output = (*out * goes.startswith("*"), *goes.lstrip("*"))
@@ -137,6 +140,10 @@ def _elementwise(function: Callable[..., Tensor], inputs: int) -> Rule:
 
 
 # ---- what a rank computes, where it is more than the operator on its parts ----
+
+
+def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
 
 
 def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -177,15 +184,18 @@ def _cross_entropy(
     return total / (len(logits) * part.parts("r")) if reduction == "mean" else total
 
 
+def _attention(_: IndexPosition, *qkv: Tensor, is_causal: bool = False) -> Tensor:
+    return functional.scaled_dot_product_attention(*qkv, is_causal=is_causal)
+
+
 # ---- rules that need the arguments ----
 
 
-def _attention(q: Shape, k: Shape, v: Shape, *, is_causal: bool = False) -> OperatorSignature:
+def _attention_rule(*qkv: Shape, is_causal: bool = False) -> OperatorSignature:
     whole = {"d": "scores need all features of a head", "s": "softmax runs over all keys"}
     if is_causal:
         whole["t"] = "a causal mask needs to know which queries these are"
-    local = functools.partial(functional.scaled_dot_product_attention, is_causal=is_causal)
-    return _notation("*td,*sd,*se->*te", lambda _, q, k, v: local(q, k, v), whole)(q, k, v)
+    return _notation("*td,*sd,*se->*te", _attention, whole)(*qkv, is_causal=is_causal)
 
 
 def _softmax(x: Shape, dim: int) -> OperatorSignature:
@@ -261,18 +271,15 @@ UNARY = (
     functional.relu, functional.gelu, functional.silu, functional.tanh,
 )  # fmt: skip
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
-_matmul = _notation("*mk,*kn->*mn", lambda _, x, y: x @ y)
 RULES: dict[Any, Rule] = {
     **{function: _elementwise(function, 1) for function in UNARY},
     **{function: _elementwise(function, 2) for function in BINARY},
-    torch.matmul: _matmul,
-    torch.mm: _matmul,
-    torch.bmm: _matmul,
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", _matmul)),
     functional.linear: _notation("*k,nk,n->*n", _linear),
     functional.embedding: _notation("*,vd->*d", _embedding),
     functional.layer_norm: _notation("*k,k,k->*k", _layer_norm),
     functional.cross_entropy: _notation("rv,r->", _cross_entropy),
-    functional.scaled_dot_product_attention: _attention,
+    functional.scaled_dot_product_attention: _attention_rule,
     torch.softmax: _softmax,
     functional.softmax: _softmax,
     torch.sum: _reduction(mean=False),

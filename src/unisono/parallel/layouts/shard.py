@@ -125,8 +125,11 @@ class _FirstCall:
     def __init__(self, name: str) -> None:
         self._name, self._compared = name, False
 
-    def check(self, args: Any) -> None:
+    def check(self, args: Sequence[Any], named: dict[str, Any]) -> None:
         """Raise ValueError, on all ranks, in a model that a plan runs, or where plain inputs differ."""
+        for key, value in named.items():
+            if isinstance(value, Tensor):
+                raise ValueError(f"shard({self._name}): give tensors by position, not {key}=")
         if _plan.get():
             raise ValueError(
                 f"shard({self._name}) within a model under {_plan.get()}: shard takes plain tensors as "
@@ -150,7 +153,7 @@ class _FirstCall:
 def _run(
     first: _FirstCall, function: Any, strategy: Strategy, link: Link, *args: Any, **named: Any
 ) -> DTensor:  # fmt: skip
-    first.check(args)
+    first.check(args, named)
     grid = grid_of(dist.group.WORLD)
     tensors = [_dtensor(arg, grid) for arg in args if isinstance(arg, Tensor)]
     shapes = [tuple(tensor.shape) for tensor in tensors]
