@@ -38,6 +38,7 @@ class RankGrid:
         names = unique_names(f"axis{index}" for index in range(len(self.sizes)))
         ranks = torch.arange(dist.get_world_size()).view(self.sizes)
         self.mesh = DeviceMesh.from_group(groups_along(ranks), "cpu", mesh=ranks, mesh_dim_names=names)
+        self._here = tuple(self.mesh.get_coordinate() or ())
         self._groups: dict[tuple[int, ...], Any] = {
             (axis,): self.mesh.get_group(axis) for axis in range(ranks.dim())
         }
@@ -54,7 +55,7 @@ class RankGrid:
         """
         place = 0
         for axis in axes:
-            place = place * self.sizes[axis] + self.mesh.get_local_rank(axis)
+            place = place * self.sizes[axis] + self._here[axis]
         if talks and axes not in self._groups:
             others = [axis for axis in range(len(self.sizes)) if axis not in axes]
             self._groups[axes] = group_of(

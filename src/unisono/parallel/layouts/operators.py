@@ -25,6 +25,8 @@ from unisono.parallel import tensor_moves
 from unisono.parallel.graph.indices import groups_of
 
 if TYPE_CHECKING:
+    from unisono.parallel.tensor_moves import TensorAxis
+
     from .grid import RankGrid
 
 Shape = tuple[int, ...]
@@ -52,33 +54,27 @@ Rule = Callable[..., OperatorSignature]  # of the shapes of tensors, then the ot
 
 
 class IndexPosition:
-    """A rank's position along the indices that are cut."""
+    """A rank's place along the indices that are cut."""
 
     def __init__(self, grid: RankGrid, owners: Owners) -> None:
         self._grid, self._owners = grid, owners
 
-    def _axes(self, index: str) -> tuple[int, ...]:
-        return tuple(axis for axis, owner in enumerate(self._owners) if owner == index)
-
-    def parts(self, index: str) -> int:
-        """The number of parts of the index."""
-        return self._grid.ranks(self._axes(index))
-
-    def place(self, index: str) -> int:
-        """The number of this rank's part."""
-        return self._grid.axis(self._axes(index), talks=False).place
+    def along(self, index: str, *, talks: bool = False) -> TensorAxis:
+        """The ranks that have the parts of an index, and the number of this rank's part."""
+        axes = tuple(axis for axis, owner in enumerate(self._owners) if owner == index)
+        return self._grid.axis(axes, talks=talks and bool(axes))
 
     def total(self, value: Tensor, index: str) -> Tensor:
         """The sum over all parts, differentiable: what each rank does with it counts."""
-        axes = self._axes(index)
-        return tensor_moves.move(value, "total", 0, self._grid.axis(axes), "up::total") if axes else value
+        axis = self.along(index, talks=True)
+        return value if axis.group is None else tensor_moves.move(value, "total", 0, axis, "up::total")
 
     def largest(self, value: Tensor, index: str) -> Tensor:
         """The maximum over all parts, not differentiable."""
-        axes, value = self._axes(index), value.detach()
-        if axes:
+        axis, value = self.along(index, talks=True), value.detach()
+        if axis.group is not None:
             value = value.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(value, dist.ReduceOp.MAX, self._grid.axis(axes).group)
+            dist.all_reduce(value, dist.ReduceOp.MAX, axis.group)
         return value
 
 
@@ -101,10 +97,10 @@ def rule_of(function: Any) -> Rule:
 def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | None = None) -> Rule:
     """The rule of an operator in index notation; `local` takes its further arguments by name."""
     came, goes = text.split("->")
-    terms = came.split(",")
+    terms, takes = came.split(","), inspect.signature(local)
 
     def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
-        inspect.signature(local).bind(None, *shapes, **named)
+        takes.bind(None, *shapes, **named)
         letters = [term.lstrip("*") for term in terms[: len(shapes)]]
         fronts = [shape[: len(shape) - len(own)] for shape, own in zip(shapes, letters, strict=True)]
         for term, own, front, shape in zip(terms, letters, fronts, shapes, strict=False):
@@ -148,11 +144,11 @@ def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
 
 def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = functional.linear(x, weight)
-    return result if bias is None else result + bias * float(part.place("k") == 0)
+    return result if bias is None else result + bias * float(part.along("k").place == 0)
 
 
 def _embedding(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
-    here = tokens - part.place("v") * len(weight)
+    here = tokens - part.along("v").place * len(weight)
     mine = (here >= 0) & (here < len(weight))
     return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
 
@@ -162,7 +158,7 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """The last dim is normalized; it may be cut."""
-    width = x.shape[-1] * part.parts("k")
+    width = x.shape[-1] * part.along("k").parts
     centred = x - part.total(x.sum(-1, keepdim=True), "k") / width
     variance = part.total((centred * centred).sum(-1, keepdim=True), "k") / width
     result = centred * torch.rsqrt(variance + eps)
@@ -176,12 +172,12 @@ def _cross_entropy(
     """Rows and classes may be cut."""
     top = part.largest(logits.detach().amax(1, keepdim=True), "v")
     log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
-    here = targets - part.place("v") * logits.shape[1]
+    here = targets - part.along("v").place * logits.shape[1]
     mine = (here >= 0) & (here < logits.shape[1])
     picked = logits.gather(1, (here * mine).unsqueeze(1)) * mine.unsqueeze(1)
     # every rank along the classes has the same log_sum: the first one counts it
-    total = (log_sum * float(part.place("v") == 0) - picked).sum()
-    return total / (len(logits) * part.parts("r")) if reduction == "mean" else total
+    total = (log_sum * float(part.along("v").place == 0) - picked).sum()
+    return total / (len(logits) * part.along("r").parts) if reduction == "mean" else total
 
 
 def _attention(_: IndexPosition, *qkv: Tensor, is_causal: bool = False) -> Tensor:
@@ -260,8 +256,8 @@ def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
             whole[f"{lead}.{at}"] = "only the first of the dimensions that are merged or split can be cut"
 
     def local(part: IndexPosition, x: Tensor) -> Tensor:
-        cut = [size // part.parts(index) if index else size for size, index in zip(goal, output, strict=True)]
-        return x.reshape(cut)
+        parts = [part.along(index).parts if index else 1 for index in output]
+        return x.reshape([size // cut for size, cut in zip(goal, parts, strict=True)])
 
     return OperatorSignature((tuple(inputs),), tuple(output), local, whole, leads)
 
