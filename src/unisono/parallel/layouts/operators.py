@@ -97,20 +97,19 @@ def rule_of(function: Any) -> Rule:
 def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | None = None) -> Rule:
     """The rule of an operator in index notation; `local` takes its further arguments by name."""
     came, goes = text.split("->")
-    terms, takes = came.split(","), inspect.signature(local)
+    terms, parameters = came.split(","), inspect.signature(local)
 
     def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
-        takes.bind(None, *shapes, **named)
-        letters = [term.lstrip("*") for term in terms[: len(shapes)]]
-        fronts = [shape[: len(shape) - len(own)] for shape, own in zip(shapes, letters, strict=True)]
-        for term, own, front, shape in zip(terms, letters, fronts, shapes, strict=False):
-            if len(shape) < len(own) or (front and term == own):
+        parameters.bind(None, *shapes, **named)
+        letters = [term.lstrip("*") for term in terms]
+        for term, own, shape in zip(terms, letters, shapes, strict=False):  # a bias may be left out
+            if len(shape) < len(own) or (len(shape) > len(own) and term == own):
                 name = local.__name__.strip("_")
                 raise ValueError(
                     f"{name}: an input must have the dimensions {term} of {text}, and has {list(shape)}"
                 )
-        aligned, out = _aligned(fronts)
-        inputs = tuple((*front, *own) for front, own in zip(aligned, letters, strict=True))
+        fronts, out = _aligned([x[: len(x) - len(own)] for x, own in zip(shapes, letters, strict=False)])
+        inputs = tuple((*front, *own) for front, own in zip(fronts, letters, strict=False))
         output = (*out * goes.startswith("*"), *goes.lstrip("*"))
         return OperatorSignature(inputs, output, functools.partial(local, **named), whole or {})
 
@@ -131,8 +130,12 @@ def _aligned(shapes: Sequence[Shape]) -> tuple[list[tuple[str | None, ...]], tup
     return inputs, tuple(f"b{dim}" for dim in range(rank))
 
 
-def _elementwise(function: Callable[..., Tensor], inputs: int) -> Rule:
-    return _notation(",".join("*" * inputs) + "->*", lambda _, *x, **named: function(*x, **named))
+def _unary(function: Callable[..., Tensor]) -> Rule:
+    return _notation("*->*", lambda _, x, **named: function(x, **named))
+
+
+def _binary(function: Callable[..., Tensor]) -> Rule:
+    return _notation("*,*->*", lambda _, x, y, **named: function(x, y, **named))
 
 
 # ---- what a rank computes, where it is more than the operator on its parts ----
@@ -268,8 +271,8 @@ UNARY = (
 )  # fmt: skip
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
 RULES: dict[Any, Rule] = {
-    **{function: _elementwise(function, 1) for function in UNARY},
-    **{function: _elementwise(function, 2) for function in BINARY},
+    **{function: _unary(function) for function in UNARY},
+    **{function: _binary(function) for function in BINARY},
     **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", _matmul)),
     functional.linear: _notation("*k,nk,n->*n", _linear),
     functional.embedding: _notation("*,vd->*d", _embedding),

@@ -175,7 +175,7 @@ def _follow(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str
 
 def _move(local: Tensor, move: LayoutTransform, grid: RankGrid, label: str) -> Tensor:
     axis = grid.axis(move.axes, talks=move.kind != "slice")
-    dim = getattr(move.target if isinstance(move.target, Shard) else move.source, "dim", 0)
+    dim = next((p.dim for p in (move.target, move.source) if isinstance(p, Shard)), 0)
     if move.kind != "all_to_all":
         _, name = KINDS[type(move.source), type(move.target)]
         return tensor_moves.KINDS[name][0](local, dim, axis, label)
