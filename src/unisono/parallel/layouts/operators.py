@@ -183,8 +183,8 @@ def _cross_entropy(
     return total / (len(logits) * part.along("r").parts) if reduction == "mean" else total
 
 
-def _attention(_: IndexPosition, *qkv: Tensor, is_causal: bool = False) -> Tensor:
-    return functional.scaled_dot_product_attention(*qkv, is_causal=is_causal)
+def _attention(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
 # ---- rules that need the arguments ----

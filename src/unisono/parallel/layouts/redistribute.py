@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
-KINDS = {  # of placements before and after -> what is called, and its name among the moves of a tensor axis
-    (Replicate, Shard): ("slice", "slice"),
-    (Shard, Replicate): ("all_gather", "gather"),
-    (Shard, Shard): ("all_to_all", ""),
-    (Partial, Replicate): ("all_reduce", "sum"),
-    (Partial, Shard): ("reduce_scatter", "scatter"),
+KINDS: dict[tuple[Any, Any], str] = {  # of the placements before and after
+    (Replicate, Shard): "slice",
+    (Shard, Replicate): "all_gather",
+    (Shard, Shard): "all_to_all",
+    (Partial, Replicate): "all_reduce",
+    (Partial, Shard): "reduce_scatter",
 }
+OF_ONE_DIM = {"slice": "slice", "all_gather": "gather", "all_reduce": "sum", "reduce_scatter": "scatter"}
 
 
 class LayoutTransform(NamedTuple):
@@ -50,13 +51,15 @@ class LayoutTransform(NamedTuple):
 
     Args:
         kind: slice, all_gather, all_to_all, all_reduce or reduce_scatter.
-        axes: the mesh axes of the group.    source, target: their placement before and afterwards.
+        axes: the mesh axes of the group.
+        source: the tensor dim that was cut; None for partial sums and whole values.
+        target: the tensor dim that is cut afterwards.
     """
 
     kind: str
     axes: tuple[int, ...]
-    source: Placement
-    target: Placement
+    source: int | None
+    target: int | None
 
 
 class TransformPath(NamedTuple):
@@ -109,10 +112,14 @@ def _moves(
         if any(layout[axis] != source for axis in chosen) or not _minor(layout, chosen, source):
             continue
         for target in [WHOLE, *map(Shard, range(len(shape)))]:
-            kind, _ = KINDS.get((type(source), type(target)), ("", ""))
+            kind = KINDS.get((type(source), type(target)))
             following = tuple(target if axis in chosen else layout[axis] for axis in axes)
             if kind and target != source and _fits(following, chosen, target, shape, sizes):
-                yield LayoutTransform(kind, chosen, source, target), following
+                yield LayoutTransform(kind, chosen, _dim(source), _dim(target)), following
+
+
+def _dim(placement: Placement) -> int | None:
+    return placement.dim if isinstance(placement, Shard) else None
 
 
 def _minor(layout: Layout, chosen: Sequence[int], placement: Placement) -> bool:
@@ -175,15 +182,16 @@ def _follow(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str
 
 def _move(local: Tensor, move: LayoutTransform, grid: RankGrid, label: str) -> Tensor:
     axis = grid.axis(move.axes, talks=move.kind != "slice")
-    dim = next((p.dim for p in (move.target, move.source) if isinstance(p, Shard)), 0)
     if move.kind != "all_to_all":
-        _, name = KINDS[type(move.source), type(move.target)]
-        return tensor_moves.KINDS[name][0](local, dim, axis, label)
-    cut = torch.stack(local.chunk(axis.parts, dim))
+        dim = move.source if move.target is None else move.target
+        return tensor_moves.KINDS[OF_ONE_DIM[move.kind]][0](local, dim or 0, axis, label)
+    assert move.source is not None
+    assert move.target is not None
+    cut = torch.stack(local.chunk(axis.parts, move.target))
     parts = torch.empty_like(cut)
     with record_function(label):
         dist.all_to_all_single(parts, cut, group=axis.group)
-    return torch.cat(parts.unbind(0), move.source.dim)
+    return torch.cat(parts.unbind(0), move.source)
 
 
 # ---- the record ----
