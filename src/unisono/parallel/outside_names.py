@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -16,6 +18,12 @@ __all__ = ["PLAIN", "OutsideNames", "has_parts", "is_plain", "is_small"]
 PLAIN = (bool, int, float, str, bytes, type(None), numpy.generic)
 PACKAGES = ("torch.", f"{__name__.partition('.')[0]}.")
 LIBRARY = sysconfig.get_path("stdlib") + os.sep
+AROUND: tuple[tuple[Any, str], ...] = (
+    ((staticmethod, classmethod), "__func__"),
+    (property, "fget"),
+    ((functools.cached_property, functools.partial), "func"),
+    ((FunctionType, type(functools.cache(len))), "__wrapped__"),
+)  # what has a function, and where; others, such as modules that load others, are not asked
 SMALL, MOST = 32, 128  # entries of a list, and of a dict, whose contents count
 
 
@@ -52,20 +60,28 @@ class _Closure(Mapping[str, Any]):
 
 class OutsideNames:
     """What methods of classes read by other ways than `self`: global names, closures, defaults of arguments,
-    attributes of classes; also in modules, classes and objects that these names are.
+    attributes of classes; also in modules, classes, objects and dicts that these names are.
 
-    Functions that methods call count, too, if they are in the same file, or in one of no library.
+    Functions that methods call count, too, if they are in the same file, or in one of no library. Of what a
+    library reads, plain values count: it has many names, and a program changes few of them.
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
         self._places: list[tuple[str, Any, Iterable[str]]] = []  # what has it, where it is read, the names
         self._read: dict[int, FunctionType] = {}
+        self._names = set[str]()  # that functions of no library read
+        self._libraries = set[int]()  # where libraries read, by id
         for kind in dict.fromkeys(each for one in classes for each in one.__mro__):
             if not issubclass(nn.Module, kind) and not _is_of_torch(kind):
-                self._places.append((f"class {kind.__qualname__}", kind, [*vars(kind)]))
+                file = str(getattr(sys.modules.get(kind.__module__), "__file__", ""))
+                self._add(f"class {kind.__qualname__}", kind, [*vars(kind)], library=_is_library(file))
                 for method in [*vars(kind).values()]:
                     self._follow(method)
-        self._names = {name for one in self._read.values() for name in _names_in(one.__code__)}
+
+    def _add(self, where: str, owner: Any, names: Iterable[str], *, library: bool) -> None:
+        self._places.append((where, owner, names))
+        if library:
+            self._libraries.add(id(owner))
 
     def _follow(self, value: Any, within: str | None = None) -> None:
         """Note what a function reads, or that of a property, a static method or a decorated function.
@@ -73,29 +89,31 @@ class OutsideNames:
         Args:
             within: the file (module) that names it; None: it is a method.
         """
-        kinds = (getattr(value, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))
-        for one in value if isinstance(value, FunctionType) else None, *kinds:
+        for one in value, *(getattr(value, name, None) for kind, name in AROUND if isinstance(value, kind)):
             if not isinstance(one, FunctionType) or id(one) in self._read:
                 continue
-            if within not in (None, one.__module__) and _is_of_library(one):
+            library = _is_of_torch(one) or _is_library(one.__code__.co_filename)
+            if library and within not in (None, one.__module__):
                 continue
             self._read[id(one)] = one
-            closure, name = _Closure(one), f"{one.__qualname__} ({id(one):x})"
+            names, closure, at = (
+                [*_names_in(one.__code__)],
+                _Closure(one),
+                f"{one.__qualname__} ({id(one):x})",
+            )
+            self._names.update(() if library else names)
+            self._add(f"module {one.__module__}", one.__globals__, names, library=library)
+            self._add(f"closure of {at}", closure, closure, library=library)
             defaults: dict[Any, Any] = {
                 **dict(enumerate(one.__defaults__ or ())),
                 **(one.__kwdefaults__ or {}),
             }
-            for place in (
-                (f"module {one.__module__}", one.__globals__, [*_names_in(one.__code__)]),
-                (f"closure of {name}", closure, closure),
-                (f"defaults of {name}", defaults, defaults),
-            ):
-                self._places.append(place)  # type: ignore[arg-type]
-                for leaf in place[2]:
-                    found = place[1].get(leaf)  # type: ignore[attr-defined]
-                    inside = vars(found) if isinstance(found, ModuleType) else {}
-                    for it in (found, *(inside.get(name) for name in place[2])):
-                        self._follow(it, one.__module__)
+            self._add(f"defaults of {at}", defaults, defaults, library=library)
+            found = [*map(one.__globals__.get, names), *map(closure.get, closure)]
+            files = [vars(it) for it in found if isinstance(it, ModuleType) and not library]
+            found += [file[name] for file in files for name in names if name in file]
+            for it in found:
+                self._follow(it, one.__module__)
 
     def values(self) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
         """Yield (what has it, what it is read from, names) of plain values, and of what leads to them now."""
@@ -103,16 +121,18 @@ class OutsideNames:
         while left:
             where, owner, names = left.pop()
             held: Mapping[str, Any] = owner if isinstance(owner, Mapping) else vars(owner)
+            there = [name for name in [*held] if name in self._names] if names is self._names else names
             chosen: list[str] = []
-            for name in names:
+            for name in there:
                 if (id(owner), name) in known or name not in held or str(name).startswith("__"):
                     continue
                 known.add((id(owner), name))
                 value = held[name]
-                if _leads(value):
+                leads = id(owner) not in self._libraries and _leads(value)
+                if leads:
                     inside = [*value] if isinstance(value, dict) else self._names
                     left.append((f"{where}.{name}", value, inside))
-                if _leads(value) or _is_flag(value):
+                if leads or _is_flag(value):
                     chosen.append(name)
             if chosen:
                 yield where, held, chosen
@@ -126,9 +146,8 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(one)
 
 
-def _is_of_library(function: FunctionType) -> bool:
-    file = function.__code__.co_filename
-    return _is_of_torch(function) or file.startswith(LIBRARY) or f"{os.sep}site-packages{os.sep}" in file
+def _is_library(file: str) -> bool:
+    return file.startswith(LIBRARY) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def _is_of_torch(thing: Any) -> bool:

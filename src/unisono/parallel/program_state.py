@@ -100,24 +100,32 @@ class ModuleSettings:
         self._kept: set[tuple[str, str]] = set()
         self._last: dict[tuple[str, str], Any] = {}
         self._changes: dict[tuple[str, str], int] = {}
-        self._snapshots: list[_Snapshot] = []
-        self._key: frozenset[Any] = frozenset()
+        self._inside: list[_Snapshot] = []
+        self._beyond: list[_Snapshot] = []
+        self._key: frozenset[Any] | None = None
         each = ((path, leaf, value) for path, held in self._seen for leaf, value in held.items())
         self._functions = {(path, leaf): it for path, leaf, it in each if isinstance(it, FUNCTIONS)}
         self._follow()
+        self._follow_outside()
 
     def _follow(self) -> None:
-        """Find the objects that attributes and names are now."""
+        """Find the objects that attributes are now."""
         self._objects = [*_objects_in(self._seen)]
+        self._inside = [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
+
+    def _follow_outside(self) -> None:
+        """Find what names lead to now."""
         self._outside = [*self._names.values()]
+        self._beyond = [_Snapshot(held, names) for _, held, names in self._outside]
 
     def now(self) -> frozenset[Any]:
         """The settings as a key."""
         self.fresh = set()
-        if not self._snapshots or any(snapshot.changed for snapshot in self._snapshots):
-            self._follow()
-            self._snapshots = [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
-            self._snapshots += [_Snapshot(held, names) for _, held, names in self._outside]
+        for snapshots, follow in ((self._inside, self._follow), (self._beyond, self._follow_outside)):
+            if any(snapshot.changed for snapshot in snapshots):
+                follow()
+                self._key = None
+        if self._key is None:
             self._key = self._found()
         return self._key
 
@@ -160,7 +168,7 @@ class ModuleSettings:
                     wrong = problem() if there else ""
                 if wrong or (not there and at[0] in {where for where, _, _ in self._outside}):
                     self._kept.add(at)  # it decides what the model runs
-                    self._snapshots = []
+                    self._key = None
                     _warn_counter(at, type(shapes.model).__name__, wrong or "")
                     break
 
