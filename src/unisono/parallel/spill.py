@@ -17,6 +17,8 @@ from torch import Tensor
 
 from unisono.torch_internals.training import plainly
 
+from .graph.containers import tensors_in
+
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
 Key = tuple[int, str]  # a parameter's number, and what of it
 
@@ -162,7 +164,7 @@ class _SpilledTensor:
         about = about if isinstance(about, PROPERTIES) else None  # of its getter or setter
         if func in OTHERS or (about is not None and getattr(about, "__name__", "data") not in VALUES):
             return plainly(func, args, kwargs or {})
-        tensor = next(each for each in _flat((args, kwargs)) if is_spilled(each))
+        tensor = next(tensors_in((args, kwargs), _SpilledTensor))
         shape = list(plainly(Tensor.size, (tensor,), {}))
         if func is Tensor.__repr__:
             return f"<a parameter or its state, {shape}, swapped out>"
@@ -172,16 +174,6 @@ class _SpilledTensor:
             "computes. Read and write them inside `with run.swap.mapped():` (of up.Swapped: "
             "`with swapped.mapped():`), or after close()"
         )
-
-
-def _flat(given: Any) -> Any:
-    if isinstance(given, dict):
-        given = given.values()
-    elif not isinstance(given, (list, tuple)):
-        yield given
-        return
-    for one in given:
-        yield from _flat(one)
 
 
 @functools.cache

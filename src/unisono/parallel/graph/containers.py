@@ -5,33 +5,41 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["cast", "mapped", "numbers_of", "strange_in", "tensors_in"]
+__all__ = ["cast", "mapped", "numbers_of", "parts_of", "strange_in", "tensors_in"]
 
 PLAIN = (
     bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
     enum.Enum, slice, range, type(None), type(Ellipsis),
 )  # fmt: skip
+LEAVES = {bool, int, float, str, type(None)}
 
 
 def tensors_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
     """Yield every tensor in nested containers and dataclasses, or every `kind`."""
     if isinstance(thing, kind):
         yield thing
-    elif isinstance(thing, Mapping):
-        for part in thing.values():
+    else:
+        for _, part in parts_of(thing) or ():
             yield from tensors_in(part, kind)
-    elif isinstance(thing, (tuple, list)):
-        for part in thing:
-            yield from tensors_in(part, kind)
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        for _, part in fields_of(thing):
-            yield from tensors_in(part, kind)
+
+
+def parts_of(thing: Any) -> Iterable[tuple[Any, Any]] | None:
+    """The keys and the parts of a container or of a dataclass; None: it is neither."""
+    if type(thing) in LEAVES:  # asking whether it is a Mapping takes longer
+        return None
+    if isinstance(thing, (tuple, list)):
+        return enumerate(thing)
+    if isinstance(thing, (dict, Mapping)):
+        return thing.items()
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return fields_of(thing)
+    return None
 
 
 def fields_of(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -44,17 +52,12 @@ def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:
     """Yield what is neither `kind`, a container of it, nor plain data: objects with a state of their own."""
     if isinstance(thing, (kind, *PLAIN)):
         return
-    if isinstance(thing, Mapping):
-        for part in thing.values():
-            yield from strange_in(part, kind)
-    elif isinstance(thing, (tuple, list)):
-        for part in thing:
-            yield from strange_in(part, kind)
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        for _, part in fields_of(thing):
-            yield from strange_in(part, kind)
-    else:
+    parts = parts_of(thing)
+    if parts is None:
         yield thing
+    else:
+        for _, part in parts:
+            yield from strange_in(part, kind)
 
 
 def numbers_of(thing: Any) -> Iterator[int]:

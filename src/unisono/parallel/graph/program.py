@@ -18,6 +18,7 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
+from .containers import tensors_in
 from .slots import Slot, slots_in
 
 __all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
@@ -285,10 +286,4 @@ def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:
 
 def refs(arguments: Any) -> Iterator[Ref]:
     """Yield every Ref in nested lists, tuples and dicts."""
-    if isinstance(arguments, Ref):
-        yield arguments
-    elif isinstance(arguments, dict):
-        yield from refs(list(arguments.values()))
-    elif isinstance(arguments, (list, tuple)):
-        for part in arguments:
-            yield from refs(part)
+    return tensors_in(arguments, Ref)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .containers import fields_of
+from .containers import parts_of
 
 __all__ = ["Slot", "argument_names", "slots_in", "slots_of_call", "with_changed"]
 
@@ -38,14 +38,8 @@ def slots_in(thing: Any, kind: Any = Tensor, at: Slot = ()) -> Iterator[tuple[Sl
     """Yield every tensor in nested containers, or every `kind`, as `tensors_in` does, with its slot."""
     if isinstance(thing, kind):
         yield at, thing
-    elif isinstance(thing, Mapping):
-        for key, part in thing.items():
-            yield from slots_in(part, kind, (*at, key))
-    elif isinstance(thing, (tuple, list)):
-        for key, part in enumerate(thing):
-            yield from slots_in(part, kind, (*at, key))
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        for key, part in fields_of(thing):
+    else:
+        for key, part in parts_of(thing) or ():
             yield from slots_in(part, kind, (*at, key))
 
 
