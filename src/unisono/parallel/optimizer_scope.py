@@ -28,7 +28,6 @@ from unisono.errors import UnfitError
 from unisono.torch_internals.training import without_hooks
 
 from .generators import default_generators, drawing
-from .graph.containers import tensors_in
 from .optimizer_step import ELEMENTWISE
 
 __all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "refuse_closure", "scope_of", "takes_closure"]
@@ -241,9 +240,7 @@ class _ScopeTrial:
         every = [*_optimizers(optimizer)]
         memo: dict[int, Any] = {id(p): _stand_in(p, sizes) for one in every for p in _all(one)}
         shapes = {p.shape for one in every for p in _all(one)}
-        blanks = {
-            id(t): _blank(t, sizes) for one in every for t in tensors_in(vars(one)) if t.shape in shapes
-        }
+        blanks = {id(t): _blank(t, sizes) for one in every for t in _tensors(vars(one)) if t.shape in shapes}
         memo = blanks | memo | {id(one): object.__new__(type(one)) for one in every}
         for one in every:
             memo[id(one)].__dict__.update(copy.deepcopy(without_hooks(one), memo))
@@ -365,6 +362,15 @@ def _late(optimizer: Any) -> frozenset[str]:
 
 def _all(optimizer: Any) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _tensors(held: Any) -> Iterator[Tensor]:
+    """Tensors in nested dicts and lists."""
+    for value in held.values() if isinstance(held, dict) else held:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (dict, list, tuple)):
+            yield from _tensors(value)
 
 
 def _sizes(like: Tensor, sizes: dict[int, int]) -> tuple[int, ...]:
