@@ -192,7 +192,6 @@ def test_a_wrong_argument_is_a_type_error() -> None:
 )
 def test_what_is_cut(make: Any, sample: Tensor, share: float, cut: dict[str, int]) -> None:
     found = prove(make(), sample, 2)
-    assert found.proved
     assert found.parameters[0] >= share * found.parameters[1], str(found)
     assert cut.items() <= found.dims.items(), str(found)
 
@@ -264,7 +263,6 @@ def by_its_shape(x: Tensor) -> Tensor:
 def test_a_pair_is_cut_where_nothing_between_mixes_features(between: Any, pair: bool) -> None:
     found = prove(Chain(between), torch.ones(3, 4), 2)
     assert (found.modules.get("second") == "row") == pair, str(found)
-    assert found.proved
 
 
 class Outer(nn.Module):
@@ -363,6 +361,121 @@ def test_a_gradient_through_a_written_view_is_summed() -> None:
     assert found.sums == ["scale"], str(found)
 
 
+def pair(*between: nn.Module, width: int = 32) -> nn.Module:
+    return nn.Sequential(nn.Linear(16, width), *between, nn.Linear(width, 4))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Fused(nn.Module):
+    """Attention whose query, key and value are one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Torchs(nn.Module):
+    """PyTorch's attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.head = nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.inner(self.table(ids)))
+
+
+def convolutions(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), *between, nn.Conv2d(8, 4, 3))
+
+
+ROWS, TEXT, IMAGE = torch.ones(4, 16), torch.ones(2, 6, 16), torch.ones(2, 3, 8, 8)
+COLUMN, ROW, GATHERED = "column", "row", "column, gathered"
+
+
+@each(
+    ("model", "sample", "kinds", "dims"),
+    [
+        (pair(nn.GELU()), ROWS, {"0": COLUMN, "1": "whole", "2": ROW}, {"0.weight": 0, "2.weight": 1}),
+        (pair(nn.PReLU(32)), ROWS, {"0": COLUMN, "2": ROW}, {"0.weight": 0, "1.weight": 0, "2.weight": 1}),
+        (pair(nn.LayerNorm(32)), ROWS, {"0": GATHERED}, {"0.weight": 0}),
+        (pair(nn.LayerNorm(32)), ROWS, {"2": GATHERED}, {"2.weight": 0}),
+        (Gated(), TEXT, {"gate": COLUMN, "up": COLUMN, "down": ROW}, {"up.weight": 0, "down.weight": 1}),
+        (Fused(), TEXT, {"qkv": COLUMN, "out": ROW}, {"qkv.q.weight": 0, "out.weight": 1}),
+        (Torchs(), TEXT, {"attn": COLUMN, "attn.out_proj": ROW}, {"attn.k.weight": 0}),
+        (Tied(), IDS, {"table": "vocabulary", "head": GATHERED}, {"table.weight": 0}),
+        (convolutions(nn.ReLU()), IMAGE, {"0": COLUMN, "2": ROW}, {"0.weight": 0, "2.weight": 1}),
+        (Nano(), IDS, {"h.0.mlp.c_fc": COLUMN, "h.0.mlp.c_proj": ROW}, {"h.0.mlp.c_fc.weight": 0}),
+    ],
+)
+def test_given_cuts_that_are_proved(model: nn.Module, sample: Tensor, kinds: Any, dims: Any) -> None:
+    found = prove(model, sample, 2, kinds=kinds)
+    assert dims.items() <= found.dims.items(), str(found)
+    named = {path for path, kind in kinds.items() if kind != "whole"}
+    assert all(path in named or path.rpartition(".")[0] in named for path in found.modules), str(found)
+    again = prove(model, sample, 2, kinds=kinds, only=found)
+    assert again.same(found)
+
+
+@each(
+    ("model", "sample", "kinds", "says"),
+    [
+        (pair(nn.ReLU()), ROWS, {"0": COLUMN}, r'does not name "2", .*cuts=\{\.\.\., "2": "row"\}'),
+        (pair(nn.ReLU()), ROWS, {"2": ROW}, 'does not name "0", .*"0": "column"'),
+        (
+            pair(nn.ReLU()),
+            ROWS,
+            {"0": ROW, "2": COLUMN},
+            r'"2" \(Linear\) cannot be cut by column: the model re',
+        ),
+        (pair(nn.ReLU()), ROWS, {"0": COLUMN, "2": "whole"}, 'by column: cuts= says that "2" is whole'),
+        (pair(nn.LayerNorm(32)), ROWS, {"0": COLUMN, "2": ROW}, '"0" .*: aten.native_layer_norm needs all'),
+        (pair(nn.Softmax(-1)), ROWS, {"0": COLUMN, "2": ROW}, '"0" .*: aten._softmax needs all of it'),
+        (pair(nn.GroupNorm(4, 32)), ROWS, {"0": COLUMN, "2": ROW}, '"0" .*cannot be cut by column'),
+        (pair(width=5), ROWS, {"0": COLUMN, "1": ROW}, "2 does not divide 5"),
+        (
+            pair(nn.LayerNorm(32)),
+            ROWS,
+            {"1": COLUMN},
+            r'"1" \(LayerNorm\) is no layer that can be cut by column',
+        ),
+        (Gated(), TEXT, {"gate": COLUMN, "down": ROW}, 'does not name "up"'),
+        (Fused(), TEXT, {"qkv": COLUMN}, 'does not name "out"'),
+        (Torchs(), TEXT, {"attn.out_proj": ROW}, 'does not name "attn"'),
+        (Tied(), IDS, {"table": COLUMN, "inner": ROW}, '"table" .*cannot be cut by column'),
+        (Tied(), IDS, {"inner": "vocabulary"}, '"inner" .* no layer that can be cut by vocabulary'),
+        (convolutions(nn.BatchNorm2d(8)), IMAGE, {"0": COLUMN, "2": ROW}, '"0" .*native_batch_norm'),
+        (convolutions(), IMAGE, {"0": GATHERED}, '"0" .*cannot be cut by column, gathered'),
+    ],
+)
+def test_given_cuts_that_are_refused(model: nn.Module, sample: Tensor, kinds: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        prove(model, sample, 2, kinds=kinds)
+
+
 def test_what_the_ranks_do_not_divide_is_whole() -> None:
     assert "first.weight" not in prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2).dims
     assert "2 does not divide 9" in str(prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2))
@@ -370,7 +483,6 @@ def test_what_the_ranks_do_not_divide_is_whole() -> None:
 
 def test_a_layer_that_was_split_and_is_one_again_may_have_parts_that_are_banned() -> None:
     found = prove(Scan(), IDS, 2)
-    assert found.proved
     assert "into" not in found.fused, str(found)
 
 

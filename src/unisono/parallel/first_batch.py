@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["FirstBatchRun", "guessed", "needs_inputs"]
 
 
-def needs_inputs(
-    model: nn.Module, plan: Any, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None
-) -> bool:
+def needs_inputs(model: nn.Module, plan: Any, pieces: Sequence[nn.Module] | None) -> bool:
     """Whether the model has to be recorded before it is cut."""
-    explicit = any(kind != "whole" for kind in (cuts or {}).values())
     chained = plan.context == 1 and (pieces is not None or is_chain(model))
-    return (plan.tensor > 1 and not explicit) or (plan.pipeline > 1 and not chained)
+    return plan.tensor > 1 or (plan.pipeline > 1 and not chained)
 
 
 def guessed(model: nn.Module) -> Any:

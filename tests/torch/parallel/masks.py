@@ -115,12 +115,9 @@ class Parallel(nn.Module):
 def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> None:
     loss = functional.cross_entropy
     pair = {"fc1": "column", "fc2": "row"}
-    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, cuts=pair)
-    (batch,) = run.shard(models.vector_batches(1, 8))
-    with pytest.raises(
-        ValueError, match=r'In "(side|fc2)" .*with dropout, ranks give (weight|bias) different'
-    ):
-        run.step(batch)
+    (batch,) = models.vector_batches(1, 8)
+    with pytest.raises(ValueError, match=r'"fc1" .*cannot be cut by column: .*(random|draws)'):
+        up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, cuts=pair)
     run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, sample=batch[0])
     assert run.cut.modules.get("fc2") != "row", str(run.cut)
     run.step(batch)
