@@ -51,6 +51,7 @@ def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.F
     check_truth(forks, job)
 
 
+@pytest.mark.sweep
 def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
     launcher: Launcher, forks: suite.Forks
 ) -> None:

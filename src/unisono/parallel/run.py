@@ -27,13 +27,13 @@ from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
+from .costs.link import Link
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, reseed, seed_of
 from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
-from .layouts.cost import Link
 from .layouts.shard import planned
 from .loss_check import LossCheck, not_a_mean
 from .loss_weights import SUM, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.parallel.costs.link import Link
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
-from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import (
     COUNTS,
     FAR,
