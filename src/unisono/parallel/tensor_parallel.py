@@ -35,8 +35,6 @@ from .tensor_moves import TensorAxis
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
-
 
 def cut_model(
     model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool = False, alone: bool = False

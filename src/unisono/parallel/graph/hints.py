@@ -15,8 +15,9 @@ from .shapes import CaptureError
 if TYPE_CHECKING:
     from .choice import Choice
 
-__all__ = ["NOT_NAMED", "NO_SUM", "Hints", "check_given", "named_indices", "of_parts"]
+__all__ = ["KINDS", "NOT_NAMED", "NO_SUM", "Hints", "check_given", "named_indices", "of_parts"]
 
+KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
 NOT_NAMED = "cuts= does not name it"
 NO_SUM = "no layer sums over it afterwards"
 LESS_TELLING = (NOT_NAMED, NO_SUM, "it is a dimension of the model's input", "")
