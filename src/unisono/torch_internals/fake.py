@@ -63,7 +63,7 @@ def without_values(mode: Any, value: Tensor, device: torch.device) -> Tensor:
     """
     with torch.no_grad():
         memory = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        made: Any = need(NAMES["tensor"])(mode, memory, device)
+        made: Tensor = need(NAMES["tensor"])(mode, memory, device)
     if isinstance(value, torch.nn.Parameter):
         made.requires_grad_(value.requires_grad)
         made._is_param = True

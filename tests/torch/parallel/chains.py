@@ -272,6 +272,7 @@ def check_every_operator() -> None:
     """Every function of the table under random strategies, and the modules: values and gradients."""
     noise, x = torch.Generator().manual_seed(0), (24, 48)
     batch, tokens = (24, 48, 24), torch.randint(48, (24, 2), generator=noise)
+    some = torch.where(torch.arange(24) % 5 < 2 + torch.arange(24) // 12, -100, tokens[:, 0])
     calls: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
         torch.matmul: [((x, (48, 24)), {}), ((batch, (24, 12)), {}), (((24, 1, 4, 8), (48, 8, 4)), {})],
         torch.mm: [((x, (48, 24)), {})],
@@ -289,7 +290,12 @@ def check_every_operator() -> None:
         torch.reshape: [((batch, (-1, 24)), {}), ((x, (4, 6, 48)), {})],
         torch.softmax: [((batch, 1), {}), ((x, -1), {})],
         functional.softmax: [((x, 0), {})],
-        functional.cross_entropy: [((x, tokens[:, 0]), {}), ((x, tokens[:, 0]), {"reduction": "sum"})],
+        functional.cross_entropy: [
+            ((x, tokens[:, 0]), {}),
+            ((x, tokens[:, 0]), {"reduction": "sum"}),
+            ((x, some), {}),  # ranks with rows that do not count, and more of them on the last one
+            ((x, tokens[:, 0]), {"ignore_index": int(tokens[0, 0])}),
+        ],
         functional.gelu: [((x,), {"approximate": "tanh"})],
         torch.add: [((x, (24, 1)), {"alpha": 2})],
         **{key: [((batch, (48, 24)), {})] for key in (torch.sub, torch.mul, torch.div, torch.maximum)},

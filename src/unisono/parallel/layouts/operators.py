@@ -170,17 +170,24 @@ def _layer_norm(
 
 
 def _cross_entropy(
-    part: IndexPosition, logits: Tensor, targets: Tensor, *, reduction: str = "mean"
-) -> Tensor:  # fmt: skip
+    part: IndexPosition,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+) -> Tensor:
     """Rows and classes may be cut."""
     top = part.largest(logits.detach().amax(1, keepdim=True), "v")
     log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
     here = targets - part.along("v").place * logits.shape[1]
     mine = (here >= 0) & (here < logits.shape[1])
     picked = logits.gather(1, (here * mine).unsqueeze(1)) * mine.unsqueeze(1)
+    counts = (targets != ignore_index).unsqueeze(1)
     # every rank along the classes has the same log_sum: the first one counts it
-    total = (log_sum * float(part.along("v").place == 0) - picked).sum()
-    return total / (len(logits) * part.along("r").parts) if reduction == "mean" else total
+    each = log_sum * float(part.along("v").place == 0) - picked
+    total = torch.where(counts, each, 0).sum()
+    return total / part.total(counts.sum(), "r") if reduction == "mean" else total
 
 
 def _attention(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
