@@ -119,6 +119,8 @@ class ExpertCheck:
                 try:
                     found = _train(cut, self._forward(cut), few, loss, active)
                 except Exception as error:
+                    if all(layer.kind == "list" for layer in self._axis.layers):
+                        raise  # which says itself what is wrong
                     path = active[-1] if active else ""
                     raise ValueError(self._text(path, f"it raises {error!r}")) from error
             self._add_up(wanted.parameters)
