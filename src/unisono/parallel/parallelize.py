@@ -61,9 +61,8 @@ def parallelize(
             dict with "labels".
         pieces: for pipelines, the modules in order, in place of stages that are cut from the program. Each
             takes the output of the one before; a tuple is its arguments. They compute what the model does.
-        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
-            place of the cut that the model's program allows; or -> "whole", exceptions from it. It is proved
-            from the program, or refused.
+        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary",
+            proved in place of the cut that the program chooses; or -> "whole", exceptions from it.
         sample: inputs of one micro-batch. The tensor axis and stages are cut from the program that they run,
             and the pieces' cost is measured on them. None: inputs that fit the first layer; where there are
             none, the run is set up by its first batch, and has no `optimizer` before.
