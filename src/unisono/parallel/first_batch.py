@@ -13,6 +13,7 @@ from unisono.torch_internals.fake import is_about_data
 from .arguments import two
 from .batches import RankBatches, cut_rows, rows_of
 from .graph.capture import call, quiet
+from .graph.containers import mapped
 from .graph.shapes import Shapes
 from .precision import LossScaler
 from .run import Run
@@ -35,9 +36,11 @@ def needs_inputs(model: nn.Module, plan: Any, pieces: Sequence[nn.Module] | None
 
 def guessed(model: nn.Module) -> Any:
     """Inputs that fit the first layer, and with which the model runs; None: there are none."""
-    inputs = _guess(model)
+    inputs, weight = _guess(model), next(model.parameters(), None)
     if inputs is None:
         return None
+    if weight is not None and not weight.is_meta:
+        inputs = mapped(inputs, lambda tensor: tensor.to(weight.device))
     shapes = Shapes(model)
     try:
         with quiet(), shapes.mode, torch.no_grad():
