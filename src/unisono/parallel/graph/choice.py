@@ -23,7 +23,7 @@ from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
 from .fused import can_split_heads, has_hooks
-from .hints import NO_SUM, NOT_NAMED, Hints, named_indices
+from .hints import NO_SUM, NOT_NAMED, Hints, named_dim
 from .indices import Dim, Index, block, block_all, repeated, roots
 from .layers import Layer, is_product, layer_of
 from .program import Graph, Node, refs
@@ -175,7 +175,7 @@ class Choice:
 
     def _sums(self, node: Node, dim: Dim) -> bool:
         path = self.graph.module_of(node)
-        layer, number = self.layer(path), self.weight(path)
+        layer, number = self.layer(path), self.graph.names.get(self._name(path, "weight"))
         if layer is None or layer.input_dim is None or number is None:
             return False
         weight = roots([self.rules.dims[number][layer.input_dim]])
@@ -192,9 +192,11 @@ class Choice:
         weight, bias = (names.get(self._name(path, leaf)) for leaf in ("weight", "bias"))
         return Layer(0, 1) if found and all(is_product(self.graph, f, weight, bias) for f in found) else None
 
-    def weight(self, path: str) -> int | None:
-        """The value that is the weight of a module; None: it has none that the program takes."""
-        return self.graph.names.get(self._name(path, "weight"))
+    def named(self, path: str, kind: str) -> set[Index]:
+        """The indices of what this kind cuts of a layer; empty: it is no such layer, or never runs."""
+        number = self.graph.names.get(self._name(path, "weight"))
+        dim = named_dim(self.modules[path], self.layer(path), kind)
+        return set() if number is None or dim is None else roots([self.rules.dims[number][dim]])
 
     def _name(self, path: str, leaf: str) -> str:
         """The name of a module's parameter; that of the first place where it is tied."""
@@ -216,12 +218,11 @@ class Choice:
         held = dict.fromkeys(index.root() for _, _, index in self._held)  # in the order of the parameters
         self._order = {index: place for place, index in enumerate(held)}
         ends = {index for each in self.rules.contractions for index in roots([each.dim])} | self._hinted()
-        kinds = self._hints.kinds
-        given = None if kinds is None else {i for each in kinds.items() for i in named_indices(self, *each)}
+        given = {index for each in (self._hints.kinds or {}).items() for index in self.named(*each)}
         for index in sorted(
             (index for index in held if not index.why), key=lambda index: -work.get(index, 0)
         ):
-            if given is not None and index not in given:
+            if given and index not in given:
                 index.why = NOT_NAMED
                 continue
             if index not in ends:

@@ -16,7 +16,8 @@ from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice
 from .cut import Cut
 from .fused import split_
-from .hints import Hints, check_given, of_parts
+from .given_cuts import check_given
+from .hints import Hints, of_parts
 from .layers import layer_of
 from .local import ProgramMismatch, compare
 from .program import Node, refs
