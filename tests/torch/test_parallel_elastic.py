@@ -79,6 +79,16 @@ def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
 
 
 @pytest.mark.sweep
+def test_a_newcomer_comes_in_the_first_steps(launcher: Launcher, forks: suite.Forks) -> None:
+    launcher.environ["PAUSE_S"] = "15"
+    job = run_job(launcher, "3", "0", "0:exchange:1", flags=("--respawn", "2"))
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
+    assert job.changes()[1]["steps"] < 2, job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
+@pytest.mark.sweep
 def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
