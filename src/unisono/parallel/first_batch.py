@@ -13,6 +13,7 @@ from unisono.torch_internals.fake import is_about_data
 from .arguments import two
 from .batches import RankBatches, cut_rows, rows_of
 from .graph.capture import call, quiet
+from .graph.containers import mapped
 from .graph.shapes import Shapes
 from .precision import LossScaler
 from .run import Run
@@ -27,20 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["FirstBatchRun", "guessed", "needs_inputs"]
 
 
-def needs_inputs(
-    model: nn.Module, plan: Any, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None
-) -> bool:
+def needs_inputs(model: nn.Module, plan: Any, pieces: Sequence[nn.Module] | None) -> bool:
     """Whether the model has to be recorded before it is cut."""
-    explicit = any(kind != "whole" for kind in (cuts or {}).values())
     chained = plan.context == 1 and (pieces is not None or is_chain(model))
-    return (plan.tensor > 1 and not explicit) or (plan.pipeline > 1 and not chained)
+    return plan.tensor > 1 or (plan.pipeline > 1 and not chained)
 
 
 def guessed(model: nn.Module) -> Any:
     """Inputs that fit the first layer, and with which the model runs; None: there are none."""
-    inputs = _guess(model)
+    inputs, weight = _guess(model), next(model.parameters(), None)
     if inputs is None:
         return None
+    if weight is not None and not weight.is_meta:
+        inputs = mapped(inputs, lambda tensor: tensor.to(weight.device))
     shapes = Shapes(model)
     try:
         with quiet(), shapes.mode, torch.no_grad():

@@ -66,7 +66,7 @@ class FusedLayer:
 def fused_layers(model: nn.Module) -> list[FusedLayer]:
     """The layers of a model for which several stand."""
     return [
-        FusedLayer(path, module._names, module._sizes, module.fused, module._turned)
+        FusedLayer(path, module.names, module._sizes, module.fused, module._turned)
         for path, module in model.named_modules()
         if isinstance(module, Split)
     ]

@@ -9,7 +9,7 @@
 Under Plan(buffers="own") they stay each rank's own, and a checkpoint has those of the first data rank.
 
 Each stage and each place on the tensor axis has buffers of its own. Ranks of the tensor axis compute the same
-ones: the trial of a cut compares them.
+ones: a buffer that the program writes is never cut.
 """
 
 from __future__ import annotations

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .context.runtime import ContextModel
-from .cut_check import CutCheck, should_check
 from .experts.axis import ExpertAxis
 from .experts.check import ExpertCheck
 from .experts.spread import spread
 from .gradients import TiedParameter, sums_of, ties_of
 from .graph.capture import CaptureError
-from .graph.cut import Cut
 from .graph.fused import split_
 from .loss_parameters import LossParameters
 from .materialize import Init, Initializer
@@ -35,7 +33,7 @@ from .pipeline.stages import PipelineStages, check_no_cuts, first_pieces, forget
 from .precision import check_staged, kept_in_f32
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import TYPES, shard_units
-from .shared import Decision, decide
+from .shared import Decision
 from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
 from .sync_batch_norm import sync_batch_norms
@@ -60,7 +58,7 @@ class ModelSetup:
     cuts: tuple[int, ...]  # the first piece of each stage but the first
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
     seed: int = 0  # of what the model draws in steps, the same on all ranks
-    trial: CutCheck | ExpertCheck | None = None  # of the tensor or expert axis, before the first step
+    trial: ExpertCheck | None = None  # of the expert axis, before the first step
     compared: OutputCheck | None = None  # of the stages, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
     decision: Decision | None = None  # how it cuts
@@ -163,7 +161,7 @@ def set_up(
         starts = first_pieces(structure, plan, sample, on_meta=bool(initial))
     elif plan.pipeline > 1:
         programs = _programs(model, plan, pieces, sample)
-    decision, tried = _decided(model, structure, plan, cuts, sample, programs, pieces, check, fill)
+    decision = _decided(model, structure, plan, sample, programs)
     if decision is not None:
         others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
         names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
@@ -181,7 +179,7 @@ def set_up(
     hooks.check_names(names)
     _complete(built, region)
     built.others, built.hooks = norms.begin(), hooks
-    built.seed, built.trial, built.region, built.decision = begun.drawn, trial or tried, region, decision
+    built.seed, built.trial, built.region, built.decision = begun.drawn, trial, region, decision
     built.compared = compared
     _follow(built, context, sample)
     built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
@@ -201,33 +199,16 @@ def _complete(built: ModelSetup, region: RngRegion | None) -> None:
 
 
 def _decided(
-    model: nn.Module,
-    structure: ModelStructure,
-    plan: Plan,
-    cuts: dict[str, str] | None,
-    sample: Any,
-    programs: StagePrograms | None,
-    pieces: Sequence[nn.Module] | None,
-    check: bool | None,
-    fill: Callable[[nn.Module], object],
-) -> tuple[Decision | None, CutCheck | None]:
-    """How the tensor axis cuts a model, whose fused layers are several then; and what tries it."""
+    model: nn.Module, structure: ModelStructure, plan: Plan, sample: Any, programs: StagePrograms | None
+) -> Decision | None:
+    """How the tensor axis cuts a model, whose fused layers are several then."""
     if plan.tensor == 1:
-        return None, None
-    opened, trial = None if programs is None else programs.first.open, None
-    decision = decide(model, structure, plan, cuts=cuts, sample=sample, opened=opened)
+        return None
+    decision = Decision(model, structure, plan, sample, None if programs is None else programs.first.open)
     forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
-    _check_proved(model, decision.cut, plan)
-    if plan.expert == 1 and should_check(model, decision.cut, check):  # else that of experts does
-        trial = CutCheck(model, [] if programs else pieces, cuts, decision.cut, fill, structure.output)
-    _split(model, decision.cut)
-    return decision, trial
-
-
-def _split(model: nn.Module, cut: Cut) -> None:
-    """Make several layers of each fused one that is cut."""
-    for path, sizes in cut.fused.items():
+    for path, sizes in decision.cut.fused.items():
         split_(model, path, sizes)
+    return decision
 
 
 def _cut(model: nn.Module, decision: Decision, mesh: PlanMesh) -> RngRegion:
@@ -282,17 +263,6 @@ def _names(model: nn.Module) -> dict[str, str]:
     for path, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(parameter, path)
     return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
-
-
-def _check_proved(model: nn.Module, cut: Cut, plan: Plan) -> None:
-    """Refuse a cut by names with an axis that needs the program of the cut model."""
-    axis = "expert" if plan.expert > 1 else "context" if plan.context > 1 else None
-    if axis is not None and not cut.proved:
-        raise ValueError(
-            f"{axis}={getattr(plan, axis)} with tensor={plan.tensor} needs a cut that follows from the "
-            f'program of {type(model).__name__}: leave out cuts= but for those that are "whole", and write '
-            "sample=inputs of a batch"
-        )
 
 
 def _programs(model: nn.Module, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any) -> StagePrograms:

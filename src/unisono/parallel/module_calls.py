@@ -43,10 +43,8 @@ class ModelCalls:
         self._counts: Counter[str] = Counter()
         self._running = False
 
-    def check(self, path: str, names: tuple[str, ...]) -> CallCheck | None:
-        """What checks the calls of one module; None: nothing is proved. names: of its arguments by place."""
-        if not self._cut.proved:
-            return None
+    def check(self, path: str, names: tuple[str, ...]) -> CallCheck:
+        """What checks the calls of one module. names: of its arguments by place."""
         self._checks.append(
             CallCheck(path, self._cut.calls.setdefault(path, RecordedCalls()), names, self.count)
         )
@@ -57,7 +55,7 @@ class ModelCalls:
         known = {check.path for check in self._checks}
         for path in [path for path, found in self._cut.calls.items() if found.takes and path not in known]:
             _CheckedForward(module_at(model, path), path, self)
-        if self._model is not None and self._cut.proved:
+        if self._model is not None:
             _ModelForward(self._model, self)
 
     @contextmanager
@@ -195,7 +193,7 @@ class _CheckedForward(Forward):
         self._check = calls.check(path, argument_names(self._run))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if self._check is None or is_compiling():
+        if is_compiling():
             return self._run(*args, **named)
         self._check.begin(args, named)
         output = self._run(*args, **named)

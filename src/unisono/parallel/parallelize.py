@@ -61,15 +61,15 @@ def parallelize(
             dict with "labels".
         pieces: for pipelines, the modules in order, in place of stages that are cut from the program. Each
             takes the output of the one before; a tuple is its arguments. They compute what the model does.
-        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
-            place of the cut that follows from the model's program; or -> "whole", exceptions from it.
+        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary",
+            proved in place of the cut that the program chooses; or -> "whole", exceptions from it.
         sample: inputs of one micro-batch. The tensor axis and stages are cut from the program that they run,
             and the pieces' cost is measured on them. None: inputs that fit the first layer; where there are
             none, the run is set up by its first batch, and has no `optimizer` before.
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, after the module's own initialisation.
-        check: try a tensor cut, or the expert axis, in the first step: copies of the model train on a few
-            rows, both ways. None: if nothing proves it, and the model has less than 100 MB of parameters.
+        check: try the expert axis in the first step: copies of the model train on a few rows, both ways.
+            None: if the model has less than 100 MB of parameters; else its layers have to be known.
             False: never. True: compare also what stages, or a context axis, return with what a copy does.
         experts: for the expert axis, pattern of paths -> "stacked" (a module called with rows, indices of
             experts and weights), "list" (an nn.ModuleList of experts), or "whole" (they stay on every rank),
@@ -115,9 +115,8 @@ def _run(
     if plan.elastic:
         return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
     more = plan, optimizer, loss, weigh, prediction
-    sample, pieces, cuts = (options[name] for name in ("sample", "pieces", "cuts"))
     begun = begin(model, plan, **options)
-    if sample is None and needs_inputs(model, plan, pieces, cuts):
+    if options["sample"] is None and needs_inputs(model, plan, options["pieces"]):
         options["sample"] = guessed(model)
         if options["sample"] is None:
             return FirstBatchRun(

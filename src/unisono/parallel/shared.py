@@ -1,8 +1,8 @@
-"""How the tensor axis cuts a model: proved from its recorded program, or as `cuts` say, and then tried."""
+"""How the tensor axis cuts a model: proved from its recorded program, and with `cuts` as they say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,128 +18,53 @@ from .graph.proof import prove
 from .plan import Plan
 from .program_state import ModuleSettings, ProgramCache, kinds_of
 from .structure import ModelStructure, chained
-from .tensor_parallel import cut_of
 
-__all__ = ["Decision", "decide"]
-
-
-Confirm = Callable[[Iterable[Any]], None]
+__all__ = ["Decision"]
 
 
 class Decision:
-    """A cut, and where it comes from.
+    """How the tensor axis cuts a model. All ranks get the same cut.
 
-    Attributes:
-        cut: what to do.
-        of_all: the cut is right whichever parameters are trained.
-    """
-
-    def __init__(
-        self,
-        cut: Cut,
-        confirm: Confirm | None = None,
-        note: Callable[[nn.Module], None] | None = None,
-        *,
-        of_all: bool = False,
-    ) -> None:
-        self.cut, self.of_all = cut, of_all
-        self._confirm, self._note = confirm, note
-
-    def note(self, model: nn.Module) -> None:
-        """The settings of `model`, which is cut now, are those of the sample."""
-        if self._note is not None:
-            self._note(model)
-
-    def confirm(self, batches: Iterable[Any]) -> None:
-        """Prove the cut for these inputs, and for the settings of the modules, where they are new.
-
-        Raises:
-            ValueError: they run another program than the sample.
-        """
-        if self._confirm is not None:
-            self._confirm(batches)
-
-
-def decide(
-    model: nn.Module,
-    structure: ModelStructure,
-    plan: Plan,
-    *,
-    cuts: dict[str, str] | None,
-    sample: Any,
-    opened: frozenset[str] | None = None,
-) -> Decision:
-    """Choose the cut for a plan. All ranks get the same one.
+    It keeps a copy of the model, which has no values and stays as it is, to prove the cut for other inputs.
 
     Args:
-        cuts: the user's. Those that are all "whole" are exceptions from the automatic cut.
+        structure: with the caller's cuts; those that are all "whole" are exceptions from the automatic one.
         sample: inputs like those of a batch.
         opened: modules that span stages of a pipeline, where all is whole; None: stages are pieces.
+    Attributes:
+        cut: what to do.
+        of_all: the cut is right whichever parameters are trained, and not only for what is frozen now.
     Raises:
-        ValueError: there is no cut; the text says what to write.
+        CaptureError: there is no such cut; the text says what to write.
     """
-    explicit = any(kind != "whole" for kind in (cuts or {}).values())
-    if explicit and opened is not None:
-        raise UnfitError(
-            f"the stages of {type(model).__name__} are cut from its program, and so is its tensor axis: "
-            "leave out "
-            'cuts= but for those that are "whole", or write pieces=[first, second, ...]'
-        )
-    if explicit and plan.sequence:
-        raise UnfitError(
-            "Plan(sequence=True) follows from the model's program, and cuts= says otherwise: leave out cuts= "
-            'but for those that are "whole", or sequence='
-        )
-    if explicit:
-        return Decision(cut_of(model, structure.kinds, plan.tensor))
-    search = _Search(model, structure, plan, opened)
-    return Decision(search.cut(sample), search.confirm, search.note, of_all=search.of_all)
-
-
-class _Search:
-    """Proves cuts of a copy of the model, which has no values and stays as it is."""
 
     def __init__(
         self,
         model: nn.Module,
         structure: ModelStructure,
         plan: Plan,
-        opened: frozenset[str] | None,
+        sample: Any,
+        opened: frozenset[str] | None = None,
     ) -> None:
         self._structure = structure
         self._pieces = structure.pieces if plan.pipeline > 1 and opened is None else None
         self._opened = opened or frozenset()
-        self._sequence = plan.sequence
-        self._parts, self._whole, self._name = plan.tensor, frozenset(structure.kinds), type(model).__name__
-        self._shapes: Shapes | None = None
-        self._model = model
+        self._sequence, self._parts, self._name = plan.sequence, plan.tensor, type(model).__name__
         self._settings: ModuleSettings | None = None
         self._proved: ProgramCache[None] = ProgramCache()  # of inputs, settings of modules, gradients
-        self._found: Cut | None = None
-        self._set_once: set[tuple[str, str]] = set()
-        self.of_all = True  # every parameter counts as trained, whatever is frozen now
-
-    def cut(self, sample: Any) -> Cut:
-        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all.
-
-        Raises:
-            CaptureError: there is none.
-        """
-        self._shapes = shapes = Shapes(self._model, self._pieces)
+        self._shapes = shapes = Shapes(model, self._pieces)
         frozen = self._thaw()
 
         def found() -> tuple[Cut, bool, set[tuple[str, str]]]:
             with torch.enable_grad():
                 return *self._widest(sample, frozen), shapes.set_once
 
-        self._found, self.of_all, self._set_once = on_rank_0(found)
+        self.cut, self.of_all, self._set_once = on_rank_0(found)
         _require(frozen, self.of_all)
         self._proved[kinds_of(sample)] = None
-        return self._found
 
     def _thaw(self) -> list[nn.Parameter]:
         """Count every parameter of the copy as trained; return those that are frozen."""
-        assert self._shapes is not None
         frozen = [
             p
             for p in self._shapes.model.parameters()
@@ -165,7 +90,6 @@ class _Search:
         return found, True
 
     def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
-        assert self._shapes is not None
         forward = None if self._pieces is None else chained(spreads=self._structure.spreads)
         try:
             return prove(
@@ -173,7 +97,7 @@ class _Search:
                 sample,
                 self._parts,
                 forward=forward,
-                whole=self._whole,
+                kinds=self._structure.kinds,
                 opened=self._opened,
                 only=only,
                 sequence=self._sequence,
@@ -190,8 +114,12 @@ class _Search:
         self._proved[sample, self._settings.now(), True] = self._proved.pop(sample)
 
     def confirm(self, batches: Iterable[Any]) -> None:
+        """Prove the cut for these inputs, and for the settings of the modules, where they are new.
+
+        Raises:
+            ValueError: they run another program than the sample.
+        """
         assert self._settings is not None
-        assert self._shapes is not None
         settings, first = self._settings.now(), True
         for batch in batches:
             if first and self._settings.fresh:
@@ -212,26 +140,24 @@ class _Search:
         return None
 
     def _prove_again(self, batch: Any) -> None:
-        assert self._shapes is not None
-        assert self._found is not None
         try:
-            again = self._prove(batch, self._found)
+            again = self._prove(batch, self.cut)
         except CaptureError as error:
             if error.final:
                 raise
             raise CaptureError(
                 f"{error}. The sample ran; write sample= with the inputs of a batch"
             ) from error
-        missing = [name for name in self._found.dims if name not in again.dims]
-        if not again.same(self._found, gradients=torch.is_grad_enabled()):
-            what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
+        missing = [name for name in self.cut.dims if name not in again.dims]
+        if not again.same(self.cut, gradients=torch.is_grad_enabled()):
+            what = missing[0] if missing else next(iter({**self.cut.sizes, **again.sizes}), "the model")
             why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
             raise UnfitError(
                 f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, "
                 f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
                 "of a batch"
             )
-        self._found.learn(again)
+        self.cut.learn(again)
 
 
 def unforeseen(model: str, error: Exception) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .graph.capture import call
 from .graph.fused import has_hooks
-from .tensor_parallel import KINDS
+from .graph.hints import KINDS
 
 __all__ = ["ModelStructure", "chained", "entries", "identity", "run_pieces", "structure_of", "writes_input"]
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from unisono.errors import UnfitError
 from unisono.torch_internals.training import is_compiled, module_at, uncompile
 
 from . import tensor_moves
@@ -26,7 +25,6 @@ from .generators import RngRegion
 from .graph.containers import tensors_in
 from .graph.cut import Cut, ModuleMove
 from .graph.fused import like, split_
-from .graph.layers import layer_of
 from .graph.local_model import ModuleMoves
 from .graph.slots import argument_names
 from .graph.written import Forward, Written
@@ -36,74 +34,6 @@ from .tensor_moves import TensorAxis
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
-
-
-def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
-    """The cut that the caller wants. Nothing proves it.
-
-    Args:
-        kinds: path of a module -> how it is cut, one of KINDS.
-    Raises:
-        ValueError: a module cannot be cut so, or a weight is tied to a module that is not cut alike.
-    """
-    cut = Cut(parts)
-    names = {id(value): name for name, value in reversed([*model.named_parameters()])}
-    for path, kind in kinds.items():
-        if kind != "whole":
-            module = module_at(model, path)
-            for leaf, dim in _dims(path, module, kind, parts).items():
-                name = names[id(getattr(module, leaf))]
-                if cut.dims.setdefault(name, dim) != dim:
-                    raise UnfitError(
-                        f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: '
-                        "cut them alike"
-                    )
-            cut.modules[path] = kind
-            if kind.startswith("column"):
-                first = (*argument_names(module.forward), 0)[0]
-                cut.moves[path] = {(False, (first,)): ModuleMove("enter", 0)}
-    _check_ties(model, cut)
-    total = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    cut.parameters = sum(size for name, size in total.items() if name in cut.dims), sum(total.values())
-    return cut
-
-
-def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]:
-    """Parameter of a module -> the dim that this kind cuts."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
-        raise UnfitError(f'"{path}" ({type(module).__name__}) has no matrix named weight; cut it "whole"')
-    layer = layer_of(module)
-    fits = layer is not None and (kind == "vocabulary") <= isinstance(module, nn.Embedding)
-    dim = 0 if kind == "vocabulary" else None
-    if layer is not None and dim is None:
-        dim = layer.input_dim if kind == "row" else layer.output_dim
-    if not fits or dim is None:
-        raise UnfitError(
-            f'"{path}" ({type(module).__name__}) is no layer that can be cut by {kind}; cut it "whole"'
-        )
-    if weight.shape[dim] % parts:
-        raise UnfitError(
-            f'"{path}" ({type(module).__name__}) cannot be cut by {kind}: dimension {dim} of '
-            f"its weight is {weight.shape[dim]}, which tensor={parts} does not divide"
-        )
-    bias = kind.startswith("column") and getattr(module, "bias", None) is not None
-    return {"weight": dim} | ({"bias": 0} if bias else {})
-
-
-def _check_ties(model: nn.Module, cut: Cut) -> None:
-    """A parameter with several places is cut at all of them."""
-    first: dict[int, str] = {}
-    inside = {module_at(model, path) for path in cut.modules}
-    for path, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            name = first.setdefault(id(parameter), f"{path}.{leaf}".lstrip("."))
-            if name in cut.dims and module not in inside:
-                raise UnfitError(
-                    f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: cut them alike'
-                )
 
 
 def cut_model(

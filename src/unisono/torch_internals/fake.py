@@ -22,7 +22,7 @@ NAMES = {
     "mode": PrivateName(
         "torch._subclasses.fake_tensor:FakeTensorMode",
         purpose="run a model on shapes, without values",
-        without="up.capture cannot run, and a tensor plan needs cuts=",
+        without="up.capture cannot run, nor a plan that records the model",
     ),
     "value": PrivateName(
         "torch._subclasses.fake_tensor:DataDependentOutputException",

@@ -98,15 +98,6 @@ def check_what_is_refused(folder: Path) -> None:
         r'"layers\.0\.experts" \(Stacked\) has 2 experts, which expert=2 x tensor=2 does not divide',
         two, up.Plan(data=2, tensor=2, expert=2),
     )  # fmt: skip
-    cuts = {"blocks.*.up": "column", "blocks.*.down": "row"}
-    refused(
-        "context=2 with tensor=2 needs a cut that follows from the program of Decoder: leave out cuts=",
-        partial(Decoder, 4, 2), up.Plan(context=2, tensor=2), cuts=cuts,
-    )  # fmt: skip
-    refused(
-        "expert=2 with tensor=2 needs a cut that follows from the program of ExpertDecoder: leave out cuts=",
-        ExpertDecoder, up.Plan(data=2, tensor=2, expert=2), cuts=cuts,
-    )  # fmt: skip
 
     def layers() -> nn.Module:
         return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
@@ -124,6 +115,10 @@ def check_context_with_tensor(folder: Path) -> None:
         run = same(up.Plan(context=2, tensor=2, **more), decoder, ids, contexts.mean)
         assert run.cut is not None
         assert run.cut.modules
+    cuts = {"blocks.*.up": "column", "blocks.*.down": "row"}
+    for axes in ({"context": 2}, {"pipeline": 2}):
+        run = same(up.Plan(tensor=2, **axes), decoder, ids, contexts.mean, cuts=cuts, sample=ids[0][0])
+        assert all(path.endswith((".up", ".down")) for path in run.cut.modules), str(run.cut)
     same(up.Plan(context=2, tensor=2), Encoder, classes, contexts.of_class, sample=classes[0][0])
 
 

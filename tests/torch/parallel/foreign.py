@@ -1,4 +1,4 @@
-"""Models whose names fit the rules and whose code does not: each is refused by name, or trained right."""
+"""Models whose names fit and whose code does not, and cuts by names: refused by name, or trained right."""
 
 import threading
 from pathlib import Path
@@ -12,9 +12,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models, sweep
-from parallel.plain_training import adamw, same, under
+from parallel.plain_training import adamw, same, same_gradients, under
 from parallel.run_features import in_group
-from unisono.parallel import cut_check
 
 WIDTH, HEADS = models.WIDTH, models.HEADS
 TENSOR = up.Plan(tensor=2)
@@ -80,7 +79,6 @@ def refused(make: Any, batches: Any, loss: Any, says: str, plan: up.Plan = TENSO
 def proved(make: Any, batches: Any, loss: Any, *cut: str, plan: up.Plan = TENSOR, **more: Any) -> up.Run:
     """The recorded program proves a cut, these parameters are cut, and it trains as one process does."""
     run = same(plan, make, batches, loss, sample=batches[0][0], **more)
-    assert run.cut.proved
     for name in cut:
         assert name in run.cut.dims, (name, str(run.cut))
     return run
@@ -88,18 +86,17 @@ def proved(make: Any, batches: Any, loss: Any, *cut: str, plan: up.Plan = TENSOR
 
 def check_what_mixes_features_between_two_layers_is_not_cut(folder: Path) -> None:
     batches = models.vector_batches(4, 8)
-    pair = {"fc1": "column", "fc2": "row"}
-    for between, says in (
-        ("softmax", r'In "fc2" \(Linear\), its output differs'),
-        ("parameter", "In Mlp, the gradient of scale differs"),
-    ):
-        make = lambda b=between: Mlp(b)  # noqa: E731
-        refused(make, batches, functional.cross_entropy, f"{says}.*Leave out tensor=2", cuts=pair)
-        run = proved(make, batches, functional.cross_entropy)
+    pair, pair_names = {"fc1": "column", "fc2": "row"}, ("fc1.weight", "fc1.bias", "fc2.weight")
+    says = r'"fc1" \(Linear\) cannot be cut by column: aten\._softmax needs all of it, at .*x\.softmax\(-1\)'
+    refused(lambda: Mlp("softmax"), batches, functional.cross_entropy, says, cuts=pair)
+    for between in ("softmax", "parameter"):
+        run = proved(lambda b=between: Mlp(b), batches, functional.cross_entropy)
         if between == "softmax":
             assert run.cut.modules["fc1"] == "column, gathered"
             assert "_softmax needs all of it" in str(run.cut) or "gathered" in str(run.cut)
-    proved(lambda: Mlp("nothing"), batches, functional.cross_entropy, "fc1.weight", "fc1.bias", "fc2.weight")
+    run = proved(lambda: Mlp("parameter"), batches, functional.cross_entropy, *pair_names, cuts=pair)
+    assert run.cut.sums == ["scale"], str(run.cut)
+    proved(lambda: Mlp("nothing"), batches, functional.cross_entropy, *pair_names)
 
 
 def check_heads_of_a_written_number(folder: Path) -> None:
@@ -107,7 +104,8 @@ def check_heads_of_a_written_number(folder: Path) -> None:
     by_hand = {"1.query": "column", "1.key": "column", "1.value": "column", "1.out_proj": "row"}
     by_hand |= {"2.fc1": "column", "2.fc2": "row"}
     make = lambda: text(Attention(fixed=True), models.Block())  # noqa: E731
-    refused(make, batches, models.token_loss, r'"1\.out_proj" .*cuts=\{"1\.\*": "whole"\}', cuts=by_hand)
+    run = proved(make, batches, models.token_loss, "1.query.weight", "2.fc2.weight", cuts=by_hand)
+    assert run.cut.sizes["1"]
     run = proved(make, batches, models.token_loss, "1.query.weight", "1.out_proj.weight", "2.fc1.weight")
     assert run.cut.sizes["1"], "the number of heads is halved while the module runs"
     whole = proved(make, batches, models.token_loss, "2.fc1.weight", cuts={"1.*": "whole"})
@@ -135,25 +133,19 @@ def check_a_block_that_is_used_three_times(folder: Path) -> None:
         return nn.Sequential(layer, nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), layer)
 
     vectors = models.vector_batches(4, 8)
-    refused(
-        around, vectors, functional.cross_entropy, "tensor=2 does not train", cuts={"0": "column", "2": "row"}
-    )
+    says = '"0" .Linear. cannot be cut by column: the model returns it'
+    refused(around, vectors, functional.cross_entropy, says, cuts={"0": "column", "2": "row"})
     proved(around, vectors, functional.cross_entropy)
 
 
 def check_multi_query_attention(folder: Path) -> None:
     batches = models.text_batches(4, 4)
     by_hand = {"1.query": "column", "1.out_proj": "row", "1.key": "whole", "1.value": "whole"}
-    refused(
-        lambda: text(Attention(one_key=True)),
-        batches,
-        models.token_loss,
-        r'In "1\.(key|value)"',
-        cuts=by_hand,
-    )
-    run = proved(lambda: text(Attention(one_key=True)), batches, models.token_loss, "1.query.weight")
-    moved = {path for path, moves in run.cut.moves.items() if any(comes_out for comes_out, _ in moves)}
-    assert {"1.key", "1.value"} <= moved
+    for cuts in (None, by_hand):
+        make = lambda: text(Attention(one_key=True))  # noqa: E731
+        run = proved(make, batches, models.token_loss, "1.query.weight", cuts=cuts)
+        moved = {path for path, moves in run.cut.moves.items() if any(comes_out for comes_out, _ in moves)}
+        assert {"1.key", "1.value"} <= moved
 
 
 def hugging_face(name: str, **more: Any) -> Any:
@@ -190,7 +182,8 @@ def check_norms_of_single_heads(folder: Path) -> None:
         run = proved(lambda m=make: Logits(m), batches, models.token_loss, f"{attention}.q_proj.weight")
         assert f"{attention}.q_norm.weight" in run.cut.sums
         by_hand = {f"*.self_attn.{x}_proj": "column" for x in "qkv"} | {"*.self_attn.o_proj": "row"}
-        refused(lambda m=make: Logits(m), batches, models.token_loss, "(q|k)_norm", cuts=by_hand)
+        run = proved(lambda m=make: Logits(m), batches, models.token_loss, cuts=by_hand)
+        assert f"{attention}.q_norm.weight" in run.cut.sums
 
 
 def check_hugging_face_models_that_the_rules_know(folder: Path) -> None:
@@ -202,27 +195,17 @@ def check_hugging_face_models_that_the_rules_know(folder: Path) -> None:
         hugging_face("Mistral", sliding_window=None),
     ):  # fmt: skip
         for plan in (TENSOR, up.Plan(tensor=2, zero=1)):
-            assert same(plan, make, batches, models.token_loss).cut.proved
+            assert same(plan, make, batches, models.token_loss).cut.dims
 
 
-def check_large_models_need_a_proof_or_a_word(folder: Path) -> None:
-    batches, vectors = models.text_batches(2, 4), models.vector_batches(2, 8)
-    pairs = {"*.fc1": "column", "*.fc2": "row"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut_check, "LIMIT_BYTES", 0)
-        with pytest.raises(
-            ValueError, match=r"nothing proves that Sequential .*sample=.*check=True.*check=False"
-        ):
-            under(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs)
-        same(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs, check=True)
-        same(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs, check=False)
-        proved(models.gpt, batches, models.token_loss, check=True)
-        patch.setattr(cut_check.CutCheck, "run", None)  # these are proved
-        proved(models.gpt, batches, models.token_loss)
-        same(TENSOR, models.mlp, vectors, functional.cross_entropy)
-        if sweep.HAVE_TRANSFORMERS:
-            for make in (models.gpt2, models.llama, hugging_face("Qwen2")):
-                same(TENSOR, make, batches, models.token_loss)
+def check_given_cuts_with_other_axes(folder: Path) -> None:
+    """Nothing else than these pairs is cut; and no sample is needed where the first layer tells inputs."""
+    batches, pairs = models.text_batches(3, 4), {"*.fc1": "column", "*.fc2": "row"}
+    for plan in (TENSOR, up.Plan(tensor=2, zero=1), up.Plan(tensor=2, sequence=True)):
+        run = same(plan, models.gpt, batches, models.token_loss, cuts=pairs)
+        assert run.cut.modules, plan
+        assert all(path.endswith((".fc1", ".fc2")) for path in run.cut.modules), str(run.cut)
+    same_gradients(TENSOR, models.gpt, batches[0], models.token_loss, cuts=pairs)
 
 
 class Straight(torch.autograd.Function):
@@ -307,11 +290,9 @@ def check_a_model_that_cannot_be_copied(folder: Path) -> None:
 
     batches = models.text_batches(2, 4)
     pairs = {"*.fc1": "column", "*.fc2": "row"}
-    with pytest.raises(ValueError, match=r"Sequential cannot be copied .*check=False"):
-        under(TENSOR, make, batches, models.token_loss, cuts=pairs)
-    under(TENSOR, make, batches, models.token_loss, cuts=pairs, check=False)
-    with pytest.raises(ValueError, match=r"Sequential cannot be copied .* cannot be recorded"):
-        under(TENSOR, make, batches, models.token_loss, sample=batches[0][0])
+    for more in ({"cuts": pairs}, {"sample": batches[0][0]}):
+        with pytest.raises(ValueError, match=r"Sequential cannot be copied .* cannot be recorded"):
+            under(TENSOR, make, batches, models.token_loss, **more)
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -75,6 +75,37 @@ def same(plan: up.Plan, make: Make, batches: Sequence[Any], loss: Any, **more: A
     return run
 
 
+def same_gradients(plan: up.Plan, make: Make, batch: Any, loss: Any, **more: Any) -> up.Run:
+    """Assert that a step of gradient descent moves each parameter under a plan as in one process.
+
+    The values are random, because those of a new model hide mistakes: a norm's weights are all one, a last
+    layer is zero.
+    """
+
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def scattered() -> nn.Module:
+        model = seeded(make)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn_like(parameter) * (0.02 + 0.1 * parameter.abs().mean())
+        return model
+
+    wanted, moved = scattered(), scattered()
+    value = loss(wanted(batch[0]), batch[1])
+    value.backward()
+    sgd(wanted.parameters()).step()
+    run = up.parallelize(scattered(), plan, optimizer=sgd, loss=loss, **more)
+    (mine,) = run.shard([batch])
+    assert abs(run.step(mine) - float(value)) < TOLERANCE * max(abs(float(value)), 1.0)
+    run.copy_to(moved)
+    largest = max(float(p.grad.abs().max()) for p in wanted.parameters() if p.grad is not None)
+    for (name, one), other in zip(wanted.named_parameters(), moved.parameters(), strict=True):
+        assert float((one - other).abs().max()) < 1e-3 * largest, (name, str(run.cut))
+    return run
+
+
 def apart(run: up.Run) -> float:
     """The largest difference between ranks of a tensor or data group in what all of them hold whole."""
     worst = 0.0

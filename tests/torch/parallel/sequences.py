@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models, sweep
-from parallel.plain_training import adamw, apart, same, under
+from parallel.plain_training import adamw, apart, same, same_gradients, under
 from parallel.run_features import in_group
 
 PLAN = up.Plan(tensor=2, sequence=True)
@@ -85,14 +85,14 @@ def moves(run: up.Run, kind: str) -> set[str]:
 
 
 def trained(make: Any, batches: Any, loss: Any = models.token_loss, **more: Any) -> up.Run:
-    """Train under several plans. check=True compares all gradients with those of the whole model."""
+    """Train under several plans, and compare all gradients with those of one process."""
     for plan in (
         PLAN,
         up.Plan(tensor=2, sequence=True, micro_batches=2),
         up.Plan(tensor=2, sequence=True, recompute=True, zero=1),
     ):
-        run = same(plan, make, batches, loss, sample=batches[0][0], check=True, **more)
-        assert run.cut.proved
+        run = same(plan, make, batches, loss, sample=batches[0][0], **more)
+    same_gradients(PLAN, make, batches[0], loss, sample=batches[0][0], **more)
     return run
 
 
@@ -297,9 +297,8 @@ def check_evaluation_and_other_lengths(folder: Path) -> None:
 
 def check_what_is_refused(folder: Path) -> None:
     batches = models.text_batches(2, 4)
-    cuts = {"*.fc1": "column", "*.fc2": "row"}
-    with pytest.raises(ValueError, match="sequence=True. follows from the model's program"):
-        under(PLAN, models.gpt, batches, models.token_loss, cuts=cuts)
+    with pytest.raises(ValueError, match='cuts= does not name "1.fc2"'):
+        under(PLAN, models.gpt, batches, models.token_loss, cuts={"*.fc1": "column"})
     vectors = models.vector_batches(2, 4)
     run = same(PLAN, models.mlp, vectors, functional.cross_entropy, sample=vectors[0][0])  # no positions
     assert not run.cut.forward_moves()

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.plain_training import same, under
+from parallel.plain_training import same, same_gradients, under
 from parallel.run_features import in_group
 from unisono.parallel import sharded_parameters
 from unisono.parallel.graph.model_copy import model_copy
@@ -145,7 +145,8 @@ def check_lambdas_of_a_copy_run_its_modules(folder: Path) -> None:
     assert not hasattr(model, "width")
     assert model(torch.ones(2, 16)).abs().max() > 0
     same(PIPELINE, Blocks, rows(), LOSS, sample=rows()[0][0])
-    same(TENSOR, Blocks, rows(), LOSS, sample=rows()[0][0], check=True)
+    same(TENSOR, Blocks, rows(), LOSS, sample=rows()[0][0])
+    same_gradients(TENSOR, Blocks, rows()[0], LOSS, sample=rows()[0][0])
 
 
 def check_modules_that_are_called_by_their_forward(folder: Path) -> None:

@@ -32,7 +32,6 @@ from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.structure import structure_of
-from unisono.parallel.tensor_parallel import cut_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 from unisono.torch_internals.training import module_at
 
@@ -114,7 +113,7 @@ class StepPredictor:
             config: Any = getattr(module, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
-        self._output, self._explicit = self._structure.output, cuts
+        self._output = self._structure.output
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
         self._hardware = tuple(hardware)
         settings = env.read()
@@ -308,13 +307,10 @@ class StepPredictor:
             return self._task.cut(
                 plan.tensor, self._few, sequence=plan.sequence, opened=opened, single=single
             )
-        kinds = self._explicit or {}
-        if any(kind != "whole" for kind in kinds.values()):
-            return cut_of(self._base.model, self._structure.kinds, plan.tensor)
         with torch.enable_grad(), single_texts(single):
             return prove(
                 Shapes(self._base), self._micro(self._few)[0], plan.tensor,
-                whole=frozenset(self._structure.kinds), opened=opened, sequence=plan.sequence,
+                kinds=self._structure.kinds, opened=opened, sequence=plan.sequence,
             )  # fmt: skip
 
     @property

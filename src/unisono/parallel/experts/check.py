@@ -1,34 +1,33 @@
 """Tries an expert axis: some rows of the first batch through copies of the model, with and without it.
 
-Both copies have the same random values, as in a trial of the tensor axis (cut_check.py). Each rank's loss,
-its buffers and the gradients of what is outside experts must be the same. So must those of its experts,
-summed over the ranks whose rows they get.
+Nothing proves what a layer of experts computes. So both ways train copies of the model with the same random
+values. Each rank's loss, its buffers and the gradients of what is outside experts must be the same. So must
+those of its experts, summed over the ranks whose rows they get. Where they are not, the error names the first
+module with another output, or the last one whose parameters get another gradient.
+
+Random values, because those of a new model hide mistakes: a norm's weights are all one, a last layer is zero.
+Dropout is off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from unisono.parallel.cut_check import (
-    LIMIT_BYTES,
-    SEED,
-    CutModelError,
-    Loss,
-    NoDropout,
-    alone,
-    scatter_,
-    train,
-)
-from unisono.parallel.divergence import difference
+from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.generators import drawing
+from unisono.parallel.gradients import gradient
 from unisono.parallel.graph.capture import call
-from unisono.parallel.graph.containers import cast
+from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, relative_difference
 from unisono.parallel.structure import identity
 from unisono.parallel.unit_outputs import own_memory
 from unisono.torch.control_data import on_every_rank
@@ -38,6 +37,13 @@ from .axis import ExpertAxis
 
 if TYPE_CHECKING:
     from unisono.parallel.mesh import PlanMesh
+
+FLOOR = (
+    1e-2  # of the largest gradient: smaller gradients are compared with this, because they may be rounding
+)
+DROPOUT_P = 10  # its place among the arguments of multi_head_attention_forward
+
+Loss = Callable[[Any, Any], Tensor]
 
 
 def should_try(model: nn.Module, axis: ExpertAxis, check: bool | None) -> bool:
@@ -100,24 +106,26 @@ class ExpertCheck:
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
             batch = cast(batch, torch.float32)
-        scatter_(self._model)
+        _scatter(self._model)
         whole, cut = self._model, model_copy(self._model)
         with torch.enable_grad():
-            with drawing(SEED, mesh.axes.device_type), NoDropout():
-                wanted, few = alone(whole, self._forward(whole), batch, loss)
+            with drawing(SEED, mesh.axes.device_type), _NoDropout():
+                wanted, few = _alone(whole, self._forward(whole), batch, loss)
             self._axis.cut(cut, trial=True)
+            active: list[str] = []
             for module in cut.modules():
                 module.register_forward_hook(own_memory)
-            with drawing(SEED, mesh.axes.device_type), NoDropout():
+            with drawing(SEED, mesh.axes.device_type), _NoDropout():
                 try:
-                    found = train(cut, self._forward(cut), few, loss)
-                except CutModelError as failed:
-                    raise ValueError(
-                        self._text(str(failed), f"it raises {failed.__cause__!r}")
-                    ) from failed.__cause__
+                    found = _train(cut, self._forward(cut), few, loss, active)
+                except Exception as error:
+                    if all(layer.kind == "list" for layer in self._axis.layers):
+                        raise  # which says itself what is wrong
+                    path = active[-1] if active else ""
+                    raise ValueError(self._text(path, f"it raises {error!r}")) from error
             self._add_up(wanted.parameters)
             here = {name: value for name, value in wanted.parameters.items() if name in found.parameters}
-            wrong = difference(wanted._replace(parameters=here), found)
+            wrong = _difference(wanted._replace(parameters=here), found)
 
         def compare() -> None:
             if wrong is not None:
@@ -159,3 +167,141 @@ def _common(one: str, other: str) -> list[str]:
             break
         found.append(a)
     return found
+
+
+# ---- both ways ----
+
+
+class ModelOutputs(NamedTuple):
+    """What a copy of the model showed."""
+
+    outputs: list[tuple[str, list[Tensor]]]  # path of each module that ended, in order
+    loss: Tensor
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+
+
+@torch.no_grad()
+def _scatter(model: nn.Module) -> None:
+    """Move every parameter by a random number, the same on all ranks."""
+    generator = torch.Generator().manual_seed(SEED)
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
+            parameter.add_(noise * (0.02 + 0.1 * parameter.abs().mean()))
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout drops nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            kwargs = {key: value for key, value in kwargs.items() if key not in ("p", "training", "train")}
+            inplace = {"inplace": kwargs["inplace"]} if "inplace" in kwargs else {}
+            return functional.dropout(args[0] if args else kwargs["input"], p=0.0, training=False, **inplace)
+        if func is functional.multi_head_attention_forward:
+            args = (*args[:DROPOUT_P], 0.0, *args[DROPOUT_P + 1 :])
+        if func is functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if len(args) <= 4 else {}
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = {
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+    functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout, torch.alpha_dropout,
+    torch.feature_dropout, torch.feature_alpha_dropout, torch.native_dropout,
+}  # fmt: skip
+
+
+def _alone(
+    model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss
+) -> tuple[ModelOutputs, tuple[Any, Any]]:
+    """Train on a few rows, or on all where the loss of a few is not finite; return the rows, too."""
+    rows = rows_of(list(batch))
+    for taken in (min(ROWS, rows), rows):
+        few = cut_rows(batch, 0, taken)
+        model.zero_grad()
+        seen = _train(model, forward, few, loss, [])
+        if bool(seen.loss.isfinite()):
+            return seen, few
+    raise ValueError(
+        f"the loss of the first batch is {float(seen.loss)}, so the experts cannot be tried on it. Begin "
+        "with a batch whose loss is finite, or write parallelize(..., check=False)"
+    )
+
+
+def _train(
+    model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss, active: list[str]
+) -> ModelOutputs:
+    """Forward and backward of one micro-batch. active: gets the paths of the modules that run."""
+    outputs: list[tuple[str, list[Tensor]]] = []
+    handles: list[Any] = []
+    for path, module in model.named_modules():
+
+        def begin(_module: nn.Module, _args: Any, path: str = path) -> None:
+            active.append(path)
+
+        def end(_module: nn.Module, _args: Any, output: Any, path: str = path) -> None:
+            del active[active.index(path) :]
+            outputs.append((path, [tensor.detach().clone() for tensor in tensors_in(output)]))
+
+        handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    try:
+        value = loss(forward(batch[0]), batch[1])
+        value.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    return ModelOutputs(outputs, value.detach(), dict(model.named_parameters()), buffers)
+
+
+def _difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | None:
+    """(the path of a module, what is wrong there); None: nothing."""
+    largest = max((float(grad.abs().max()) for grad in _gradients(alone)), default=0.0)
+    wrong = {
+        name: deviation
+        for name, parameter in alone.parameters.items()
+        if parameter.requires_grad
+        and (deviation := _gradient_deviation(parameter, here.parameters[name], largest))
+    }
+    loss = relative_difference(alone.loss, here.loss)
+    stale = {
+        name: deviation
+        for name, b in alone.buffers.items()
+        if (deviation := relative_difference(b, here.buffers[name]))
+    }
+    if not wrong and not loss and not stale:
+        return None
+    for (path, first), (place, second) in zip(alone.outputs, here.outputs, strict=False):
+        if path != place:
+            break  # they call different modules from here on
+        for one, other in zip(first, second, strict=False):
+            if one.shape == other.shape and (deviation := relative_difference(one, other)):
+                return path, f"its output differs by {deviation:.1e} of its largest value"
+    if wrong:
+        order = {path: number for number, (path, _) in enumerate(alone.outputs)}
+        name = max(wrong, key=lambda name: order.get(name.rpartition(".")[0], -1))
+        path, _, leaf = name.rpartition(".")
+        return path, f"the gradient of {leaf} differs by {wrong[name]:.1e} of its largest value"
+    if stale:
+        name = next(iter(stale))
+        return name.rpartition(".")[0], f"its buffer {name.rpartition('.')[2]} differs by {stale[name]:.1e}"
+    return "", f"the loss differs by {loss:.1e}"
+
+
+def _gradients(seen: ModelOutputs) -> list[Tensor]:
+    return [p.grad for p in seen.parameters.values() if p.grad is not None and p.grad.numel()]
+
+
+def _gradient_deviation(whole: nn.Parameter, cut: nn.Parameter, largest: float) -> float:
+    mine = gradient(cut)
+    full = whole.grad if whole.grad is not None else torch.zeros_like(whole)
+    if isinstance(cut, DTensor):
+        for axis, placement in enumerate(cut.placements):
+            if isinstance(placement, Shard):
+                mesh = cut.device_mesh
+                full = full.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
+    return relative_difference(full, torch.zeros_like(full) if mine is None else mine, FLOOR * largest)

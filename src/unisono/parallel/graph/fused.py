@@ -51,12 +51,12 @@ class Split(nn.Module):
     """Several linear layers in place of one. Attributes: fused (the parameters of the one, by leaf)."""
 
     fused: dict[str, str]  # parameter of the one -> of each of the several
-    _names: tuple[str, ...]
+    names: tuple[str, ...]
     _sizes: tuple[int, ...]
     _turned = False  # the one is [in, out]
 
     def _fill(self, module: Any, width: int) -> None:
-        for name, size in zip(self._names, self._sizes, strict=True):
+        for name, size in zip(self.names, self._sizes, strict=True):
             self.add_module(name, nn.Linear(width, size, bias="bias" in self.fused.values(), device="meta"))
         given = {leaf: getattr(module, leaf).data for leaf in self.fused}
         for path, value in self.parts("", given).items():
@@ -69,7 +69,7 @@ class Split(nn.Module):
         found = {}
         for leaf, value in given.items():
             for name, part in zip(
-                self._names, value.split(self._sizes, -1 if self._turned else 0), strict=True
+                self.names, value.split(self._sizes, -1 if self._turned else 0), strict=True
             ):
                 part = part.t().contiguous() if self._turned and part.dim() == 2 else part.clone()
                 found[f"{path}.{name}.{self.fused[leaf]}"] = part
@@ -87,12 +87,12 @@ class SplitColumns(Split):
         self._sizes, self._turned = tuple(sizes), not isinstance(module, nn.Linear)
         self.in_features, self.out_features = module.weight.shape[0 if self._turned else 1], sum(sizes)
         alike = len(sizes) == 3 and len(set(sizes)) == 1
-        self._names = tuple("qkv") if alike else tuple(map(str, range(len(sizes))))
+        self.names = tuple("qkv") if alike else tuple(map(str, range(len(sizes))))
         self.fused = {leaf: leaf for leaf in ("weight", "bias") if getattr(module, leaf, None) is not None}
         self._fill(module, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.get_submodule(name)(x) for name in self._names], dim=-1)
+        return torch.cat([self.get_submodule(name)(x) for name in self.names], dim=-1)
 
 
 def can_split_heads(module: nn.Module) -> bool:
@@ -112,7 +112,7 @@ class SplitHeads(Split):
         self.batch_first, self.dropout = module.batch_first, module.dropout
         self.kdim = self.vdim = module.embed_dim
         self._qkv_same_embed_dim = False  # nn.TransformerEncoderLayer then calls forward in evaluation, too
-        self._names, self._sizes = tuple("qkv"), (module.embed_dim,) * 3
+        self.names, self._sizes = tuple("qkv"), (module.embed_dim,) * 3
         self.fused = {"in_proj_weight": "weight"}
         if module.in_proj_bias is not None:
             self.fused["in_proj_bias"] = "bias"

@@ -13,9 +13,11 @@ from unisono.parallel.program_state import ModuleSettings
 from unisono.torch_internals.training import module_at
 
 from .capture import CaptureError, Recorder, Shapes
-from .choice import Choice, Hints
+from .choice import Choice
 from .cut import Cut
 from .fused import split_
+from .given_cuts import check_given
+from .hints import Hints, of_parts
 from .layers import layer_of
 from .local import ProgramMismatch, compare
 from .program import Node, refs
@@ -34,7 +36,7 @@ def prove(
     parts: int,
     *,
     forward: Forward | None = None,
-    whole: frozenset[str] = frozenset(),
+    kinds: dict[str, str] | None = None,
     opened: frozenset[str] = frozenset(),
     only: Cut | None = None,
     sequence: bool = False,
@@ -44,30 +46,45 @@ def prove(
     Args:
         model: or its copy without values, with what goes with it.
         forward: runs a copy of the model, and of what goes with it, on inputs; None: calls the model.
-        whole: modules (paths) that the user wants whole.
+        kinds: the caller's cuts, path of a module -> how it is cut, or "whole". If all are "whole", they are
+            exceptions from what the program decides; else nothing else is cut.
         opened: modules that span stages of a pipeline: what they do by themselves is whole.
         only: nothing else than this cut does is cut.
         sequence: what computes position by position is cut along the sequence.
     Raises:
-        CaptureError: the model cannot be recorded, or `parts` does not divide its sequences.
+        CaptureError: the model cannot be recorded, or not cut as `kinds` say, or `parts` does not divide its
+            sequences.
     """
     shapes = model if isinstance(model, Shapes) else Shapes(model)
-    search = _ProofSearch(shapes, sample, parts, forward, opened)
+    kinds = kinds or {}
+    given = {path: kind for path, kind in kinds.items() if kind != "whole"}
+    search = _ProofSearch(shapes, sample, parts, forward, opened, given)
     for name, value in [*shapes.model.named_parameters(), *shapes.model.named_buffers()]:
-        if name.rpartition(".")[0] in whole:
-            search.ban(name, value.dim(), "cuts= says so")
+        if kinds.get(name.rpartition(".")[0]) == "whole":
+            search.ban(name, value.dim(), f'cuts= says that "{name.rpartition(".")[0]}" is whole')
     cut = search.run() if only is None else search.again(only)
+    if given and only is None:
+        search.check_given()
     return search.scattered(only) if sequence and cut.dims else cut
 
 
 class _ProofSearch:
     def __init__(
-        self, shapes: Shapes, sample: Any, parts: int, forward: Forward | None, opened: frozenset[str]
+        self,
+        shapes: Shapes,
+        sample: Any,
+        parts: int,
+        forward: Forward | None,
+        opened: frozenset[str],
+        given: dict[str, str],
     ) -> None:
-        self._opened = opened
+        self._opened, self._given = opened, given
         self._uncut, self._sample, self._parts, self._forward = shapes, sample, parts, forward
         self._fused: dict[str, list[int]] = {}
         self._tried: set[str] = set()  # fused layers that gain nothing
+        if given:  # no other layer becomes several than those named, and attention around them
+            around = {path.rpartition(".")[0] for path in given}
+            self._tried = {path for path, _ in shapes.model.named_modules()} - given.keys() - around
         self._banned: dict[tuple[str, int], str] = {}
         self._gathered: set[str] = set()
         self._kept: set[str] = set()  # split in the model already
@@ -103,7 +120,7 @@ class _ProofSearch:
                 self._fused = {path: sizes for path, sizes in self._fused.items() if path not in useless}
                 choice = self._recorded()
                 continue
-            gathered = self._large(choice) - self._gathered - self._tried
+            gathered = set() if self._given else self._large(choice) - self._gathered - self._tried
             if gathered:
                 self._gathered |= gathered
                 choice = self._chosen(choice)
@@ -115,10 +132,16 @@ class _ProofSearch:
                 self._ban(choice, mismatch)
                 choice = self._chosen(choice)
                 continue
-            choice.cut.fused, choice.cut.proved = dict(self._fused), True
+            choice.cut.fused = dict(self._fused)
             self._proved = choice
             return choice.cut
-        return Cut(self._parts, whole=[("", "the search for a cut did not end")], proved=True)
+        if self._given:
+            raise CaptureError("the search for a cut as cuts= says did not end: leave it out", final=True)
+        return Cut(self._parts, whole=[("", "the search for a cut did not end")])
+
+    def check_given(self) -> None:
+        """Raise CaptureError unless `run` has found the cut that the caller wants."""
+        check_given(self._proved, of_parts(self._copy, self._given))
 
     def scattered(self, only: Cut | None) -> Cut:
         """The cut that `run` has found, and along the sequence what its program proves.
@@ -199,6 +222,13 @@ class _ProofSearch:
         return Choice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
 
     def _hints(self) -> Hints:
+        if self._given:
+            kinds = of_parts(self._copy, self._given)
+            rows, gathered = (
+                frozenset(path for path in kinds if kinds[path] == kind)
+                for kind in ("vocabulary", "column, gathered")
+            )
+            return Hints(rows, gathered, kinds)
         total = sum(parameter.numel() for parameter in self._copy.parameters())
         tables = {
             path
