@@ -26,7 +26,8 @@ class WaitingWorld(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         rank: the first that said so.
-        alone: the first that can come to no other world meanwhile, by the threads of its process; None: there is none.
+        alone: the first that can come to no other world: a rank of the job, whose process has no other
+            thread. None: there is none.
     """
 
     generation: int
