@@ -16,13 +16,11 @@ from loops import each
 from unisono.plans import ALGORITHMS
 
 RANKS = effort.cases([1, 2, 3, 8], long=[5])  # the random programs take 1 to 9
-LARGE = [
-    ("float32", un.SUM),
-    ("bfloat16", un.SUM),
-    ("float64", un.AVG),
-    ("int8", un.MAX),
-    ("complex64", un.SUM),
-]
+LARGE = effort.cases(
+    [("float32", un.SUM), ("bfloat16", un.SUM), ("complex64", un.SUM)],
+    long=[("float64", un.AVG), ("int8", un.MAX)],
+)
+NUMELS = effort.cases([0, 13, 1000], long=[1])
 
 
 @each("size", RANKS)
@@ -51,7 +49,7 @@ def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
 def test_rooted_and_scattering_reductions(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in oracle.pairs():
-            for numel in (0, 1, 13, 1000):
+            for numel in NUMELS:
                 for algorithm in ALGORITHMS["reduce"]:
                     cases.reduce(group, dtype, op, algorithm, numel)
                 for algorithm in ALGORITHMS["reduce_scatter"]:
@@ -81,7 +79,7 @@ def test_rooted_and_scattering_reductions_of_several_segments(size: int) -> None
 def test_moving_operations(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype in oracle.NUMPY_DTYPES:
-            for numel in (0, 1, 13, 1000):
+            for numel in NUMELS:
                 cases.moves(group, dtype, numel)
         for numel in (cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
             cases.moves(group, "float32", numel)

@@ -6,6 +6,7 @@ import numpy as np
 
 import ranks
 import unisono as un
+from effort import cases
 from loops import each
 from unisono.plans import ALGORITHMS
 
@@ -20,7 +21,7 @@ def mark(numel: int, sender: int, receiver: int) -> np.ndarray:
 
 @each("shared", [False, True])
 @each("algorithm", ALGORITHMS["all_to_all"])
-@each("size", [2, 3, 4])
+@each("size", cases([2, 3], long=[4]))
 def test_all_to_all_runs_ahead(size: int, algorithm: str, shared: bool) -> None:
     make = un.empty if shared else np.empty
 

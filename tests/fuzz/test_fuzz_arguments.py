@@ -15,9 +15,9 @@ from loops import each
 PROGRAM = Path(__file__).with_name("arguments.py")
 RUNS = cases(
     [
-        ("--seed", "1", "--values", "numbers", "--cases", "4000"),
-        ("--seed", "2", "--only", "Store", "--values", "numbers"),
-        ("--seed", "1", "--cases", "4000"),
+        ("--seed", "1", "--values", "numbers", "--cases", "3000"),
+        ("--seed", "2", "--only", "Store", "--values", "numbers", "--cases", "3000"),
+        ("--seed", "1", "--cases", "3000"),
     ],
     long=[("--seed", str(seed)) for seed in range(1, 4)],
 )

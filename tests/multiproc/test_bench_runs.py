@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import HANG_S, cases
+from effort import HANG_S, LONG, cases
 from unisono.commands.bench.cases import OPERATIONS, BenchCase
 from unisono.commands.bench.libraries import MPIS, MpiWorkerGroup
 from unisono.commands.bench.worker_group import BenchError, WorkerGroup
@@ -163,6 +163,7 @@ def test_gloo_is_compared_in_the_same_run(interface: str):
 
 
 @pytest.mark.torch
+@pytest.mark.skipif(not LONG, reason="takes long; make test-long runs it")
 def test_an_operation_that_a_peer_lacks_is_a_reason_not_a_failure():
     words = ["--op", "avg", "-b", "4", "-e", "16", "--against", "gloo", "--no-limit"]
     done = run("all_reduce", *words, "--json", "-", *QUICK)

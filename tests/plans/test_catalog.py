@@ -2,6 +2,7 @@
 
 import pytest
 
+from effort import cases
 from loops import each
 from unisono.engine.costs.tuner import choose
 from unisono.errors import PlanError
@@ -12,14 +13,16 @@ from unisono.plans.tree import children
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
 
 
-SIZES = [*range(1, 18), 32, 33, 64]
+# Powers of two, their neighbours, products and primes.
+SIZES = cases([*range(1, 10), 12, 16, 17, 32], long=[10, 11, 13, 14, 15, 33, 64])
+ALL_ROOTS = 9
 
 
 def roots(collective: str, size: int) -> range:
     """All; of many ranks one, for those proofs take long."""
     if not CONTRACTS[collective].rooted:
         return range(1)
-    return range(size) if size < 18 else range(size // 3, size // 3 + 1)
+    return range(size) if size <= ALL_ROOTS else range(size // 3, size // 3 + 1)
 
 
 @each(("collective", "algorithm"), NAMES)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import cases
 from loops import each
 from unisono.engine.costs import plan_cost
 from unisono.engine.costs.tuner import CANDIDATES, ROUNDING, Tuner, choose
@@ -26,15 +27,18 @@ PLACEMENTS = [
     (2, 0, 0, 1, 2, 1, 2),
     (0,) * 5 + (1,) * 4 + (2,) * 3 + (3,) * 2,
 ]
-LARGE = [
-    (0,) + (1,) * 32,
-    (0, 0) + (1,) * 32,
-    (0, 1) + (2,) * 32,
-    tuple(rank // 2 for rank in range(32)),
-    tuple(rank % 2 for rank in range(36)),
-    tuple(range(32)),
-    (0,) * 40 + (1,) * 13 + (2,),
-]
+LARGE = cases(
+    [(0, 1) + (2,) * 14, tuple(rank // 2 for rank in range(16)), tuple(rank % 2 for rank in range(18))],
+    long=[
+        (0,) + (1,) * 32,
+        (0, 0) + (1,) * 32,
+        (0, 1) + (2,) * 32,
+        tuple(rank // 2 for rank in range(32)),
+        tuple(rank % 2 for rank in range(36)),
+        tuple(range(32)),
+        (0,) * 40 + (1,) * 13 + (2,),
+    ],
+)
 
 
 def roots(collective: str, size: int) -> range:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import suite
+from effort import swept
 
 
 def run(forks: suite.Forks, folder: Path, size: int, *jobs: dict[str, Any]) -> list[list[float]]:
@@ -66,7 +67,7 @@ def test_another_models_checkpoint_is_refused(forks: suite.Forks, tmp_path: Path
     assert "it is of another model" in printed
 
 
-@pytest.mark.parametrize("step", [1, 2], ids=["replaced", "next"])
+@pytest.mark.parametrize("step", swept([1], [2]), ids={1: "replaced", 2: "next"}.get)
 def test_a_save_killed_at_each_of_its_changes(forks: suite.Forks, tmp_path: Path, step: int) -> None:
     """Of either rank. `-s` prints the table of docs/checkpoints.md."""
     shared, table = str(tmp_path / "shared"), list[tuple[str, int, str]]()

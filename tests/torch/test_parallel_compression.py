@@ -10,7 +10,7 @@ import torch
 import suite
 import unisono as un
 import unisono.parallel as up
-from effort import HANG_S, cases
+from effort import HANG_S, cases, swept
 from loops import each
 from test_checks import run_all
 from unisono.parallel.compression.low_rank import orthonormal
@@ -34,9 +34,10 @@ def job(do: str, compression: str = "both", **plan: Any) -> str:
 def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
     """Under the same plan the run goes on bit for bit, under another one with the same losses, nearly."""
     four, staged, cut = {"data": 4}, {"data": 2, "pipeline": 2, "micro_batches": 2}, {"data": 2, "tensor": 2}
+    others = swept([job("rest", **staged)], [job("rest", **cut), job("rest", "none", zero=1, **four)])
     plain, everything, first, rest, *others = run_jobs(
         forks, tmp_path / "a", 4, job("all", "none", **four), job("all", **four), job("first", **four),
-        job("rest", **four), job("rest", **staged), job("rest", **cut), job("rest", "none", zero=1, **four),
+        job("rest", **four), *others,
     )  # fmt: skip
     assert first + rest == everything
     assert everything != plain

@@ -51,6 +51,7 @@ def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.F
     check_truth(forks, job)
 
 
+@pytest.mark.sweep
 def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
@@ -73,6 +74,16 @@ def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
 ) -> None:
     job = run_job(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
     assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
+    job.check_samples()
+    check_truth(forks, job)
+
+
+@pytest.mark.sweep
+def test_a_newcomer_comes_in_the_first_steps(launcher: Launcher, forks: suite.Forks) -> None:
+    launcher.environ["PAUSE_S"] = "15"
+    job = run_job(launcher, "3", "0", "0:exchange:1", flags=("--respawn", "2"))
+    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
+    assert job.changes()[1]["steps"] < 2, job.output
     job.check_samples()
     check_truth(forks, job)
 

@@ -11,10 +11,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import suite
+import unisono.parallel as up
 from effort import HANG_S
 from loops import each
 from parallel import chains
-from unisono.parallel.layouts.cost import Link
 from unisono.parallel.layouts.redistribute import transform_path
 
 WHOLE, SUM = Replicate(), Partial()
@@ -66,7 +66,7 @@ def test_chains_move_no_more_bytes_than_dtensor(forks: suite.Forks, tmp_path: Pa
     ],
 )
 def test_the_cheapest_way(start: tuple, goal: tuple, kinds: list[str]) -> None:
-    assert [move.kind for move in transform_path(start, goal, (64, 64), 4, (2, 2), Link()).moves] == kinds
+    assert [move.kind for move in transform_path(start, goal, (64, 64), 4, (2, 2), up.Link()).moves] == kinds
 
 
 def test_the_price_decides() -> None:
@@ -74,13 +74,13 @@ def test_the_price_decides() -> None:
     bytes; one.
     """
     start, goal = (SUM, Shard(0)), (Shard(0), WHOLE)
-    bytes_matter = transform_path(start, goal, (64, 64), 4, (2, 2), Link(latency_s=0.0))
-    assert bytes_matter.nbytes <= transform_path(start, goal, (64, 64), 4, (2, 2), Link(byte_s=0.0)).nbytes
+    bytes_matter = transform_path(start, goal, (64, 64), 4, (2, 2), up.Link(latency_s=0.0))
+    assert bytes_matter.nbytes <= transform_path(start, goal, (64, 64), 4, (2, 2), up.Link(byte_s=0.0)).nbytes
     with pytest.raises(ValueError, match="no way"):
-        transform_path((WHOLE,), (SUM,), (4, 4), 4, (2,), Link())
+        transform_path((WHOLE,), (SUM,), (4, 4), 4, (2,), up.Link())
 
 
 def test_odd_shapes_are_never_cut_unevenly() -> None:
-    found = transform_path((SUM, WHOLE), (WHOLE, WHOLE), (3, 5), 4, (2, 2), Link())
+    found = transform_path((SUM, WHOLE), (WHOLE, WHOLE), (3, 5), 4, (2, 2), up.Link())
     assert [move.kind for move in found.moves] == ["all_reduce"]
     assert torch.float32.itemsize * 15 == found.nbytes

@@ -345,6 +345,11 @@ def test_a_step_that_reads_values_is_refused() -> None:
         up.plan(mlp(), loss=lambda y, t: CROSS(y, t) * y.sum().item(), price=up.Plan(), **options)
 
 
+def test_what_this_package_raises_in_a_recorded_step_is_no_capture_error() -> None:
+    with pytest.raises(TypeError, match="this FakeTensor has none: give the model labels"):
+        up.plan(mlp(), sample=features(4)[0], loss=None, optimizer=adamw, price=up.Plan())
+
+
 def test_a_sample_that_the_model_does_not_take_is_told_so() -> None:
     batch = torch.randn(4, 3), torch.arange(4) % 2
     with pytest.raises(up.CaptureError, match=r"Look whether the model takes the inputs of sample="):

@@ -25,10 +25,11 @@ RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run_pytorch_suite.py"
 WAYS = ("gloo", "mpi")
 KNOWN = json.loads(table.RESULTS.read_text())
 # Others of the suite do the same with one thing changed: a profiler, the operator of a reduction, the dtype,
-# a group of all ranks, the view of a gradient. For `make test-long`; `make test-torch` runs all.
+# a group of all ranks, the view of a gradient, a tag, a hook of a hook. `make test-long` runs them.
 FURTHER = re.compile(
     r"_profiler$|(reduce|coalesced|group)_(product|min|max)$|^test_all_(gather|to_all)_.*complex$|"
-    r"^(?!test_barrier_timeout|test_destroy).*_full_group$|_grad_is_view$"
+    r"^(?!test_barrier_timeout|test_destroy).*_full_group(_sum)?$|_grad_is_view$|_complex$|_async$|_twice$|"
+    r"_tags?$|_hook$|_gloo_subgroup$|_coalesced_simple$"
 )
 
 

@@ -14,8 +14,10 @@ EXAMPLES = suite.HERE.parents[1] / "examples"
 
 @pytest.mark.parametrize(
     ("program", "ranks", "shown"),
-    [("ddp_survives.py", 4, {0, 2, 3}), ("fsdp2_survives.py", 4, {0, 1})],
-    ids=["DDP", "FSDP2"],
+    [
+        pytest.param("ddp_survives.py", 4, {0, 2, 3}, id="DDP", marks=pytest.mark.sweep),
+        pytest.param("fsdp2_survives.py", 4, {0, 1}, id="FSDP2"),
+    ],
 )
 def test_a_replica_dies(tmp_path: Path, program: str, ranks: int, shown: set[int]) -> None:
     with launching(tmp_path) as launcher:

@@ -14,13 +14,14 @@ from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastWarning
+from .costs.link import Link
 from .costs.predictor import StepPredictor
 from .elastic.change import Change
 from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
 from .graph.cut import Cut
 from .graph.program import Graph
-from .layouts.cost import Link, Record, record
+from .layouts.redistribute import Record, record
 from .layouts.shard import Sharded, shard, whole
 from .materialize import materialize
 from .metrics import Average, Progress

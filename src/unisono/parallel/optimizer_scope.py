@@ -122,7 +122,7 @@ class ScopeLimits(NamedTuple):
 
 def takes_closure(optimizer: optim.Optimizer) -> bool:
     """Whether its step has an argument without a default, as LBFGS."""
-    found = inspect.signature(optimizer.step).parameters.values()
+    _, *found = inspect.signature(type(optimizer).step).parameters.values()  # a scheduler wraps its own
     return any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in found)
 
 

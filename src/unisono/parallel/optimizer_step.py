@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -62,6 +63,24 @@ def step(optimizer: optim.Optimizer) -> None:
         raise RuntimeError(_cannot_step(optimizer, error)) from error
 
 
+def tell_of_hooks(optimizers: Iterable[optim.Optimizer], plan: object) -> bool:
+    """Warn of hooks around a step, or a step in place of the class's, that see a part of the parameters.
+
+    Returns:
+        Whether there are any.
+    """
+    for one in optimizers:
+        if has_step_hooks(one):
+            warnings.warn(
+                f"{type(one).__name__} has hooks of its step, or another step than its class's, and under "
+                f"{plan} these see some of the parameters at a time. One that looks at several, as for a "
+                "norm, does otherwise than in one process: clip by Plan(clip=...)",
+                stacklevel=2,
+            )
+            return True
+    return False
+
+
 def _of_dtensor(error: Exception) -> bool:
     """Whether PyTorch's dispatch of DTensors raised it."""
     if "got mixed torch.Tensor and DTensor" in str(error):
@@ -106,7 +125,9 @@ def chooses_lists(optimizer: optim.Optimizer, group: dict[str, Any]) -> bool:
 
 
 def steps_parts(optimizer: optim.Optimizer) -> bool:
-    """Whether it gets this rank's parts as plain tensors. Hooks of its step may read whole tensors."""
+    """Whether it gets this rank's parts as plain tensors, and draws nothing. Hooks of its step may read whole
+    tensors, and draw.
+    """
     return type(optimizer) in ELEMENTWISE and not has_step_hooks(optimizer)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import operator
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
@@ -16,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
+from .outside_names import PLAIN, OutsideNames, has_parts, is_plain, is_small
 
 if TYPE_CHECKING:
     from .graph.capture import Shapes
 
-__all__ = ["FAR", "ModuleSettings", "ProgramCache", "kinds_of", "outside_of", "set_counter", "warn_counter"]
+__all__ = ["FAR", "ModuleSettings", "ProgramCache", "kinds_of", "set_counter"]
 
 T = TypeVar("T")
-PLAIN = (bool, int, float, str, bytes, type(None))
-SMALL = 32  # entries of a list whose contents count
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
+OBJECTS = 256  # that are followed, in attributes of modules, in lists and dicts there, and in each other
 FAR = (
     999_999,
     1_000_000,
@@ -77,13 +79,13 @@ class ModuleSettings:
     """The plain attributes of the modules of a model, such as `training` and flags of the program's own.
 
     Those of a configuration count, too: of objects that are attributes of a module, and are no modules. So do
-    attributes of their classes, and global names and closures of their methods.
+    attributes of their classes, and what their methods read by global names, closures and defaults.
 
     Args:
         leave_out: attributes (path, name) that are no settings.
         counters: a number that changes again and again counts something, and is left out from then on.
     Attributes:
-        fresh: counters that the last call of `now` left out for the first time. See `keep`.
+        fresh: counters that the last call of `now` left out for the first time. See `check_counters`.
     """
 
     def __init__(
@@ -92,34 +94,38 @@ class ModuleSettings:
         self._left_out, self._counters = frozenset(leave_out), counters
         self._seen = [(path, vars(module)) for path, module in model.named_modules()]
         self._kinds = {path: type(module) for path, module in model.named_modules()}
-        objects = {
-            id(value): (f"{path}.{leaf}", vars(value))
-            for path, held in self._seen
-            for leaf, value in held.items()
-            if leaf not in UNSEEN and hasattr(value, "__dict__") and not isinstance(value, (Tensor, type))
-        }
-        for where, held in [*objects.values()]:  # and a configuration of a part within one of the whole
-            for leaf, value in held.items():
-                if hasattr(value, "__dict__") and not isinstance(value, (Tensor, type, nn.Module)):
-                    objects.setdefault(id(value), (f"{where}.{leaf}", vars(value)))
-        self._objects = [*objects.values()]
-        self._outside = [*outside_of({*self._kinds.values()})]
+        self._names = OutsideNames({*self._kinds.values()})
         self.fresh: set[tuple[str, str]] = set()
         self._counted: set[tuple[str, str]] = set()
         self._kept: set[tuple[str, str]] = set()
         self._last: dict[tuple[str, str], Any] = {}
         self._changes: dict[tuple[str, str], int] = {}
-        self._snapshots: list[_Snapshot] = []
-        self._read: list[Any] = []  # of what is outside
-        self._key: frozenset[Any] = frozenset()
+        self._inside: list[_Snapshot] = []
+        self._beyond: list[_Snapshot] = []
+        self._key: frozenset[Any] | None = None
+        each = ((path, leaf, value) for path, held in self._seen for leaf, value in held.items())
+        self._functions = {(path, leaf): it for path, leaf, it in each if isinstance(it, FUNCTIONS)}
+        self._follow()
+        self._follow_outside()
+
+    def _follow(self) -> None:
+        """Find the objects that attributes are now."""
+        self._objects = [*_objects_in(self._seen)]
+        self._inside = [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
+
+    def _follow_outside(self) -> None:
+        """Find what names lead to now."""
+        self._outside = [*self._names.values()]
+        self._beyond = [_Snapshot(held, names) for _, held, names in self._outside]
 
     def now(self) -> frozenset[Any]:
         """The settings as a key."""
         self.fresh = set()
-        read = [held.get(leaf) for _, held, leaf in self._outside]
-        same = bool(self._snapshots) and all(map(operator.is_, read, self._read))
-        if not same or any(snapshot.changed for snapshot in self._snapshots):
-            self._read, self._snapshots = read, [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
+        for snapshots, follow in ((self._inside, self._follow), (self._beyond, self._follow_outside)):
+            if any(snapshot.changed for snapshot in snapshots):
+                follow()
+                self._key = None
+        if self._key is None:
             self._key = self._found()
         return self._key
 
@@ -141,64 +147,166 @@ class ModuleSettings:
         held = [*self._seen, *self._objects]
         found = {(path, leaf) for path, each in held for leaf in each if isinstance(each[leaf], ADVANCING)}
         outside = (
-            (where, leaf) for where, each, leaf in self._outside if isinstance(each.get(leaf), Iterator)
+            (where, leaf)
+            for where, each, names in self._outside
+            for leaf in names
+            if isinstance(each.get(leaf), Iterator)
         )
         return found.union(outside)
 
-    def keep(self, at: tuple[str, str]) -> None:
-        """Count an attribute as a setting, however often it changes: it decides what the model runs."""
-        self._kept.add(at)
-        self._snapshots = []
+    def check_counters(self, shapes: Shapes, problem: Callable[[], object]) -> None:
+        """Leave fresh counters out only where other numbers change nothing that matters.
+
+        Args:
+            shapes: a copy of the model, which gets other numbers.
+            problem: what is wrong with such a copy; nothing: it is as it was.
+        """
+        for at in sorted(self.fresh, key=str):
+            for value in FAR:
+                self.give(shapes)
+                with self._counting(shapes.model, at, value) as there:
+                    wrong = problem() if there else ""
+                if wrong or (not there and at[0] in {where for where, _, _ in self._outside}):
+                    self._kept.add(at)  # it decides what the model runs
+                    self._key = None
+                    _warn_counter(at, type(shapes.model).__name__, wrong or "")
+                    break
+
+    @contextlib.contextmanager
+    def _counting(self, model: nn.Module, at: tuple[str, Any], value: int) -> Iterator[bool]:
+        """Meanwhile a counter is another number, in a copy of the model or outside; False: none was set."""
+        outside = [held for where, held, _ in self._outside if where == at[0]]
+        if not outside:
+            yield set_counter(model, at, value)
+            return
+        held = outside[0] if isinstance(outside[0], dict) else {}
+        before = held.get(at[1])
+        try:
+            yield _set(held, at[1], value)
+        finally:
+            held.update({at[1]: before} if held else {})
 
     def _all(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for path, held in [*self._seen, *self._objects]:
             for leaf, value in [*held.items()]:
                 if leaf not in UNSEEN and (path, leaf) not in self._left_out:
-                    yield (path, leaf), _plain(value)
-        for where, held, leaf in self._outside:
-            yield (where, leaf), _plain(held.get(leaf))
+                    yield (path, leaf), _in_key(value)
+        for where, held, names in self._outside:
+            for leaf in names:
+                if (where, leaf) not in self._left_out:
+                    value = held.get(leaf)
+                    yield (where, leaf), _Itself(value) if isinstance(value, Tensor) else _in_key(value)
 
     def give(self, shapes: Shapes) -> None:
         """Set the attributes of a copy without values to those of this model."""
         copies = dict(shapes.model.named_modules())
         for where, held in self._objects:  # configurations
-            thing = _thing_at(copies, where)
-            if hasattr(thing, "__dict__"):
-                vars(thing).update({key: copy.deepcopy(it) for key, it in held.items() if _is_plain(it)})
+            plain = {key: copy.deepcopy(it) for key, it in held.items() if is_plain(it)}
+            _parts_of(_thing_at(copies, where)).update(plain)
         for path, held in self._seen:
             module = copies.get(path)
             another = not issubclass(self._kinds[path], type(module))  # it stands for a fused one
             for leaf, value in [*held.items()] if module is not None else ():
                 if leaf in UNSEEN or (another and leaf.startswith("_")):
                     continue
-                if _is_plain(value):
+                if is_plain(value) or self._is_another((path, leaf), value):
                     vars(module)[leaf] = copy.deepcopy(value)
                 elif isinstance(value, Tensor) and leaf in vars(module):
                     vars(module)[leaf] = shapes.blank(value)
 
+    def _is_another(self, at: tuple[str, str], value: Any) -> bool:
+        """Whether an attribute is, or was, another function than at first, of which copies have their own."""
+        if isinstance(value, FUNCTIONS) and self._functions.get(at) is not value:
+            self._functions.pop(at, None)
+            return True
+        return False
+
+
+class _Itself:
+    """Equal to what stands for the same object only."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
 
 class _Snapshot:
-    """The attributes of an object at some time: whether they are others now is seen fast."""
+    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast.
 
-    def __init__(self, held: dict[str, Any]) -> None:
-        self._held, self._names, self._values = held, [*held], [*held.values()]
-        self._contents = [
-            (value, _plain(value))
-            for name, value in held.items()
-            if name not in UNSEEN and isinstance(value, (Tensor, tuple, list, dict))
-        ]
+    Args:
+        chosen: the names of those that count; None: all.
+    """
+
+    def __init__(self, held: Any, chosen: Sequence[str] | None = None) -> None:
+        self._held, self._chosen = held, chosen
+        self._names, self._values = self._named(), [*self._now()]
+        names = self._names if isinstance(self._names, list) else range(self._names)
+        seen = [value for name, value in zip(names, self._values, strict=True) if name not in UNSEEN]
+        small = (value for value in seen if isinstance(value, (tuple, list, dict)) and is_small(value))
+        self._within = [_Snapshot(value) for value in small]
+        self._tensors = [(value, _plain(value)) for value in seen if isinstance(value, Tensor)]
+
+    def _named(self) -> Any:
+        """The names; of a list their number."""
+        if self._chosen is None:
+            return [*self._held] if isinstance(self._held, dict) else len(self._held)
+        return self._chosen
+
+    def _now(self) -> Iterable[Any]:
+        if self._chosen is None:
+            return self._held.values() if isinstance(self._held, dict) else self._held
+        return map(self._held.get, self._chosen)
 
     @property
     def changed(self) -> bool:
         """Whether there are other attributes or values, or contents of a list, a dict or a tensor's shape."""
-        held = self._held
-        same = [*held] == self._names and all(map(operator.is_, held.values(), self._values))
-        return not same or any(_plain(value) != before for value, before in self._contents)
+        if self._named() != self._names or not all(map(operator.is_, self._now(), self._values)):
+            return True
+        within = bool(self._within) and any(one.changed for one in self._within)
+        return within or (
+            bool(self._tensors) and any(_plain(value) != before for value, before in self._tensors)
+        )
 
 
-def warn_counter(at: tuple[str, str], model: str, why: object = "") -> None:
+def _objects_in(seen: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, attributes) of each object in attributes of modules, once: also of a part of one."""
+    left = deque(seen)
+    known, most = {id(held) for _, held in left}, len(left) + OBJECTS
+    while left:
+        where, held = left.popleft()
+        for leaf, value in [*held.items()]:
+            for name, thing in _things(leaf, value) if leaf not in UNSEEN else ():
+                parts = _parts_of(thing)
+                if id(parts) not in known and len(known) < most:
+                    known.add(id(parts))
+                    left.append((f"{where}.{name}", parts))
+                    yield left[-1]
+
+
+def _things(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The object with attributes, or the dict, that a value is, and those in a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        for number, entry in enumerate(value) if is_small(value) else ():
+            yield from _things(f"{name}.{number}", entry)
+    elif isinstance(value, dict):
+        yield from [(name, value)] if is_small(value) else ()
+    elif has_parts(value):
+        yield name, value
+
+
+def _parts_of(thing: Any) -> dict[Any, Any]:
+    """The entries of a dict, or the attributes of an object."""
+    return thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
+
+
+def _warn_counter(at: tuple[str, str], model: str, why: object) -> None:
     """Tell the user that a number costs a recording in each step."""
-    name = ".".join(filter(None, at))
+    name = ".".join(map(str, filter(None, at)))
     warnings.warn(
         f'"{name}" changes again and again, and decides what {model} runs: its program is recorded anew for '
         f"each value, which takes seconds. Leave it out of the forward, or make it a buffer. {why}",
@@ -213,10 +321,13 @@ def set_counter(model: nn.Module, at: tuple[str, str], value: int) -> bool:
         value: a millionth of it, if the number is a float: which may be a share or a temperature.
     """
     where, leaf = at
-    held = _thing_at(dict(model.named_modules()), where)
-    kind = type(getattr(held, "__dict__", {}).get(leaf))
+    return _set(_parts_of(_thing_at(dict(model.named_modules()), where)), leaf, value)
+
+
+def _set(held: dict[Any, Any], leaf: Any, value: int) -> bool:
+    kind = type(held.get(leaf))
     if kind in (int, float):
-        vars(held)[leaf] = value if kind is int else value * 1e-6
+        held[leaf] = value if kind is int else value * 1e-6
     return kind in (int, float)
 
 
@@ -228,16 +339,17 @@ def _thing_at(modules: Mapping[str, nn.Module], where: str) -> Any:
         names.insert(0, name)
     thing: Any = modules.get(path)
     for name in names:
-        thing = getattr(thing, name, None)
+        if isinstance(thing, (list, tuple, dict)):
+            pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            thing = {str(key): entry for key, entry in pairs}.get(name)
+        else:
+            thing = getattr(thing, name, None)
     return thing
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return len(value) <= SMALL and all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return len(value) <= SMALL and all(map(_is_plain, value.values()))
-    return isinstance(value, PLAIN)
+def _in_key(value: Any) -> Any:
+    """What a key has of an attribute; entries of a dict are attributes of their own."""
+    return "dict" if isinstance(value, dict) else _plain(value)
 
 
 def _plain(value: Any) -> Any:
@@ -245,76 +357,8 @@ def _plain(value: Any) -> Any:
         return "Parameter"  # others stand for it while it is gathered: an LSTM has a list of its own
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
-    if isinstance(value, (tuple, list)) and len(value) <= SMALL:
+    if isinstance(value, (tuple, list)) and is_small(value):
         return tuple(map(_plain, value))
-    if isinstance(value, dict) and len(value) <= SMALL:
+    if isinstance(value, dict) and is_small(value):
         return tuple((str(key), _plain(part)) for key, part in value.items())
-    return value if isinstance(value, PLAIN) else type(value).__name__
-
-
-# ---- names outside the model ----
-
-
-FLAGS = (bool, int, float, str, type(None), Iterator)
-PYTORCH = "torch."
-
-
-class _Closure(Mapping[str, Any]):
-    """The variables of a closure by name."""
-
-    def __init__(self, function: FunctionType) -> None:
-        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._cells[name].cell_contents
-        except ValueError:  # nothing yet
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cells)
-
-    def __len__(self) -> int:
-        return len(self._cells)
-
-
-def outside_of(classes: Iterable[type]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield (what has it, what it is read from, its name) of each plain value, once.
-
-    Functions that methods call count, too, if they are in the same file.
-    """
-    seen = set[tuple[int, str]]()
-    for kind in dict.fromkeys(each for one in classes for each in one.__mro__):
-        if issubclass(nn.Module, kind) or f"{kind.__module__}.".startswith(PYTORCH):
-            continue
-        where = f"class {kind.__qualname__}"
-        yield from ((where, vars(kind), name) for name in [*vars(kind)] if _is_flag(name, vars(kind)[name]))
-        for method in [*vars(kind).values()]:
-            if isinstance(method, FunctionType):
-                yield from _read_by(method, seen)
-
-
-def _read_by(
-    function: FunctionType, seen: set[tuple[int, str]]
-) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    places: list[tuple[str, Mapping[str, Any], Iterable[str]]] = [
-        (f"module {function.__module__}", function.__globals__, function.__code__.co_names),
-    ]
-    if function.__closure__:
-        closure = _Closure(function)
-        places.append((f"closure of {function.__qualname__}", closure, closure))
-    for where, held, names in places:
-        for name in names:
-            key = id(function.__globals__ if held is function.__globals__ else function), name
-            if name not in held or key in seen:
-                continue
-            seen.add(key)
-            value = held[name]
-            if _is_flag(name, value):
-                yield where, held, name
-            elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
-                yield from _read_by(value, seen)
-
-
-def _is_flag(name: str, value: Any) -> bool:
-    return isinstance(value, FLAGS) and not name.startswith("__")
+    return value if isinstance(value, (*PLAIN, *FUNCTIONS)) else type(value).__name__

@@ -27,13 +27,13 @@ from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
+from .costs.link import Link
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, reseed, seed_of
 from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
-from .layouts.cost import Link
 from .layouts.shard import planned
 from .loss_check import LossCheck, not_a_mean
 from .loss_weights import SUM, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
@@ -48,7 +48,7 @@ from .optimizer_groups import (
     optimizers_of,
 )
 from .optimizer_scope import limits_of
-from .optimizer_step import has_cut_parameters, step
+from .optimizer_step import has_cut_parameters, step, steps_parts, tell_of_hooks
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
@@ -110,8 +110,9 @@ class Run:
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
-        group = built.mesh.everyone.world
-        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, limits_of(built))
+        group, limits = built.mesh.everyone.world, limits_of(built)
+        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, limits)
+        self._told = not (limits.part or limits.units)  # hooks of a step see all parameters, or it is told
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()  # of the weights; they learn of new ones
@@ -618,7 +619,7 @@ class Run:
         several = into.calls > 0 or not update
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
-        options["data"] = self._data
+        options["data"] = self._data if self.plan.ranks > self.plan.data else None  # who shares rows
         if self._built.runtime.context is not None:
             options["read"] = self._built.runtime.context.read(self._loss)
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
@@ -812,7 +813,8 @@ class Run:
             factor = ratio / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
-        if self._draws:  # an optimizer draws the same on all ranks
+        self._told = self._told or tell_of_hooks(self._optimizers, self.plan)
+        if self._draws and not all(map(steps_parts, self._optimizers)):  # which draw the same on all ranks
             reseed(seed_of(self._built.seed, "update", self.steps), self.mesh.axes.device_type)
         if self.swap is not None:
             for optimizer in self._optimizers:

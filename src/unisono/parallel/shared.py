@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .graph.capture import CaptureError, Shapes
 from .graph.cut import Cut
 from .graph.proof import prove
 from .plan import Plan
-from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter, warn_counter
+from .program_state import ModuleSettings, ProgramCache, kinds_of
 from .structure import ModelStructure, chained
 from .tensor_parallel import cut_of
 
@@ -190,35 +191,29 @@ class _Search:
 
     def confirm(self, batches: Iterable[Any]) -> None:
         assert self._settings is not None
+        assert self._shapes is not None
         settings, first = self._settings.now(), True
         for batch in batches:
             if first and self._settings.fresh:
-                self._check_counters(batch)
+                self._settings.check_counters(self._shapes, partial(self._problem, batch))
                 settings = self._settings.now()
             first, kinds = False, (kinds_of(batch), settings, torch.is_grad_enabled())
             if not self._proved.use(kinds):
+                self._settings.give(self._shapes)
                 self._prove_again(batch)
                 self._proved[kinds] = None
 
-    def _check_counters(self, batch: Any) -> None:
-        """A number that counts may be left out of the settings only if the cut holds for another one."""
-        assert self._settings is not None
-        for at in sorted(self._settings.fresh):
-            for value in FAR:
-                try:
-                    self._prove_again(batch, at, value)
-                except UnfitError as error:
-                    self._settings.keep(at)
-                    warn_counter(at, self._name, error)
-                    break
+    def _problem(self, batch: Any) -> UnfitError | None:
+        """Why the cut does not hold for the copy as it is now; None: it does."""
+        try:
+            self._prove_again(batch)
+        except UnfitError as error:
+            return error
+        return None
 
-    def _prove_again(self, batch: Any, counter: tuple[str, str] | None = None, value: int = 0) -> None:
+    def _prove_again(self, batch: Any) -> None:
         assert self._shapes is not None
         assert self._found is not None
-        assert self._settings is not None
-        self._settings.give(self._shapes)
-        if counter is not None and not set_counter(self._shapes.model, counter, value):
-            return
         try:
             again = self._prove(batch, self._found)
         except CaptureError as error:

@@ -4,6 +4,7 @@
 |---|---|---|
 | enter | | all-reduce |
 | sum | all-reduce | |
+| total | all-reduce | all-reduce |
 | gather | all-gather | this rank's slice |
 | gather, sum | all-gather | reduce-scatter |
 | scatter | reduce-scatter | all-gather |
@@ -29,7 +30,7 @@ from unisono.torch_internals import version_names
 
 from .regathered import NAME, Regathered
 
-__all__ = ["TensorAxis", "move"]
+__all__ = ["KINDS", "TensorAxis", "move", "refuse_second_gradient"]
 
 
 class TensorAxis(NamedTuple):
@@ -98,16 +99,21 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
-                "tensor axis. Leave out tensor=, or write cuts= with the modules that it goes through as "
-                '"whole"'
-            )
+        refuse_second_gradient()
         for each in ctx.slices:
             each.forget()
         kind, *how = ctx.how
         return KINDS[kind][1](grad, *how), None, None, None, None, None
+
+
+def refuse_second_gradient() -> None:
+    """Raise RuntimeError in a backward whose gradient is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
+            "tensor axis, or by up.shard. Leave out tensor=, or write cuts= with the modules that it goes "
+            'through as "whole"; leave out up.shard'
+        )
 
 
 def _keep(value: Tensor, _dim: int, _axis: TensorAxis, _label: str) -> Tensor:
@@ -131,7 +137,7 @@ def _gather(value: Tensor, dim: int, axis: TensorAxis, label: str) -> Tensor:
     with record_function(label):
         axis.gather_into(every, value.contiguous())
     if math.prod(value.shape[:dim]) == 1:  # they lie in order
-        return every.view(*value.shape[:dim], -1, *value.shape[dim + 1 :])
+        return every.view(*value.shape[:dim], axis.parts * value.shape[dim], *value.shape[dim + 1 :])
     return torch.cat(every.unbind(0), dim)
 
 
@@ -149,6 +155,7 @@ _How = Callable[[Tensor, int, TensorAxis, str], Tensor]
 KINDS: dict[str, tuple[_How, _How]] = {
     "enter": (_keep, _sum),
     "sum": (_sum, _keep),
+    "total": (_sum, _sum),
     "gather": (_gather, _slice),
     "gather, sum": (_gather, _scatter),
     "scatter": (_scatter, _gather),

@@ -117,11 +117,20 @@ def _name_of(value: Any) -> str | None:
 
 def _view(operator: Any, args: Any, named: Any) -> Any:
     """Mark a view of a parameter that is a copy, and guard it."""
-    made, given = _plainly(operator, args, named), args[0]
+    given = args[0]
     if not isinstance(given, DTensor):
-        return made
+        return _plainly(operator, args, named)
     inner: Any = given._local_tensor
     name = getattr(inner, "copy_of", None) or _name_of(given)
+    try:
+        made = _plainly(operator, args, named)
+    except RuntimeError as error:
+        if name is None:
+            raise
+        raise RuntimeError(
+            f'{operator.name()} of the parameter "{name}", as in parameters_to_vector, joins what is cut '
+            f"over ranks. p.full_tensor() on all ranks has all of it. {REMEDY}"
+        ) from error
     for one in () if name is None else made if isinstance(made, (list, tuple)) else (made,):
         if one._local_tensor.untyped_storage() is not inner.untyped_storage() or hasattr(inner, "copy_of"):
             one._local_tensor.copy_of = name

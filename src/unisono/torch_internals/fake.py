@@ -13,7 +13,7 @@ from .probe import PrivateName, find, need
 
 __all__ = [
     "NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of",
-    "number_read",
+    "number_read", "without_values",
 ]  # fmt: skip
 
 READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
@@ -39,8 +39,8 @@ NAMES = {
 
 NAMES["tensor"] = PrivateName(
     "torch._subclasses.fake_tensor:FakeTensor",
-    purpose="leave out messages where a model is recorded, not run",
-    without="a model with sync_batch_norm=True cannot be recorded",
+    purpose="copy a model without values; leave out messages where a model is recorded, not run",
+    without="up.capture cannot run, and a tensor plan needs cuts=",
 )
 NAMES["groups"] = PrivateName(
     "torch:ops.aten._grouped_mm",
@@ -53,6 +53,21 @@ def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape and no values, because a model is recorded."""
     kind = find(NAMES["tensor"])
     return kind is not None and isinstance(tensor, kind)
+
+
+def without_values(mode: Any, value: Tensor, device: torch.device) -> Tensor:
+    """A tensor of a mode like `value`, without its values. A parameter stays one.
+
+    What PyTorch's own ways do, `empty_strided` under the mode and `nn.Parameter`, without their five
+    dispatches: a model has thousands of tensors.
+    """
+    with torch.no_grad():
+        memory = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        made: Tensor = need(NAMES["tensor"])(mode, memory, device)
+    if isinstance(value, torch.nn.Parameter):
+        made.requires_grad_(value.requires_grad)
+        made._is_param = True
+    return made
 
 
 def fake_mode() -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -83,7 +83,17 @@ class StandIn(nn.Parameter):
             if caller.f_globals.get("__name__") == init.__name__ and code.co_name.lstrip("_") in SKIP_META:
                 given = {name: caller.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
                 caller.f_globals[code.co_name](**{k: _with_memory(value) for k, value in given.items()})
-        return Tensor.__torch_function__.__func__(cls, func, types, args, named)  # type: ignore[attr-defined]
+        try:
+            return Tensor.__torch_function__.__func__(cls, func, types, args, named)  # type: ignore[attr-defined]
+        except (RuntimeError, TypeError) as error:
+            if not any(isinstance(one, Tensor) and not one.is_meta for one in _flat((args, named))):
+                raise
+            name = getattr(func, "__name__", func)
+            raise RuntimeError(
+                f"{name} takes a parameter that another stage of the pipeline has together with values, as "
+                "parameters_to_vector and vector_to_parameters do. Go parameter by parameter: with "
+                "torch.no_grad(): p.mul_(0.5); run.state_dict() has all values"
+            ) from error
 
 
 _before: dict[Any, Callable[..., Any] | None] = {}
@@ -150,6 +160,15 @@ def _as_cut(whole: Tensor, like: Any) -> Any:
         shape=whole.shape,
         stride=whole.stride(),
     )
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """What is in tuples, lists and dicts."""
+    if isinstance(value, (tuple, list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _flat(one)
+    else:
+        yield value
 
 
 def _with_memory(value: Any) -> Any:

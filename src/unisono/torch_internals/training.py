@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import FunctionType
@@ -223,11 +224,22 @@ def persistent(module: nn.Module, name: str) -> bool:
 
 
 def has_step_hooks(optimizer: Any) -> bool:
-    """Whether a step of this optimizer calls hooks; True where this PyTorch does not tell."""
+    """Whether a step of this optimizer calls hooks, or another function is in the place of its class's.
+
+    A scheduler's, which counts steps, is not. True where this PyTorch does not tell.
+    """
+    step = vars(optimizer).get("step")
+    if step is not None and getattr(step, "__wrapped__", None) is not type(optimizer).step:
+        return True
     before, after = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     own = getattr(optimizer, before, None), getattr(optimizer, after, None)
-    others = find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])
-    return any(hooks is None or len(hooks) > 0 for hooks in (*own, *others))
+    return any(hooks is None or len(hooks) > 0 for hooks in (*own, *_hooks_of_all()))
+
+
+@functools.cache
+def _hooks_of_all() -> tuple[Any, Any]:
+    """The tables of hooks before and after any optimizer's step, which PyTorch fills in place."""
+    return find(NAMES["hooks before any step"]), find(NAMES["hooks after any step"])
 
 
 def without_hooks(optimizer: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.plain_training import adamw, apart, seeded
 from parallel.run_features import in_group
@@ -91,7 +92,8 @@ def alone(given: list[Any], parts: int) -> tuple[list[float], list[float], Tenso
 
 def check_losses_are_those_of_one_process(folder: Path) -> None:
     given = batches(4)
-    for plan in (*EXACT, *ROUNDED):
+    usual = (EXACT[1], EXACT[3], ROUNDED[1])
+    for plan in swept(usual, [plan for plan in (*EXACT, *ROUNDED) if plan not in usual]):
         far = 1e-5 if plan in EXACT else 5e-2
         wanted, norms, outputs = alone(given, plan.data * plan.micro_batches)
         whole = up.Plan(**{**vars(plan), "precision": "autocast", "clip": 1e9})

@@ -15,17 +15,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from unisono.parallel.layouts import shard as sharding
-from unisono.parallel.layouts.cost import Link
 from unisono.parallel.layouts.grid import grid_of
-from unisono.parallel.layouts.operators import rule_of
+from unisono.parallel.layouts.operators import RULES, rule_of
 from unisono.parallel.layouts.redistribute import transform_path
 from unisono.torch_internals import version_names
 
@@ -89,7 +88,7 @@ def steps(seed: int) -> tuple[Tensor, list[tuple[Any, tuple[Any, ...], dict[str,
 
 def plain(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     if function is functional.layer_norm:
-        return functional.layer_norm(args[0], args[0].shape[-1:], *args[1:])
+        return functional.layer_norm(args[0], args[0].shape[-1:], *args[1:], **named)
     return function(*args, **named)
 
 
@@ -159,7 +158,7 @@ class Received(TorchDispatchMode):
         if kind and func.namespace in ("_c10d_functional", "_dtensor"):
             name = next(arg for arg in reversed(args) if isinstance(arg, str))
             group = dist.distributed_c10d._resolve_process_group(name)
-            self.nbytes += Link().received(kind, group.size(), args[0].nbytes)
+            self.nbytes += up.Link().received(kind, group.size(), args[0].nbytes)
         return func(*args, **kwargs)
 
 
@@ -181,7 +180,7 @@ class Wire:
     def _counted(self, function: Any, kind: str, place: int) -> Any:
         def call(*args: Any, **named: Any) -> Any:
             group = named["group"] if "group" in named else args[-1]
-            self.nbytes += Link().received(kind, group.size(), args[place].nbytes)
+            self.nbytes += up.Link().received(kind, group.size(), args[place].nbytes)
             return function(*args, **named)
 
         return call
@@ -197,9 +196,9 @@ def compare(seed: int) -> tuple[float, float]:
     dice, grid = random.Random(1000 + seed), grid_of(dist.group.WORLD)
     layouts: list[list[Any]] = []
 
-    def noting(asked: Any, tensors: Any, *more: Any) -> Any:
-        owners = chosen(asked, tensors, *more)
-        layouts.append([sharding._layout(indices, owners) for indices in asked.signature.inputs])
+    def noting(parts: Any, signature: Any, *more: Any) -> Any:
+        owners = chosen(parts, signature, *more)
+        layouts.append([sharding._layout(indices, owners) for indices in signature.inputs])
         return owners
 
     def ours(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
@@ -247,7 +246,7 @@ def check_bytes() -> dict[str, int]:
         for goal in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
             with Received() as theirs:
                 value.redistribute(placements=goal)
-            ours = transform_path(start, goal, shape, 4, grid.sizes, Link()).nbytes
+            ours = transform_path(start, goal, shape, 4, grid.sizes, up.Link()).nbytes
             assert ours <= theirs.nbytes, (start, goal, ours, theirs.nbytes)
             counts["theirs"] += int(theirs.nbytes)
             counts["less" if ours < theirs.nbytes else "same"] += 1
@@ -269,6 +268,113 @@ def check_matmuls() -> None:
     assert [(e.name, e.input_shapes) for e in calls] == [("unisono:all_gather", [[8 // ranks, 32]])]
 
 
+def check_every_operator() -> None:
+    """Every function of the table under random strategies, and the modules: values and gradients."""
+    noise, x = torch.Generator().manual_seed(0), (24, 48)
+    batch, tokens = (24, 48, 24), torch.randint(48, (24, 2), generator=noise)
+    some = torch.where(torch.arange(24) % 5 < 2 + torch.arange(24) // 12, -100, tokens[:, 0])
+    calls: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+        torch.matmul: [((x, (48, 24)), {}), ((batch, (24, 12)), {}), (((24, 1, 4, 8), (48, 8, 4)), {})],
+        torch.mm: [((x, (48, 24)), {})],
+        torch.bmm: [((batch, (24, 24, 12)), {})],
+        functional.linear: [((batch, (48, 24), (48,)), {}), ((x, (24, 48)), {})],
+        functional.embedding: [((tokens, (48, 24)), {})],
+        functional.layer_norm: [((batch,), {}), ((x, (48,)), {}), ((x, (48,), (48,)), {"eps": 0.1})],
+        functional.scaled_dot_product_attention: [
+            (((24, 2, 24, 8),) * 3, {}), (((24, 2, 24, 8),) * 3, {"is_causal": True}),
+        ],
+        torch.sum: [((x,), {}), ((batch, 1), {}), ((batch, (0, -1)), {"keepdim": True})],
+        torch.mean: [((x, 0), {}), ((batch,), {}), ((batch, -1), {"keepdim": True})],
+        torch.transpose: [((batch, 0, -1), {})],
+        torch.permute: [((batch, (2, 0, 1)), {})],
+        torch.reshape: [((batch, (-1, 24)), {}), ((x, (4, 6, 48)), {})],
+        torch.softmax: [((batch, 1), {}), ((x, -1), {})],
+        functional.softmax: [((x, 0), {})],
+        functional.cross_entropy: [
+            ((x, tokens[:, 0]), {}),
+            ((x, tokens[:, 0]), {"reduction": "sum"}),
+            ((x, some), {}),  # ranks with rows that do not count, and more of them on the last one
+            ((x, tokens[:, 0]), {"ignore_index": int(tokens[0, 0])}),
+        ],
+        functional.gelu: [((x,), {"approximate": "tanh"})],
+        torch.add: [((x, (24, 1)), {"alpha": 2})],
+        **{key: [((batch, (48, 24)), {})] for key in (torch.sub, torch.mul, torch.div, torch.maximum)},
+        torch.minimum: [((x, x), {})],
+    }  # fmt: skip
+    dice = random.Random(dist.get_world_size())
+
+    def value(shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=noise, dtype=torch.float64).requires_grad_()
+
+    for function in RULES:
+        for shapes, named in calls.get(function, [((x,), {})]):
+            args = [value(one) if is_shape(function, one, at) else one for at, one in enumerate(shapes)]
+            compare_with_plain(function, tuple(args), named, dice)
+    ranks = dist.get_world_size()
+    for module, cuts in (
+        (nn.Linear(48, 24), ((1, ranks), (1, ranks), (1,))),
+        (nn.Embedding(48, 24), ((1, 1), (ranks, 1))),
+        (nn.LayerNorm(48), ((1, ranks), (ranks,), (ranks,))),
+    ):
+        given = tokens if isinstance(module, nn.Embedding) else torch.rand(x, generator=noise)
+        module.load_state_dict(
+            {key: torch.rand(v.shape, generator=noise) for key, v in module.state_dict().items()}
+        )
+        torch.testing.assert_close(up.whole(up.shard(module, cuts)(given)), module(given))
+
+
+def is_shape(function: Any, value: Any, place: int) -> bool:
+    """Whether an argument in the table above stands for a tensor of that shape."""
+    takes_dims = function in (torch.sum, torch.mean, torch.permute, torch.reshape)
+    return isinstance(value, tuple) and not (takes_dims and place)
+
+
+def compare_with_plain(
+    function: Any, args: tuple[Any, ...], named: dict[str, Any], dice: random.Random
+) -> None:
+    """Values and gradients of a sharded call are those of the plain one, under random strategies."""
+    wanted = plain(function, args, named)
+    weight = torch.linspace(-1, 1, wanted.numel()).view_as(wanted)
+    learned = [one for one in args if isinstance(one, Tensor) and one.requires_grad]
+    grads = torch.autograd.grad((wanted * weight).sum(), learned)
+    for _ in range(1 + 2 // dist.get_world_size()):
+        cuts = strategy(dice, function, args, named)
+        got = up.whole(up.shard(function, cuts)(*args, **named))
+        ours = torch.autograd.grad((got * weight).sum(), learned)
+        for mine, one in zip((got, *ours), (wanted, *grads), strict=True):
+            assert torch.allclose(mine, one), (function.__name__, cuts)
+
+
+def check_what_dtensor_left() -> None:
+    """What DTensor's own operators make of a result: means, maxima, uneven parts."""
+    x = torch.arange(96.0).view(24, 4).requires_grad_()
+    y = up.shard(torch.mul, ((dist.get_world_size(), 1),) * 2)(x, x)
+    for name in ("mean", "amax", "sum"):
+        torch.testing.assert_close(up.whole(getattr(y, name)()), getattr(x * x, name)())
+    (grad,) = torch.autograd.grad(up.whole(y.mean()), x)
+    torch.testing.assert_close(grad, 2 * x / x.numel())
+    for rows in (1, 5, 25):
+        whole = torch.arange(3.0 * rows).view(rows, 3)
+        uneven = distribute_tensor(whole, y.device_mesh, [Shard(0)] * y.device_mesh.ndim, src_data_rank=None)
+        assert torch.equal(up.whole(uneven), whole)
+        assert torch.equal(up.whole(up.shard(torch.neg, ((1, 1),))(uneven)), -whole)
+
+
+def check_refusals() -> None:
+    """What would be wrong in silence."""
+    x = torch.ones(24, 4, requires_grad=True)
+    with pytest.raises(ValueError, match=r"shard\(add\): give tensors by position, not other="):
+        up.shard(torch.add, ((1, 1),))(x, other=x)
+    y = up.whole(up.shard(torch.exp, ((dist.get_world_size(), 1),))(x)).sum()
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        torch.autograd.grad(y, x, create_graph=True)
+    for function in (functional.linear, functional.cross_entropy):
+        with pytest.raises(ValueError, match=rf"{function.__name__}: .* must have the dimensions"):
+            up.shard(function, ((1, 1), (1, 1, 1)))(x, torch.ones(4, 4, 4))
+    with pytest.raises(TypeError, match="label_smoothing"):
+        up.shard(functional.cross_entropy, ((1, 1), (1,)))(x, torch.zeros(24).long(), label_smoothing=0.5)
+
+
 def main(rank: int, size: int, folder: Path, which: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
@@ -282,6 +388,9 @@ def main(rank: int, size: int, folder: Path, which: str) -> None:
     else:
         for seed in seeds:
             check_chain(seed)
+        check_every_operator()
+        check_what_dtensor_left()
+        check_refusals()
         results = {"bytes": check_bytes() if size > 1 else {}}
         if size in (2, 4, 8):
             check_matmuls()

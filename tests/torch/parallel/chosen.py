@@ -14,6 +14,8 @@ from torch import Tensor
 import unisono.parallel as up
 from parallel.run_features import in_group
 from planned_models import adamw, features, mlp
+from unisono.parallel.planning import planner
+from unisono.parallel.planning.machine import measure
 from unisono.parallel.planning.search import PlanSearch
 from unisono.torch_internals import c10d
 
@@ -35,6 +37,7 @@ def check(size: int) -> None:
     assert again.plan == choice.plan
     assert again.plan.zero == 3
     check_inputs_are_those_of_the_choice(size)
+    check_a_model_that_cannot_be_recorded(size)
     check_a_search_may_take_longer_than_the_limit(size, options)
     slow = up.StepForecast({"forward": 3600.0}, source="a guess")
     check_it_is_compared(choice._replace(chosen=choice.chosen._replace(time=slow)), batch)
@@ -67,6 +70,31 @@ def check_inputs_are_those_of_the_choice(size: int) -> None:
         run = up.parallelize(TwoInputs(), choice, **options)
         losses.append([run.step(each) for each in run.shard([batch] * 3)])
     assert all(abs(a - b) < 1e-5 for each in losses for a, b in zip(each, losses[0], strict=True)), losses
+
+
+class ReadsValues(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if x.sum() > 0 else 1.0)
+
+
+def check_a_model_that_cannot_be_recorded(size: int) -> None:
+    """It trains on the data axis, with ZeRO 3 where two copies do not fit; rank 0 tells why."""
+    batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
+    losses = []
+    for limit, plan in ((None, up.Plan(data=size)), (1000, up.Plan(data=size, zero=3))):
+        torch.manual_seed(3)
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            patch.setattr(planner, "measure", lambda *given, limit=limit: measure(*given).limited(limit))
+            run = up.parallelize(ReadsValues(16, 4), "auto", optimizer=adamw, loss=CROSS, sample=batch)
+        told = [str(each.message) for each in seen if "cannot record ReadsValues" in str(each.message)]
+        assert run.plan == plan, run.plan
+        assert len(told) == (dist.get_rank() == 0), told
+        assert all(f"trains it by {plan}: " in text and "depends on the values" in text for text in told), (
+            told
+        )
+        losses.append([run.step(each) for each in run.shard([batch] * 3)])
+    assert all(abs(a - b) < 1e-5 for a, b in zip(*losses, strict=True)), losses
 
 
 def check_a_search_may_take_longer_than_the_limit(size: int, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, optim
 from torch.distributed.tensor import DTensor
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.run_features import in_group, made, whole
 from unisono.parallel.gradients import local
@@ -60,7 +61,9 @@ def same_parameters(optimizer: optim.Optimizer, parameters: list[Tensor]) -> Non
 
 def check_parts_have_the_bits_of_dtensors(folder: Path) -> None:
     """Fused kernels and Rprop (2.12) refuse some DTensors; the check against one process has them."""
-    names = [name for name in OPTIMIZERS if "fused" not in name and name != "Rprop"]
+    usual = ["SGD", "Adam, amsgrad", "AdamW, foreach", "NAdam"]
+    others = [name for name in OPTIMIZERS if "fused" not in name and name not in (*usual, "Rprop")]
+    names = swept(usual, others)
     cases = [(SHARDED, name) for name in names] + [(CUT, "AdamW, foreach")]
     for plan, name in cases:
         one, other = trained(plan, OPTIMIZERS[name]), trained(plan, on_dtensors(OPTIMIZERS[name]))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models, sweep
 from parallel.plain_training import adamw, same, seeded, under
 from parallel.run_features import in_group
@@ -42,7 +43,7 @@ class Words(nn.Module):
 def check_a_class_of_any_name_trains(folder: Path) -> None:
     ids = torch.randint(11, (3, 4, 6), generator=torch.Generator().manual_seed(1))
     batches = [(each, each) for each in ids]
-    for name in ("LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "Sequential"):
+    for name in swept(("LlamaForCausalLM", "Sequential"), ("GPT2LMHeadModel", "Qwen2ForCausalLM")):
         make: Any = type(name, (Words,), {})
         for plan in ALL:
             same(plan, make, batches, models.token_loss)
@@ -143,7 +144,7 @@ def check_a_chain_runs_its_entries_as_they_stand(folder: Path) -> None:
         lambda: hooked(before=True),
         lambda: hooked(before=False),
     ):
-        for plan in (PIPELINE, up.Plan(pipeline=2), SHARDED):
+        for plan in swept((PIPELINE, SHARDED), [up.Plan(pipeline=2)]):
             same(plan, make, rows(), LOSS)
 
 
@@ -326,7 +327,7 @@ class Lists(nn.Module):
 
 
 def check_children_of_any_name_and_none(folder: Path) -> None:
-    for name in ("children", "type", "register_buffer", "train", "named_modules", "values"):
+    for name in swept(("children", "train"), ("type", "register_buffer", "named_modules", "values")):
         for plan in (*ALL, up.Plan(data=2, swap="memory")):
             same(plan, lambda name=name: Lists(name), rows(2), LOSS, sample=rows()[0][0])
     with pytest.raises(ValueError, match='"unshard" has the name of a method that fully_shard gives'):

@@ -284,5 +284,42 @@ def check_one_that_cannot_be_tried_is_told(folder: Path) -> None:
     assert run.step(batches()[0]) > 0
 
 
+def clipping(optimizer: optim.Optimizer, by_hook: bool) -> optim.Optimizer:
+    """Clip by the norm of all gradients, in a hook before the step, or in a step of its own."""
+    plain = optimizer.step
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.05)
+
+    if by_hook:
+        optimizer.register_step_pre_hook(clip)
+    else:
+        optimizer.step = lambda: (clip(), plain())  # type: ignore[assignment,method-assign]
+    return optimizer
+
+
+def check_hooks_and_steps_in_place_of_the_class(folder: Path) -> None:
+    """They see whole tensors, or a warning says that they do not. A scheduler's step is none."""
+    for by_hook in (True, False):
+
+        def make(params: Any, by_hook: bool = by_hook) -> optim.Optimizer:
+            return clipping(optim.SGD(params, lr=0.5), by_hook)
+
+        for plan in (DATA, BOTH, ZERO, TENSOR):
+            compare(plan, make)
+        run = under(STAGES, make)
+        with pytest.warns(UserWarning, match=r"SGD has hooks of its step, or another step.*Plan\(clip"):
+            run.step(batches()[0])
+
+    def scheduled(params: Any) -> optim.Optimizer:
+        optimizer = optim.SGD(params, lr=0.5)
+        optim.lr_scheduler.StepLR(optimizer, 2)
+        return optimizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        under(STAGES, scheduled).step(batches()[0])
+
+
 def main(rank: int, size: int, folder: Path, name: str) -> None:
     in_group(rank, size, folder, globals()[name])

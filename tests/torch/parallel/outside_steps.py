@@ -154,6 +154,29 @@ def by_vector(model: nn.Module) -> None:
     nn.utils.vector_to_parameters(torch.zeros(numel), model.parameters())
 
 
+def by_all_in_one(model: nn.Module) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 0.5, model.parameters())
+
+
+def thin() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def check_vectors_of_parameters_that_ranks_share(folder: Path) -> None:
+    for plan, write, says in (
+        (ZERO1, by_all_in_one, "as in parameters_to_vector, joins what is cut"),
+        (ZERO3, by_all_in_one, "as in parameters_to_vector, joins what is cut"),
+        (PIPELINE, by_all_in_one, "cat takes a parameter that another stage"),
+        (PIPELINE, by_vector, "takes a parameter that another stage"),
+    ):
+        run = made(plan, thin, lambda output, _: output.square().mean())
+        (batch,) = run.shard(rows(1))
+        run.step(batch)
+        with pytest.raises(RuntimeError, match=says), torch.no_grad():
+            write(run.model)
+
+
 def by_new_parameters(model: nn.Module) -> None:
     model[2].weight = nn.Parameter(torch.zeros(32, 32))
 

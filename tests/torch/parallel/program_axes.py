@@ -15,21 +15,28 @@ from zoo.own import Nano
 
 def check_data_and_zero(folder: Path) -> None:
     given = batches()
-    usual = ({}, {"zero": 1, "schedule": "zb-h1"}, {"zero": 3, "recompute": True})
-    for more in swept(usual, ({"zero": 1}, {"zero": 2}, {"zero": 3})):
+    ids = [(inputs["ids"], targets) for inputs, targets in given]
+    skips, shared = (Skips, given, with_aux), (Shared, ids, loss)
+    usual = [
+        ({"zero": 1, "schedule": "zb-h1"}, skips),
+        ({"zero": 3, "recompute": True}, shared),
+    ]
+    further = ({}, {"zero": 1}, {"zero": 2}, {"zero": 3})
+    for more, (model, batches_, with_loss) in swept(
+        usual, [(more, case) for more in further for case in (skips, shared)]
+    ):
         plan = up.Plan(pipeline=2, data=2, micro_batches=2, **more)
-        same(plan, Skips, given, with_aux, sample=given[0][0])
-        ids = [(inputs["ids"], targets) for inputs, targets in given]
-        same(plan, Shared, ids, loss, sample=ids[0][0])
+        same(plan, model, batches_, with_loss, sample=batches_[0][0])
 
 
 def check_tensor(folder: Path) -> None:
     given = batches()
     for more in swept([{}], [{"zero": 1}, {"recompute": True}]):
         plan = up.Plan(pipeline=2, tensor=2, micro_batches=2, **more)
-        run = same(plan, Skips, given, with_aux, sample=given[0][0])
-        assert run.cut.modules["blocks.0.up"] == "column", str(run.cut)
-        assert run.cut.modules["blocks.4.down"] == "row", str(run.cut)
+        for model in swept([], [Skips]):
+            run = same(plan, model, given, with_aux, sample=given[0][0])
+            assert run.cut.modules["blocks.0.up"] == "column", str(run.cut)
+            assert run.cut.modules["blocks.4.down"] == "row", str(run.cut)
         ids = [(inputs["ids"], targets) for inputs, targets in given]
         run = same(plan, Nano, ids, loss, sample=ids[0][0])
         assert "h.0.attn.c_attn.q.weight" in run.cut.dims, str(run.cut)
@@ -37,7 +44,7 @@ def check_tensor(folder: Path) -> None:
 
 def check_four_stages(folder: Path) -> None:
     given = batches()
-    for schedule in ("1f1b", "zb-h1"):
+    for schedule in swept(["zb-h1"], ["1f1b"]):
         plan = up.Plan(pipeline=4, micro_batches=4, schedule=schedule)
         same(plan, Skips, given, with_aux, sample=given[0][0])
 

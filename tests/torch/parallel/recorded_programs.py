@@ -1,8 +1,11 @@
 """What a recording of a program must not lose: hooks of a layer that is cut, gradients of what is written."""
 
+import itertools
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -10,6 +13,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
+from parallel.models import scale_by_name
 from parallel.plain_training import same
 from parallel.run_features import in_group
 from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, rows
@@ -123,6 +127,141 @@ def check_the_programs_of_many_lengths_are_bounded(folder: Path) -> None:
             assert len(made) - begun == proofs, (plan, length, made[begun:])
         assert max(made[begun:]) == 3
     program_state.ProgramCache.__setitem__ = setitem  # type: ignore[method-assign]
+
+
+# ---- what a model reads outside its attributes ----
+
+
+class Settings:
+    scale = 1.0
+
+
+SCALE, NUMBER, TENSOR_OF_FILE = 1.0, np.float32(1.0), torch.ones(())
+ENTRIES: dict[str, Any] = {"scale": 1.0, "inner": {"scale": 1.0}}
+SPACE, LISTED = SimpleNamespace(scale=1.0, inner=SimpleNamespace(scale=1.0)), [1.0]
+MODULE: Any = ModuleType("settings")
+MODULE.scale = 1.0
+CALLS = {"all": 0}
+
+
+def by_a_function() -> float:
+    return float(ENTRIES["inner"]["scale"])
+
+
+class Reads(Text):
+    """Takes numbers from everywhere, each of which may change between steps."""
+
+    of_class: ClassVar[Any] = {"scale": 1.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.act = np.float32(1.0), functional.relu
+        self.deep = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(scale=1.0)))
+        self.parts = [SimpleNamespace(scale=1.0)]
+        self.places = {"here": SimpleNamespace(scale=1.0)}
+
+    @property
+    def scale(self) -> float:
+        return SPACE.inner.scale
+
+    @staticmethod
+    def of_list() -> float:
+        return LISTED[0]
+
+    def forward(self, tokens: Tensor, entries: Any = ENTRIES) -> Tensor:
+        own = self.number * self.deep.a.b.scale * self.parts[0].scale * self.places["here"].scale
+        file = entries["scale"] * SPACE.scale * MODULE.scale * Settings.scale * (lambda: SCALE)() * NUMBER
+        more = by_a_function() * self.of_class["scale"] * self.of_list() * self.scale
+        more *= models.scale_of_file() * scale_by_name()
+        return self.head(self.block(self.act(self.embed(tokens)) * float(own * file * more) * TENSOR_OF_FILE))
+
+
+def _set_of_file(name: str) -> Any:
+    return lambda _model, value: globals().update({name: value})
+
+
+READ: tuple[Any, ...] = (
+    _set_of_file("SCALE"),
+    lambda _, v: _set_of_file("NUMBER")(_, np.float32(v)),
+    lambda _, v: _set_of_file("TENSOR_OF_FILE")(_, torch.tensor(v)),
+    lambda _, v: TENSOR_OF_FILE.fill_(v),
+    lambda _, v: ENTRIES.update(scale=v),
+    lambda _, v: ENTRIES["inner"].update(scale=v),
+    lambda _, v: ENTRIES.update(inner={"scale": v}),
+    lambda _, v: setattr(SPACE, "scale", v),
+    lambda _, v: setattr(SPACE.inner, "scale", v),
+    lambda _, v: setattr(SPACE, "inner", SimpleNamespace(scale=v)),
+    lambda _, v: setattr(MODULE, "scale", v),
+    lambda _, v: setattr(Settings, "scale", v),
+    lambda _, v: LISTED.__setitem__(0, v),
+    lambda _, v: models.SCALES.update(of_file=v),
+    lambda _, v: models.SCALES.update(by_name=v),
+    lambda model, v: model.of_class.update(scale=v),
+    lambda model, v: setattr(model, "number", np.float32(v)),
+    lambda model, v: setattr(model.deep.a.b, "scale", v),
+    lambda model, v: setattr(model, "deep", SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(scale=v)))),
+    lambda model, v: setattr(model.parts[0], "scale", v),
+    lambda model, v: model.parts.__setitem__(0, SimpleNamespace(scale=v)),
+    lambda model, v: model.places.update(here=SimpleNamespace(scale=v)),
+    lambda model, v: setattr(model, "act", torch.sigmoid if v != 1 else functional.relu),
+)
+AXES = (up.Plan(tensor=2), up.Plan(pipeline=2), up.Plan(context=2))
+
+
+def of_texts(output: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def texts() -> Tensor:
+    return torch.arange(32).view(4, 8) * 7 % 32
+
+
+def check_what_a_model_reads_outside_it_is_followed(folder: Path) -> None:
+    def losses(plan: up.Plan) -> list[float]:
+        torch.manual_seed(0)
+        model, sample = Reads(), texts()
+        for change in READ:
+            change(model, 1.0)
+        run = up.parallelize(
+            model, plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=of_texts, sample=sample
+        )
+        found = []
+        for number in range(len(READ) + 11):  # the last ones change one number again and again
+            READ[max(0, number - 11)](run.model, 0.9 - 0.02 * number)
+            (batch,) = run.shard([(sample, sample)])
+            found.append(run.step(batch))
+        return found
+
+    wanted = losses(up.Plan(data=2))
+    for plan in AXES:
+        torch.testing.assert_close(losses(plan), wanted, rtol=1e-4, atol=1e-5, msg=str(plan))
+
+
+class Counts(Text):
+    """Counts its calls, in an attribute, a dict and outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.counts = 0, {"all": 0}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        self.counts["all"] += 1
+        CALLS["all"] += 1
+        return super().forward(tokens)
+
+
+def check_counters_end_new_recordings(folder: Path) -> None:
+    for plan in AXES:
+        run = up.parallelize(
+            Counts(), plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=of_texts, sample=texts()
+        )
+        calls = []
+        for _ in range(14):
+            run.step((texts(), texts()))
+            calls.append(CALLS["all"])
+        runs = [after - before for before, after in itertools.pairwise(calls[-3:])]
+        assert max(runs) <= 1, (plan, calls)  # a step runs the model, and records nothing
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import swept
 from parallel import limited, models
 from parallel.run_features import Branches, adamw, in_group, made, whole
 
@@ -60,7 +61,8 @@ def check_ranks_that_swap_may_use_different_parameters(folder: Path) -> None:
 
 def check_a_checkpoint_of_a_run_that_swaps(folder: Path) -> None:
     case, plans = models.CASES["tied"], (up.Plan(data=2, swap="disk"), up.Plan(data=2, zero=2))
-    for first, then in (plans, plans[::-1], (plans[0], up.Plan(data=2, swap="memory"))):
+    others = (plans[::-1], (plans[0], up.Plan(data=2, swap="memory")))
+    for first, then in swept([plans], others):
         here = folder / f"{first.swap} {then.swap}"
         one, other = made("tied", first), made("tied", then)
         batches = list(one.shard(case.batches(4, 8)))

@@ -32,6 +32,7 @@ gc.freeze()
 gc.enable()
 FOLDER, RANKS, STEPS, *FAULTS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "1"))
+PAUSE_S = float(os.environ.get("PAUSE_S", "0"))  # of each of the first steps
 NEW = "UNISONO_JOIN" in os.environ
 
 
@@ -77,6 +78,7 @@ def instrument(run: Any, log: Log, fault: Fault) -> None:
     def forward(*_: Any) -> None:
         if model.training:
             log.write(attempt=run.steps + 1, generation=run.generation, samples=model.seen)
+            time.sleep(PAUSE_S * (run.steps < 3))
             fault.reach("lose")
             fault.reach("forward")
             fault.reach("raise")

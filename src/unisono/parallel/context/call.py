@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono.parallel.costs.link import Link
 from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
-from unisono.parallel.layouts.cost import Link
 
 from .exchange import ContextGroup
 from .layout import LayoutError, SequenceDim, local_shape

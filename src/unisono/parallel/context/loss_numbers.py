@@ -94,12 +94,13 @@ class LossNumbers:
 
     def note(self, output: Any, targets: Any) -> None:
         """Keep the shapes that the loss gets."""
-        if self._given is None:
-            self._given = mapped((output, targets), self._blank)
-
-    def _blank(self, value: Tensor) -> Tensor:
-        with self._mode:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        if self._given is None:  # made later: a recording would have the operators
+            self._given = mapped(
+                (output, targets),
+                lambda t: functools.partial(
+                    torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=t.device
+                ),
+            )
 
     def read(self, loss: Callable[[Any, Any], Any]) -> int:
         """Run the loss; return a number that differs where it reads other ones, 0 before the first recording.
@@ -110,8 +111,10 @@ class LossNumbers:
         if self._given is None or _reads_nothing(loss):
             return 0
         try:
-            with torch.no_grad(), self._mode, _NumbersRead(self._tensors, self._fresh) as found:
-                loss(*self._given)
+            with torch.no_grad(), self._mode:
+                given = mapped(self._given, lambda make: make(), functools.partial)
+                with _NumbersRead(self._tensors, self._fresh) as found:
+                    loss(*given)
         except Exception as error:
             raise ContextError(
                 f"the loss, which was recorded, does not run a second time: {type(error).__name__}: {error}"

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.parallel.costs.link import Link
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
-from unisono.parallel.layouts.cost import Link
 from unisono.parallel.program_state import (
     COUNTS,
-    FAR,
     ModuleSettings,
     ProgramCache,
     kinds_of,
-    set_counter,
-    warn_counter,
 )
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
@@ -152,7 +149,8 @@ class ContextModel:
         for inputs, targets in micros:
             key = self._key(inputs, targets, loss)
             if self._settings.fresh:
-                self._check_counters(inputs, targets, loss)
+                recorded = partial(self._recorded, inputs, targets, loss)
+                self._settings.check_counters(self._recorder.shapes, partial(_changed, recorded, recorded()))
                 key = self._key(inputs, targets, loss)
             if not self._known.use(key):
                 self._settings.give(self._recorder.shapes)
@@ -182,19 +180,6 @@ class ContextModel:
         """What is not cut, though it has the sequence, and why."""
         found = {note: why for program in self._known.values() for note, why in program.notes.items()}
         return [f"{note}: {why or 'no rule follows it'}" for note, why in found.items()]
-
-    def _check_counters(self, inputs: Any, targets: Any, loss: Any) -> None:
-        """A number that counts may be left out of the settings only if it is not in the program."""
-        assert self._settings is not None
-        shapes = self._recorder.shapes
-        for at in sorted(self._settings.fresh):
-            self._settings.give(shapes)
-            seen = [self._recorded(inputs, targets, loss).operators]
-            far = (value for value in FAR if set_counter(shapes.model, at, value))
-            seen += [self._recorded(inputs, targets, loss).operators for _ in far]
-            if any(each != seen[0] for each in seen):
-                self._settings.keep(at)
-                warn_counter(at, self._name)
 
     def _key(self, inputs: Any, targets: Any, loss: Any) -> Any:
         assert self._settings is not None
@@ -331,11 +316,16 @@ class ContextModel:
         return drawing(seed_of(shared, self._ranks.rank), self._device)
 
 
+def _changed(recorded: Callable[[], Graph], before: Graph) -> str:
+    """What is wrong with a program that is another one now."""
+    return "" if recorded().operators == before.operators else "Its operators are others."
+
+
 def _run_calls(module: Any) -> None:
     """Let the forward of a module run what it is given by a program."""
     own = module.forward
 
-    @functools.wraps(own)
+    @wraps(own)
     def forward(*args: Any, **named: Any) -> Any:
         if args and isinstance(args[0], ForwardCall):
             return args[0].run(*args[1:])

@@ -8,6 +8,7 @@ traced_step.py      what a trace consists of
 exchanges.py        what the context axis and the expert axis exchange, priced
 rank_clock.py       the seconds of one rank of a pipeline
 collectives.py      what collectives and messages take
+link.py             what collectives take by two figures of a network
 step_time.py        the seconds of a step under a plan, by cause
 parameter_work.py   of it: units, replicas, updates, swapping
 forecast.py         StepForecast; forecast_check.py: the first steps of a run beside it

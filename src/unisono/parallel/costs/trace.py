@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.cut import Cut, ModuleMove
@@ -61,7 +62,7 @@ def trace_step(
         batch: (inputs, targets) of the micro-batch.
         output: the model's result -> what the loss takes.
     Raises:
-        CaptureError: the model or the loss reads values, or raises.
+        CaptureError: the model or the loss reads values, or raises. What code of this package raises stays.
     """
     model = shapes.model
     found = TracedStep(model)
@@ -82,9 +83,9 @@ def trace_step(
             value = loss(cast(result, torch.float32), targets)
             value = value[0] if isinstance(value, tuple) else value
             mode.backward(value.mean() if value.dim() else value)
-    except CaptureError:
-        raise
     except Exception as error:
+        if is_ours(error):
+            raise
         why = "reads values of tensors" if is_about_data(error) else type(error).__name__
         says = str(error).strip().splitlines()
         raise CaptureError(

@@ -23,6 +23,7 @@ __all__ = [
     "Index",
     "block",
     "block_all",
+    "groups_of",
     "inner",
     "join",
     "mixed",
@@ -176,6 +177,26 @@ def _join(first: list[Factor], second: list[Factor], why: str) -> None:
             first[:0] = inner(a.size // least)
         elif b.size > least:
             second[:0] = inner(b.size // least)
+
+
+def groups_of(x: Sequence[int], goal: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Runs of dims with as many elements. Example: (2, 3, 4) -> (6, 4): ([0, 1], [0]), ([2], [1])."""
+    found, i, j = [], 0, 0
+    while i < len(x) or j < len(goal):
+        came, goes = [i] if i < len(x) else [], [j] if j < len(goal) else []
+        left, right = math.prod(x[i : i + 1]), math.prod(goal[j : j + 1])
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right:
+                left *= x[i]
+                came.append(i)
+                i += 1
+            else:
+                right *= goal[j]
+                goes.append(j)
+                j += 1
+        found.append((came, goes))
+    return found
 
 
 def regrouped(came: Sequence[Dim], goes: Sequence[int], why: str) -> Dims:

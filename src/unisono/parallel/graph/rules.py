@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from unisono.parallel.layouts.operators import groups_of
-
-from .indices import Dim, Dims, block, block_all, join, mark, one, regrouped, size_of
+from .indices import Dim, Dims, block, block_all, groups_of, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value, writes_of
 
 __all__ = ["DRAWS", "Contraction", "Rules", "slice_of"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UnfitError
-from unisono.torch_internals.fake import fake_mode
+from unisono.torch_internals.fake import fake_mode, without_values
 
 from .containers import mapped
 from .model_copy import model_copy
@@ -105,12 +105,7 @@ class Shapes:
 
     def blank(self, value: Tensor) -> Tensor:
         """A tensor like `value`, without values; where the model is to be in place of the meta device."""
-        device = _home() if value.is_meta else value.device
-        with self.mode, torch.no_grad():
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        if isinstance(value, nn.Parameter):
-            return nn.Parameter(made, requires_grad=value.requires_grad)
-        return made
+        return without_values(self.mode, value, _home() if value.is_meta else value.device)
 
     def inputs(self, sample: Any) -> Any:
         """The sample, without its values; where the model is to be if it was on the meta device."""

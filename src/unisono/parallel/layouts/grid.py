@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.parallel.mesh import group_of, groups_along, unique_names
+from unisono.parallel.tensor_moves import TensorAxis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,32 +33,35 @@ def primes(number: int) -> tuple[int, ...]:
 class RankGrid:
     """All ranks of the default group, by their coordinates on the axes; the last axis is the fastest."""
 
-    def __init__(self, device_type: str = "cpu") -> None:
+    def __init__(self) -> None:
         self.sizes = primes(dist.get_world_size())
         names = unique_names(f"axis{index}" for index in range(len(self.sizes)))
         ranks = torch.arange(dist.get_world_size()).view(self.sizes)
-        self.mesh = DeviceMesh.from_group(groups_along(ranks), device_type, mesh=ranks, mesh_dim_names=names)
-        self.here = tuple(self.mesh.get_coordinate() or ())
-        self._groups: dict[tuple[int, ...], Any] = {}
+        self.mesh = DeviceMesh.from_group(groups_along(ranks), "cpu", mesh=ranks, mesh_dim_names=names)
+        self._here = tuple(self.mesh.get_coordinate() or ())
+        self._groups: dict[tuple[int, ...], Any] = {
+            (axis,): self.mesh.get_group(axis) for axis in range(ranks.dim())
+        }
 
     def ranks(self, axes: Sequence[int]) -> int:
         """The ranks that differ from this one in `axes` only."""
         return math.prod(self.sizes[axis] for axis in axes)
 
-    def place(self, axes: Sequence[int]) -> int:
-        """This rank's number among those, the last axis fastest."""
-        number = 0
-        for axis in axes:
-            number = number * self.sizes[axis] + self.here[axis]
-        return number
+    def axis(self, axes: tuple[int, ...], *, talks: bool = True) -> TensorAxis:
+        """Those ranks, and this one's number among them, the last axis fastest.
 
-    def group(self, axes: tuple[int, ...]) -> Any:
-        """The process group of those ranks. All ranks of the job call this in the same order."""
-        if axes not in self._groups:
+        Args:
+            talks: with their process group; all ranks of the job call this in the same order.
+        """
+        place = 0
+        for axis in axes:
+            place = place * self.sizes[axis] + self._here[axis]
+        if talks and axes not in self._groups:
             others = [axis for axis in range(len(self.sizes)) if axis not in axes]
-            columns = self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))
-            self._groups[axes] = group_of(columns)
-        return self._groups[axes]
+            self._groups[axes] = group_of(
+                self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))
+            )
+        return TensorAxis(self._groups[axes] if talks else None, place, self.ranks(axes))
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,44 +1,36 @@
 """Operators in index notation: the index of each dim of inputs and output, and a rank's computation on its
 parts.
 
-    matmul [m, k] @ [k, n] -> [m, n]      k is contracted: where it is cut, the output is a partial sum
+    "*mk,*kn->*mn"      matmul; k is contracted: where it is cut, the output is a partial sum
 
-Each rule returns a Signature for given shapes. `local` gets the ranks' `IndexPosition` and the local
-tensors. What it returns is, by one convention, this rank's share: outputs add up over the axes of every index
-they do not have.
+A letter is an index of one dim. `*` stands for all dims before, which are broadcast as PyTorch does it. What
+a rank computes is, by one convention, its share: outputs add up over the axes of every index that they do not
+have.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from unisono.parallel import tensor_moves
+from unisono.parallel.graph.indices import groups_of
+
+if TYPE_CHECKING:
+    from unisono.parallel.tensor_moves import TensorAxis
+
+    from .grid import RankGrid
+
 Shape = tuple[int, ...]
-
-
-class IndexPosition(Protocol):
-    """A rank's position along an index."""
-
-    def parts(self, index: str) -> int:
-        """The number of parts of the index."""
-        ...
-
-    def place(self, index: str) -> int:
-        """The number of this rank's part."""
-        ...
-
-    def total(self, value: Tensor, index: str) -> Tensor:
-        """The sum over all parts, differentiable."""
-        ...
-
-    def largest(self, value: Tensor, index: str) -> Tensor:
-        """The maximum over all parts, not differentiable."""
-        ...
+Owners = tuple[str | None, ...]  # for each mesh axis, the index it cuts
 
 
 class OperatorSignature(NamedTuple):
@@ -46,6 +38,7 @@ class OperatorSignature(NamedTuple):
 
     Args:
         inputs: for each tensor one index per dim; None: a dim of size 1 that is broadcast.
+        local: takes a rank's `IndexPosition` and its parts.
         whole: index -> why it cannot be cut.
         leads: index -> the size of the output's dim that it leads, which its parts must divide, too.
     """
@@ -57,7 +50,35 @@ class OperatorSignature(NamedTuple):
     leads: dict[str, int] = {}  # noqa: RUF012
 
 
-def rule_of(function: Any) -> Callable[..., OperatorSignature]:
+Rule = Callable[..., OperatorSignature]  # of the shapes of tensors, then the other arguments
+
+
+class IndexPosition:
+    """A rank's place along the indices that are cut."""
+
+    def __init__(self, grid: RankGrid, owners: Owners) -> None:
+        self._grid, self._owners = grid, owners
+
+    def along(self, index: str, *, talks: bool = False) -> TensorAxis:
+        """The ranks that have the parts of an index, and the number of this rank's part."""
+        axes = tuple(axis for axis, owner in enumerate(self._owners) if owner == index)
+        return self._grid.axis(axes, talks=talks and bool(axes))
+
+    def total(self, value: Tensor, index: str) -> Tensor:
+        """The sum over all parts, differentiable: what each rank does with it counts."""
+        axis = self.along(index, talks=True)
+        return value if axis.group is None else tensor_moves.move(value, "total", 0, axis, "up::total")
+
+    def largest(self, value: Tensor, index: str) -> Tensor:
+        """The maximum over all parts, not differentiable."""
+        axis, value = self.along(index, talks=True), value.detach()
+        if axis.group is not None:
+            value = value.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(value, dist.ReduceOp.MAX, axis.group)
+        return value
+
+
+def rule_of(function: Any) -> Rule:
     """Find the rule of a function of torch.
 
     Raises:
@@ -68,9 +89,30 @@ def rule_of(function: Any) -> Callable[..., OperatorSignature]:
         names = ", ".join(sorted({known.__name__ for known in RULES}))
         raise ValueError(
             f"shard: no rule for {getattr(function, '__name__', function)!r}. There are rules for "
-            f"{names}; another "
-            "function can be composed of these"
+            f"{names}; another function can be composed of these"
         )
+    return rule
+
+
+def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | None = None) -> Rule:
+    """The rule of an operator in index notation; `local` takes its further arguments by name."""
+    came, goes = text.split("->")
+    terms, parameters = came.split(","), inspect.signature(local)
+
+    def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
+        parameters.bind(None, *shapes, **named)
+        letters = [term.lstrip("*") for term in terms]
+        for term, own, shape in zip(terms, letters, shapes, strict=False):  # a bias may be left out
+            if len(shape) < len(own) or (len(shape) > len(own) and term == own):
+                name = local.__name__.strip("_")
+                raise ValueError(
+                    f"{name}: an input must have the dimensions {term} of {text}, and has {list(shape)}"
+                )
+        fronts, out = _aligned([x[: len(x) - len(own)] for x, own in zip(shapes, letters, strict=False)])
+        inputs = tuple((*front, *own) for front, own in zip(fronts, letters, strict=False))
+        output = (*out * goes.startswith("*"), *goes.lstrip("*"))
+        return OperatorSignature(inputs, output, functools.partial(local, **named), whole or {})
+
     return rule
 
 
@@ -88,46 +130,82 @@ def _aligned(shapes: Sequence[Shape]) -> tuple[list[tuple[str | None, ...]], tup
     return inputs, tuple(f"b{dim}" for dim in range(rank))
 
 
-def _elementwise(function: Callable[..., Tensor]) -> Callable[..., OperatorSignature]:
-    def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
-        inputs, output = _aligned(shapes)
-        return OperatorSignature(tuple(inputs), output, lambda _, *tensors: function(*tensors, **named))
-
-    return rule
+def _unary(function: Callable[..., Tensor]) -> Rule:
+    return _notation("*->*", lambda _, x, **named: function(x, **named))
 
 
-def _matmul(a: Shape, b: Shape) -> OperatorSignature:
-    if len(a) < 2 or len(b) < 2:
-        raise ValueError(f"matmul: inputs must have two dimensions at least, not {len(a)} and {len(b)}")
-    batch, out = _aligned([a[:-2], b[:-2]])
-    return OperatorSignature(
-        ((*batch[0], "m", "k"), (*batch[1], "k", "n")), (*out, "m", "n"), lambda _, x, y: x @ y
-    )
+def _binary(function: Callable[..., Tensor]) -> Rule:
+    return _notation("*,*->*", lambda _, x, y, **named: function(x, y, **named))
 
 
-def _linear(x: Shape, weight: Shape, *bias: Shape) -> OperatorSignature:  # noqa: ARG001
-    rows = tuple(f"r{dim}" for dim in range(len(x) - 1))
-
-    def local(part: IndexPosition, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
-        result = functional.linear(x, weight)
-        return result + bias[0] * float(part.place("k") == 0) if bias else result
-
-    return OperatorSignature(((*rows, "k"), ("n", "k"), *(("n",) for _ in bias)), (*rows, "n"), local)
+# ---- what a rank computes, where it is more than the operator on its parts ----
 
 
-def _embedding(tokens: Shape, weight: Shape) -> OperatorSignature:  # noqa: ARG001
-    rows = tuple(f"r{dim}" for dim in range(len(tokens)))
+def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
 
-    def local(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
-        here = tokens - part.place("v") * len(weight)
-        mine = (here >= 0) & (here < len(weight))
-        return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
 
-    return OperatorSignature((rows, ("v", "d")), (*rows, "d"), local)
+def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    result = functional.linear(x, weight)
+    return result if bias is None else result + bias * float(part.along("k").place == 0)
+
+
+def _embedding(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
+    here = tokens - part.along("v").place * len(weight)
+    mine = (here >= 0) & (here < len(weight))
+    return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
+
+
+def _layer_norm(
+    part: IndexPosition, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """The last dim is normalized; it may be cut."""
+    width = x.shape[-1] * part.along("k").parts
+    centred = x - part.total(x.sum(-1, keepdim=True), "k") / width
+    variance = part.total((centred * centred).sum(-1, keepdim=True), "k") / width
+    result = centred * torch.rsqrt(variance + eps)
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias
+
+
+def _cross_entropy(
+    part: IndexPosition,
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+) -> Tensor:
+    """Rows and classes may be cut."""
+    top = part.largest(logits.detach().amax(1, keepdim=True), "v")
+    log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
+    here = targets - part.along("v").place * logits.shape[1]
+    mine = (here >= 0) & (here < logits.shape[1])
+    picked = logits.gather(1, (here * mine).unsqueeze(1)) * mine.unsqueeze(1)
+    counts = (targets != ignore_index).unsqueeze(1)
+    # every rank along the classes has the same log_sum: the first one counts it
+    each = log_sum * float(part.along("v").place == 0) - picked
+    total = torch.where(counts, each, 0).sum()
+    return total / part.total(counts.sum(), "r") if reduction == "mean" else total
+
+
+def _attention(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+# ---- rules that need the arguments ----
+
+
+def _attention_rule(*qkv: Shape, is_causal: bool = False) -> OperatorSignature:
+    whole = {"d": "scores need all features of a head", "s": "softmax runs over all keys"}
+    if is_causal:
+        whole["t"] = "a causal mask needs to know which queries these are"
+    return _notation("*td,*sd,*se->*te", _attention, whole)(*qkv, is_causal=is_causal)
 
 
 def _softmax(x: Shape, dim: int) -> OperatorSignature:
-    indices = tuple(f"i{at}" for at in range(len(x)))
+    indices = _dims(x)
     over = indices[dim]
 
     def local(part: IndexPosition, x: Tensor) -> Tensor:
@@ -137,52 +215,19 @@ def _softmax(x: Shape, dim: int) -> OperatorSignature:
     return OperatorSignature((indices,), indices, local)
 
 
-def _layer_norm(x: Shape, *affine: Shape, eps: float = 1e-5) -> OperatorSignature:
-    """The last dim is normalized; it may be cut."""
-    indices = tuple(f"i{at}" for at in range(len(x)))
-    last = indices[-1]
-
-    def local(part: IndexPosition, x: Tensor, *affine: Tensor) -> Tensor:
-        width = x.shape[-1] * part.parts(last)
-        centred = x - part.total(x.sum(-1, keepdim=True), last) / width
-        variance = part.total((centred * centred).sum(-1, keepdim=True), last) / width
-        result = centred * torch.rsqrt(variance + eps)
-        for value, join in zip(affine, JOINS, strict=False):
-            result = join(result, value)
-        return result
-
-    return OperatorSignature((indices, *((last,) for _ in affine)), indices, local)
-
-
-def _attention(q: Shape, k: Shape, v: Shape, *, is_causal: bool = False) -> OperatorSignature:  # noqa: ARG001
-    batch = tuple(f"b{dim}" for dim in range(len(q) - 2))
-    whole = {"d": "scores need all features of a head", "s": "softmax runs over all keys"}
-    if is_causal:
-        whole["t"] = "a causal mask needs to know which queries these are"
-
-    def local(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-    inputs = ((*batch, "t", "d"), (*batch, "s", "d"), (*batch, "s", "e"))
-    return OperatorSignature(inputs, (*batch, "t", "e"), local, whole)
-
-
-def _reduction(mean: bool) -> Callable[..., OperatorSignature]:
+def _reduction(mean: bool) -> Rule:
     def rule(x: Shape, dim: int | Sequence[int] | None = None, *, keepdim: bool = False) -> OperatorSignature:
         dims = range(len(x)) if dim is None else [dim] if isinstance(dim, int) else dim
-        over = {at % len(x) for at in dims}
-        indices = tuple(f"i{at}" for at in range(len(x)))
+        over = sorted({at % len(x) for at in dims})
         share = 1 / math.prod(x[at] for at in over) if mean else 1.0
 
         def local(_: IndexPosition, x: Tensor) -> Tensor:
-            return (
-                x.sum(sorted(over), keepdim=keepdim) * share if mean else x.sum(sorted(over), keepdim=keepdim)
-            )
+            total = x.sum(over, keepdim=keepdim)
+            return total * share if mean else total
 
-        output = [
-            None if at in over else index for at, index in enumerate(indices) if keepdim or at not in over
-        ]
-        return OperatorSignature((indices,), tuple(output), local)
+        output = [None if at in over else index for at, index in enumerate(_dims(x))]
+        left = [index for index in output if keepdim or index]
+        return OperatorSignature((_dims(x),), tuple(left), local)
 
     return rule
 
@@ -194,8 +239,11 @@ def _transpose(x: Shape, first: int, second: int) -> OperatorSignature:
 
 
 def _permute(x: Shape, dims: Sequence[int]) -> OperatorSignature:
-    indices = tuple(f"i{at}" for at in range(len(x)))
-    return OperatorSignature((indices,), tuple(indices[at] for at in dims), lambda _, x: x.permute(*dims))
+    return OperatorSignature((_dims(x),), tuple(_dims(x)[at] for at in dims), lambda _, x: x.permute(*dims))
+
+
+def _dims(x: Shape) -> tuple[str, ...]:
+    return tuple(f"i{dim}" for dim in range(len(x)))
 
 
 def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
@@ -218,75 +266,31 @@ def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
             whole[f"{lead}.{at}"] = "only the first of the dimensions that are merged or split can be cut"
 
     def local(part: IndexPosition, x: Tensor) -> Tensor:
-        cut = [size // part.parts(index) if index else size for size, index in zip(goal, output, strict=True)]
-        return x.reshape(cut)
+        parts = [part.along(index).parts if index else 1 for index in output]
+        return x.reshape([size // cut for size, cut in zip(goal, parts, strict=True)])
 
     return OperatorSignature((tuple(inputs),), tuple(output), local, whole, leads)
 
 
-def groups_of(x: Shape, goal: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of dims with the same number of elements. Example: (2, 3, 4) -> (6, 4): ([0, 1], [0]), ([2],
-    [1]).
-    """
-    found, i, j = [], 0, 0
-    while i < len(x) or j < len(goal):
-        came, goes = [i] if i < len(x) else [], [j] if j < len(goal) else []
-        left, right = math.prod(x[i : i + 1]), math.prod(goal[j : j + 1])
-        i, j = i + 1, j + 1
-        while left != right:
-            if left < right:
-                left *= x[i]
-                came.append(i)
-                i += 1
-            else:
-                right *= goal[j]
-                goes.append(j)
-                j += 1
-        found.append((came, goes))
-    return found
-
-
-def _cross_entropy(logits: Shape, targets: Shape, *, reduction: str = "mean") -> OperatorSignature:  # noqa: ARG001
-    """[rows, classes], [rows] -> []. Both may be cut."""
-    if len(logits) != 2 or reduction not in ("mean", "sum"):
-        raise ValueError(
-            f"cross_entropy: takes [rows, classes] and mean or sum, not {logits} and {reduction!r}"
-        )
-    share = 1 / logits[0] if reduction == "mean" else 1.0
-
-    def local(part: IndexPosition, logits: Tensor, targets: Tensor) -> Tensor:
-        top = part.largest(logits.detach().amax(1, keepdim=True), "v")
-        log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
-        here = targets - part.place("v") * logits.shape[1]
-        mine = (here >= 0) & (here < logits.shape[1])
-        picked = logits.gather(1, (here * mine).unsqueeze(1)) * mine.unsqueeze(1)
-        # every rank along the classes has the same log_sum: the first one counts it
-        return (log_sum * float(part.place("v") == 0) - picked).sum() * share
-
-    return OperatorSignature((("r", "v"), ("r",)), (), local)
-
-
-JOINS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (torch.mul, torch.add)  # of weight and bias
 UNARY = (
     torch.relu, torch.tanh, torch.exp, torch.neg, torch.sigmoid, torch.sqrt, torch.abs, torch.clone,
     functional.relu, functional.gelu, functional.silu, functional.tanh,
 )  # fmt: skip
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
-RULES: dict[Any, Callable[..., OperatorSignature]] = {
-    **{function: _elementwise(function) for function in (*UNARY, *BINARY)},
-    torch.matmul: _matmul,
-    torch.mm: _matmul,
-    torch.bmm: _matmul,
-    functional.linear: _linear,
-    functional.embedding: _embedding,
+RULES: dict[Any, Rule] = {
+    **{function: _unary(function) for function in UNARY},
+    **{function: _binary(function) for function in BINARY},
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", _matmul)),
+    functional.linear: _notation("*k,nk,n->*n", _linear),
+    functional.embedding: _notation("*,vd->*d", _embedding),
+    functional.layer_norm: _notation("*k,k,k->*k", _layer_norm),
+    functional.cross_entropy: _notation("rv,r->", _cross_entropy),
+    functional.scaled_dot_product_attention: _attention_rule,
     torch.softmax: _softmax,
     functional.softmax: _softmax,
-    functional.layer_norm: _layer_norm,
-    functional.scaled_dot_product_attention: _attention,
     torch.sum: _reduction(mean=False),
     torch.mean: _reduction(mean=True),
     torch.transpose: _transpose,
     torch.permute: _permute,
     torch.reshape: _reshape,
-    functional.cross_entropy: _cross_entropy,
 }

@@ -1,9 +1,10 @@
-"""From one layout to another by the cheapest chain of moves, and back in backward.
+"""From one layout to another by the cheapest chain of moves, and back in backward; the record of the moves.
 
-A layout has one placement per mesh axis, DTensor's: Replicate, Shard(dim), Partial(sum). Where several axes
+A layout has one placement of DTensor's per mesh axis: Replicate, Shard(dim), Partial(sum). Where several axes
 cut one dim, the first axis is the major one. A move changes some axes at once. It takes away the minor axes
 of a dim, or adds minor axes to one: anything else would tear blocks apart. Dijkstra's search finds the
-cheapest chain.
+cheapest chain. (DTensor's own `redistribute` changes one axis at a time, and on CPU it gathers a value in
+order to cut it along another dim.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,17 +25,41 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from unisono.torch_internals import version_names
-
-from .cost import LayoutTransform, Link, TransformRecord, note
+from unisono.parallel import tensor_moves
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
+
+    from unisono.parallel.costs.link import Link
 
     from .grid import RankGrid
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
+KINDS: dict[tuple[Any, Any], str] = {  # of the placements before and after
+    (Replicate, Shard): "slice",
+    (Shard, Replicate): "all_gather",
+    (Shard, Shard): "all_to_all",
+    (Partial, Replicate): "all_reduce",
+    (Partial, Shard): "reduce_scatter",
+}
+OF_ONE_DIM = {"slice": "slice", "all_gather": "gather", "all_reduce": "sum", "reduce_scatter": "scatter"}
+
+
+class LayoutTransform(NamedTuple):
+    """One step from a layout to the next.
+
+    Args:
+        kind: slice, all_gather, all_to_all, all_reduce or reduce_scatter.
+        axes: the mesh axes of the group.
+        source: the tensor dim that was cut; None for partial sums and whole values.
+        target: the tensor dim that is cut afterwards.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    source: int | None
+    target: int | None
 
 
 class TransformPath(NamedTuple):
@@ -68,11 +95,10 @@ def transform_path(
         settled.add(layout)
         part = whole / math.prod(size for size, p in zip(sizes, layout, strict=True) if isinstance(p, Shard))
         for move, following in _moves(layout, shape, sizes):
-            if following not in settled:
-                ranks = math.prod(sizes[axis] for axis in move.axes)
-                cost = seconds + link.seconds(move.kind, ranks, part)
-                received = nbytes + link.received(move.kind, ranks, part)
-                heapq.heappush(queue, (cost, received, next(order), following, (*moves, move)))
+            ranks = math.prod(sizes[axis] for axis in move.axes)
+            cost = seconds + link.seconds(move.kind, ranks, part)
+            received = nbytes + link.received(move.kind, ranks, part)
+            heapq.heappush(queue, (cost, received, next(order), following, (*moves, move)))
     raise ValueError(f"there is no way from {start} to {goal} for shape {shape} on axes {sizes}")
 
 
@@ -81,47 +107,34 @@ def _moves(
 ) -> Iterator[tuple[LayoutTransform, Layout]]:
     """Every move from `layout`, and the layout after it."""
     axes = range(len(sizes))
-    for count in range(1, len(sizes) + 1):
-        for chosen in itertools.combinations(axes, count):
-            before = {layout[axis] for axis in chosen}
-            if len(before) != 1:
-                continue
-            (source,) = before
-            if isinstance(source, Shard) and not _minor(layout, chosen, source.dim):
-                continue
-            for target in [WHOLE, *map(Shard, range(len(shape)))]:
-                kind = _kind(source, target)
-                following = tuple(target if axis in chosen else layout[axis] for axis in axes)
-                if kind and (
-                    not isinstance(target, Shard) or _fits(following, chosen, target.dim, shape, sizes)
-                ):
-                    yield LayoutTransform(kind, chosen, _dim(source), _dim(target)), following
-
-
-def _kind(source: Placement, target: Placement) -> str | None:
-    if isinstance(source, Partial):
-        return "all_reduce" if target == WHOLE else "reduce_scatter"
-    if isinstance(source, Shard):
-        if target == source:
-            return None
-        return "all_gather" if target == WHOLE else "all_to_all"
-    return None if target == WHOLE else "slice"
+    for chosen in itertools.chain.from_iterable(itertools.combinations(axes, n + 1) for n in axes):
+        source = layout[chosen[0]]
+        if any(layout[axis] != source for axis in chosen) or not _minor(layout, chosen, source):
+            continue
+        for target in [WHOLE, *map(Shard, range(len(shape)))]:
+            kind = KINDS.get((type(source), type(target)))
+            following = tuple(target if axis in chosen else layout[axis] for axis in axes)
+            if kind and target != source and _fits(following, chosen, target, shape, sizes):
+                yield LayoutTransform(kind, chosen, _dim(source), _dim(target)), following
 
 
 def _dim(placement: Placement) -> int | None:
     return placement.dim if isinstance(placement, Shard) else None
 
 
-def _minor(layout: Layout, chosen: Sequence[int], dim: int) -> bool:
-    """Whether `chosen` are the last of the axes that cut `dim`."""
-    return all(axis in chosen or axis < min(chosen) for axis, p in enumerate(layout) if p == Shard(dim))
+def _minor(layout: Layout, chosen: Sequence[int], placement: Placement) -> bool:
+    """Whether `chosen` are the last of the axes that cut a dim."""
+    cut = [axis for axis, p in enumerate(layout) if isinstance(p, Shard) and p == placement]
+    return all(axis in chosen or axis < min(chosen) for axis in cut)
 
 
 def _fits(
-    layout: Layout, chosen: Sequence[int], dim: int, shape: tuple[int, ...], sizes: tuple[int, ...]
+    layout: Layout, chosen: Sequence[int], target: Placement, shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> bool:
-    parts = math.prod(size for size, p in zip(sizes, layout, strict=True) if p == Shard(dim))
-    return shape[dim] % parts == 0 and _minor(layout, chosen, dim)
+    if not isinstance(target, Shard):
+        return True
+    parts = math.prod(size for size, p in zip(sizes, layout, strict=True) if p == target)
+    return shape[target.dim] % parts == 0 and _minor(layout, chosen, target)
 
 
 # ---- the moves ----
@@ -142,59 +155,83 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> Any:  # type: ignore[override]
+        tensor_moves.refuse_second_gradient()
         return _follow(grad, ctx.back, *ctx.how), None, None, None, None
 
 
+def path_of(value: DTensor, goal: Layout, sizes: tuple[int, ...], link: Link) -> TransformPath:
+    """Find the cheapest way of `value` to `goal`."""
+    start, shape = tuple(value.placements), tuple(value.shape)
+    return transform_path(start, goal, shape, value.element_size(), sizes, link)
+
+
 def _follow(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
-    shape, here = tuple(value.shape), tuple(value.placements)
-    found = transform_path(here, goal, shape, value.element_size(), grid.sizes, link)
-    local = value.to_local().detach()
-    for move in found.moves:
-        ranks, nbytes = grid.ranks(move.axes), local.nbytes
-        start = time.perf_counter()
-        with record_function(f"up::{where}|{move.kind}"):
-            local = _move(local, move, grid)
-        note(
-            TransformRecord(
-                where, move, ranks, str(here), str(goal), link.received(move.kind, ranks, nbytes),
-                link.seconds(move.kind, ranks, nbytes), time.perf_counter() - start,
-            )
-        )  # fmt: skip
-    return DTensor.from_local(
-        local, grid.mesh, goal, run_check=False, shape=value.shape, stride=_stride(shape)
-    )
+    here, local, kept = tuple(value.placements), value.to_local().detach(), _current.get()
+    for move in path_of(value, goal, grid.sizes, link).moves:
+        ranks, nbytes, began = grid.ranks(move.axes), local.nbytes, time.perf_counter()
+        local = _move(local, move, grid, f"up::{where}|{move.kind}")
+        if kept is not None:
+            kept.append(
+                TransformRecord(
+                    where, move, ranks, str(here), str(goal), link.received(move.kind, ranks, nbytes),
+                    link.seconds(move.kind, ranks, nbytes), time.perf_counter() - began,
+                )
+            )  # fmt: skip
+    return DTensor.from_local(local, grid.mesh, goal, run_check=False)
 
 
-def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-
-
-def _move(local: Tensor, move: LayoutTransform, grid: RankGrid) -> Tensor:
-    ranks = grid.ranks(move.axes)
-    if move.kind == "slice":
-        assert move.target is not None
-        return local.chunk(ranks, move.target)[grid.place(move.axes)].contiguous()
-    group = grid.group(move.axes)
-    if move.kind == "all_reduce":
-        local = local.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(local, group=group)
-        return local
-    if move.kind == "all_gather":
-        parts = local.new_empty(ranks, *local.shape)
-        version_names.all_gather_single(parts, local.contiguous(), group=group)
-        return _joined(parts, move.source)
+def _move(local: Tensor, move: LayoutTransform, grid: RankGrid, label: str) -> Tensor:
+    axis = grid.axis(move.axes, talks=move.kind != "slice")
+    if move.kind != "all_to_all":
+        dim = move.source if move.target is None else move.target
+        return tensor_moves.KINDS[OF_ONE_DIM[move.kind]][0](local, dim or 0, axis, label)
+    assert move.source is not None
     assert move.target is not None
-    cut = torch.stack(local.chunk(ranks, move.target))
-    if move.kind == "reduce_scatter":
-        part = torch.empty_like(cut[0])
-        version_names.reduce_scatter_single(part, cut, group=group)
-        return part
+    cut = torch.stack(local.chunk(axis.parts, move.target))
     parts = torch.empty_like(cut)
-    dist.all_to_all_single(parts, cut, group=group)
-    return _joined(parts, move.source)
+    with record_function(label):
+        dist.all_to_all_single(parts, cut, group=axis.group)
+    return torch.cat(parts.unbind(0), move.source)
 
 
-def _joined(parts: Tensor, dim: int | None) -> Tensor:
-    """[ranks, *local] -> parts one after the other along `dim`."""
-    assert dim is not None
-    return torch.cat(parts.unbind(0), dim) if dim else parts.flatten(0, 1)
+# ---- the record ----
+
+
+class TransformRecord(NamedTuple):
+    """One move. `nbytes`: received by this rank."""
+
+    where: str
+    move: LayoutTransform
+    ranks: int
+    start: str
+    goal: str
+    nbytes: float
+    predicted_s: float
+    measured_s: float
+
+
+class Record(list[TransformRecord]):
+    """The moves inside `with record() as moves:`; as text, a table."""
+
+    def __str__(self) -> str:
+        head = f"{'where':36} {'move':15} {'ranks':>5} {'bytes':>10} {'predicted':>10} {'measured':>10}  why"
+        rows = [
+            f"{e.where:36} {e.move.kind:15} {e.ranks:5} {e.nbytes:10.0f} {e.predicted_s * 1e6:8.1f}us "
+            f"{e.measured_s * 1e6:8.1f}us  {e.start} -> {e.goal}"
+            for e in self
+        ]
+        return "\n".join([head, *rows])
+
+
+_current: ContextVar[Record | None] = ContextVar("moves", default=None)
+
+
+@contextmanager
+def record() -> Iterator[Record]:
+    """Collect the moves that `up.shard`'s operators insert, forward and backward."""
+    moves = Record()
+    token = _current.set(moves)
+    try:
+        yield moves
+    finally:
+        _current.reset(token)

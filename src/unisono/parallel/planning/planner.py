@@ -241,7 +241,7 @@ def _unrecorded(model: nn.Module, optimizer: Optimizer, error: CaptureError) -> 
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     task = TrainingTask(model, torch.zeros(1), ranks, optimizer, None)
     held, trained, moments = task.state_bytes
-    room = on_rank_0(lambda: min(limit for limit, _ in measure(task.device_type, held).of_places(Plan())))
+    room = min(limit for limit, _ in measure(task.device_type, held).of_places(Plan()))  # the same everywhere
     fits = 2 * (held + trained + (moments or 2 * trained)) <= room  # the other half: activations
     chosen = Plan(data=ranks) if fits or ranks == 1 else Plan(data=ranks, zero=3)
     if not dist.is_initialized() or dist.get_rank() == 0:
