@@ -419,7 +419,8 @@ def test_a_receiver_is_full_when_a_message_without_copy_has_begun() -> None:
         assert asks.wait(HANG_S)
         group.probe(0, 3)
         told.set()
-        while not sent.wait(2):  # rank 0 waits where another of its threads had the lock
+        sent.wait(2)
+        while not sent.is_set():  # rank 0 waits where another of its threads had the lock
             group.iprobe(0)
         messages = [*stored, small[0]], small, large
         tags = [1, 2, 3, *range(10, 18), *range(20, 24)]
@@ -432,7 +433,7 @@ def test_a_receiver_is_full_when_a_message_without_copy_has_begun() -> None:
 
 
 def test_a_receiver_that_has_room_again_says_so_last() -> None:
-    full, asks, sends, told, received = (threading.Event() for _ in range(5))
+    full, asks, sends, told, answered, received = (threading.Event() for _ in range(6))
 
     def work(group: un.Group) -> None:
         first, second = nearly_full(group, full)
@@ -443,6 +444,7 @@ def test_a_receiver_that_has_room_again_says_so_last() -> None:
             sends.set()
             assert told.wait(HANG_S)
             group.recv(back, 1)
+            assert answered.wait(HANG_S)
             assert not group.iprobe(1)
             assert group.isend(small, 1, 4).done(), "it is not offered: rank 1 has room"
             received.set()
@@ -454,6 +456,8 @@ def test_a_receiver_that_has_room_again_says_so_last() -> None:
         group.recv(first, 0, 1)
         told.set()
         answer.wait()
+        group.iprobe(0)
+        answered.set()
         assert received.wait(HANG_S)
         for x, tag in ((second, 2), (small, 3), (small, 4)):
             group.recv(x, 0, tag)

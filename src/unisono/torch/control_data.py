@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -97,7 +98,7 @@ def scatter_from_rank_0(do: Callable[[], list[T]], group: Any = None) -> T:
 
     def encode_each() -> None:  # before the first is sent: what cannot be sent is an error on all ranks
         for _, item in zip(ranks, do(), strict=True):
-            found.append(RankOutcome(lambda item=item: item))
+            found.append(RankOutcome(partial(_same, item)))
             found[-1].result()
 
     on_rank_0(encode_each, group)
@@ -106,6 +107,10 @@ def scatter_from_rank_0(do: Callable[[], list[T]], group: Any = None) -> T:
     for rank, outcome in zip(ranks[1:], found[1:], strict=True):
         _send(outcome.data, rank, group)
     return found[0].result()  # type: ignore[no-any-return]
+
+
+def _same(item: T) -> T:
+    return item
 
 
 def broadcast_data(value: T, group: Any = None, src: int = 0) -> T:
