@@ -8,6 +8,7 @@ import numpy as np
 import ranks
 import unisono as un
 from effort import HANG_S
+from loops import everywhere
 
 
 def nearly_full(group: un.Group, stored: threading.Event) -> tuple[np.ndarray, np.ndarray]:
@@ -84,5 +85,29 @@ def test_a_receiver_that_has_room_again_says_so_last() -> None:
         assert received.wait(HANG_S)
         for x, tag in ((second, 2), (small, 3), (small, 4)):
             group.recv(x, 0, tag)
+
+    ranks.threads(2, work)
+
+
+@everywhere
+def test_a_cancelled_receive_leaves_its_message_to_the_next() -> None:
+    """The first waits until the send of its memory is done, and would get the message then."""
+
+    def work(group: un.Group) -> None:
+        x, y = np.zeros(10_000_000), np.zeros(1)
+        if group.rank == 0:
+            group.send(np.ones(1), 1, 1)
+            group.send(y, 1, 2)
+            group.recv(y, 1, 3)
+            group.recv(x, 1, 4)
+            return
+        sent = group.isend(x, 0, 4)  # too much to be stored
+        first, second = group.irecv(x[:1], 0, 1), group.irecv(y, 0, 1)
+        group.recv(np.zeros(1), 0, 2)
+        assert first.cancel()
+        second.wait()
+        group.send(y, 0, 3)
+        sent.wait()
+        assert (x[0], y[0]) == (0, 1)
 
     ranks.threads(2, work)

@@ -386,30 +386,6 @@ def test_memory_of_a_receive_is_its_own_until_the_caller_knows_its_end(seen: boo
 
 
 @everywhere
-def test_a_cancelled_receive_leaves_its_message_to_the_next() -> None:
-    """The first waits until the send of its memory is done, and would get the message then."""
-
-    def work(group: un.Group) -> None:
-        x, y = np.zeros(10_000_000), np.zeros(1)
-        if group.rank == 0:
-            group.send(np.ones(1), 1, 1)
-            group.send(y, 1, 2)
-            group.recv(y, 1, 3)
-            group.recv(x, 1, 4)
-            return
-        sent = group.isend(x, 0, 4)  # too much to be stored
-        first, second = group.irecv(x[:1], 0, 1), group.irecv(y, 0, 1)
-        group.recv(np.zeros(1), 0, 2)
-        assert first.cancel()
-        second.wait()
-        group.send(y, 0, 3)
-        sent.wait()
-        assert (x[0], y[0]) == (0, 1)
-
-    ranks.threads(2, work)
-
-
-@everywhere
 def test_two_receives_of_a_batch_that_share_memory() -> None:
     def work(group: un.Group) -> None:
         x = np.zeros(4)
