@@ -52,7 +52,7 @@ void Channels::progress(LargeMessages large) {
       push(peer, large);
       pull(peer, large);
     }
-    if (held_ > 0) deliver_held();
+    if (held_ > 0 || released_) deliver_held();
     if (may_store_ && large == LargeMessages::kNow) store_offers();
   } while (has_answers_);
 }

@@ -204,6 +204,7 @@ class Channels {
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   Receives receives_;                                        // not yet matched, in order
   size_t held_ = 0;                                          // of these, those with `readers`
+  bool released_ = false;                                    // one was cancelled: others get what it would
   ReceiveBuffers receive_buffers_;
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank

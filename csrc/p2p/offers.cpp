@@ -1,6 +1,7 @@
 // Messages that are offered before they are sent (a rendezvous, as in MPI libraries): the header goes ahead,
 // the bytes wait in the sender until the receiver asks for them. So a receiver that has no more room for
 // unexpected messages still learns of all of them, and takes them in any order.
+#include <algorithm>
 #include <utility>
 
 #include "p2p/channels.hpp"
@@ -12,7 +13,8 @@ namespace unisono {
 // Whether the header of the first send to `peer` is written.
 bool Channels::write_header(int peer, Request& request) {
   if (request.header_moved == 0) {
-    if (request.frame == MessageFrame::kMessage && must_offer(peer, request)) {
+    // One that has begun a zero-copy transfer stays what it is, though there was no room for its header.
+    if (request.frame == MessageFrame::kMessage && !request.zero_copy && must_offer(peer, request)) {
       request.frame = MessageFrame::kOffer;
       request.number = ++offers(peer).made;
     }
@@ -42,7 +44,7 @@ bool Channels::send_granted(int peer, uint64_t number) {
   return true;
 }
 
-// Writes a header without a message, before the sends that have not begun. It is no request of the caller's:
+// Writes a header without a message, before the messages that have not begun. It is no request of the caller's:
 // a rank that has left does not need it.
 void Channels::tell(int peer, MessageFrame frame, uint64_t number) {
   if (group_.cell(peer).left.load(std::memory_order_acquire) != 0 || !streams_.open(peer)) return;
@@ -57,7 +59,11 @@ void Channels::tell(int peer, MessageFrame frame, uint64_t number) {
   told->number = number;
   auto& queue = sends_[static_cast<size_t>(peer)];
   const bool begun = !queue.empty() && queue.front()->header_moved > 0;
-  queue.insert(queue.begin() + (begun ? 1 : 0), std::move(told));
+  const auto first = queue.begin() + (begun ? 1 : 0);
+  const auto behind = std::find_if(first, queue.end(), [](const auto& request) {
+    return request->frame <= MessageFrame::kOffer || request->frame == MessageFrame::kGranted;
+  });
+  queue.insert(behind, std::move(told));  // in order: kRoom comes after the kFull that it ends
   has_answers_ = true;
 }
 

@@ -83,7 +83,11 @@ bool Channels::cancel(Request& request) {
   if (found == receives_.end()) return false;
   const std::shared_ptr<Request> posted = std::move(*found);
   receives_.erase(found);
-  if (!posted->readers.empty()) --held_;
+  if (!posted->readers.empty()) {
+    --held_;
+    released_ = true;
+    streams_.wake();
+  }
   posted->readers.clear();
   posted->seen.store(true, std::memory_order_relaxed);
   posted->cancelled = true;

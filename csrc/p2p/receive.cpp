@@ -161,6 +161,7 @@ bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
 
 // Gives kept messages to the receives that are no longer held, in order.
 void Channels::deliver_held() {
+  released_ = false;
   for (bool again = true; std::exchange(again, false);) {
     for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
       Request& request = **receive;

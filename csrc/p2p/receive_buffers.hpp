@@ -15,6 +15,8 @@ namespace unisono {
 
 class ReceiveBuffers {
  public:
+  static constexpr size_t kMostEnded = 64;  // of a program that never waits for them
+
   // Whether this memory is that of a receive under way, or of one whose end the caller has not seen.
   bool overlap(const unsigned char* data, uint64_t nbytes) {
     if (count_.load(std::memory_order_relaxed) == 0 || nbytes == 0) return false;
@@ -31,7 +33,8 @@ class ReceiveBuffers {
     return true;
   }
 
-  // The same for receives that had ended when they were called, until `see_ended`.
+  // The same for receives that had ended when they were called, until `see_ended`. The caller keeps the last
+  // kMostEnded of these buffers: nothing else may get their addresses.
   void add_ended(const unsigned char* data, uint64_t nbytes) {
     if (nbytes == 0) return;
     const std::lock_guard lock(mutex_);
@@ -47,7 +50,6 @@ class ReceiveBuffers {
   }
 
  private:
-  static constexpr size_t kMostEnded = 64;  // of a program that never waits for them
   struct Receive {
     std::weak_ptr<Request> request;
     const unsigned char* data;

@@ -136,6 +136,7 @@ void bind_tables(nb::module_& m) {
       .value("NO_ACCESS", FaultKind::kNoAccess)
       .value("REPLACED", FaultKind::kReplaced);
   m.attr("FIFO_SLOTS") = kFifoSlots;
+  m.attr("MOST_ENDED_RECEIVES") = ReceiveBuffers::kMostEnded;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;
 }

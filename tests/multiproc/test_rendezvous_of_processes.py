@@ -16,7 +16,8 @@ import ranks
 import unisono as un
 from effort import HANG_S, judge_time
 from ports import reserved
-from unisono.engine.store import TCPStore
+from unisono.engine.bootstrap.world_names import WAITING
+from unisono.engine.store import FileStore, TCPStore
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
@@ -137,6 +138,29 @@ def test_different_names_are_told_at_once(port: int) -> None:
         assert "for 'actor'" in text
         assert "for 'critic'" in text
     judge_time(time.monotonic() - start, 20)  # of 300 s
+
+
+def test_worlds_of_other_processes_meet_in_one_store(tmp_path: Path) -> None:
+    """Their ranks have numbers that the callers chose: each process comes to one of the worlds only."""
+    program, file = PROGRAMS / "meets_in_a_file.py", tmp_path / "store"
+
+    def come(*worlds: tuple[str, int]) -> list[subprocess.Popen[str]]:
+        return [
+            subprocess.Popen(
+                [sys.executable, str(program), str(file), name, str(number)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name, number in worlds
+        ]
+
+    early = come(("actors", 0), ("learners", 1))
+    with FileStore(str(file)) as store:
+        while not all(name in (store.peek(WAITING) or b"") for name in (b"actors", b"learners")):
+            assert [child.poll() for child in early] == [None, None]
+            time.sleep(0.05)
+    assert finished([*early, *come(("actors", 1), ("learners", 0))]) == ["2.0"] * 4
 
 
 def test_worlds_of_other_names_follow_each_other(port: int) -> None:

@@ -3,6 +3,7 @@
 No processes: ranks are threads over one store, and works are stand-ins that complete when told to.
 """
 
+import _thread
 import contextlib
 import os
 import signal
@@ -83,6 +84,21 @@ def test_a_future_refuses_threads_that_are_none_of_the_system(monkeypatch, kind)
     work = kind(Told(), [], futures)
     with pytest.raises(RuntimeError, match=r"gevent has replaced .*thread=False"):
         work.get_future()
+
+
+def test_a_future_takes_the_threads_that_a_debugger_starts(monkeypatch):
+    start = _thread.start_new_thread
+
+    def start_with_a_trace(*arguments):
+        return start(*arguments)
+
+    start_with_a_trace.__module__ = "_pydev_bundle.pydev_monkey"
+    monkeypatch.setattr("_thread.start_new_thread", start_with_a_trace)
+    futures = WorkFutures("futures")
+    native, completed = under_way(futures)
+    native.tell()
+    assert completed()
+    futures.close()
 
 
 def test_ranks_do_not_meet_over_threads_of_eventlet(monkeypatch):

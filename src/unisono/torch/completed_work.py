@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 
+from unisono._native import MOST_ENDED_RECEIVES
 from unisono.torch_internals.c10d import Work
 
 
@@ -47,18 +49,28 @@ DONE = _CompletedTorchWork()
 class CompletedReceive(_CompletedTorchWork):
     """The Work of a receive that had ended when it was called, until then unknown to the caller.
 
-    Before the caller asks, a send of the same memory is refused: see csrc/p2p/receive_buffers.hpp.
+    Before the caller asks, a send of the same memory is refused: see csrc/p2p/receive_buffers.hpp. So that
+    memory is kept: no other tensor may get its address. One Work serves all such receives of a group.
 
     Args:
         see: tells the engine that the caller has asked.
+    Attributes:
+        keep: keeps the tensor of one more receive.
     """
 
     def __init__(self, see: Callable[[], object]) -> None:
         super().__init__()
-        self._see = see
+        self._see_received = see
+        tensors: deque[torch.Tensor] = deque(maxlen=MOST_ENDED_RECEIVES)
+        self.keep, self._release = tensors.append, tensors.clear
+
+    def _see(self) -> None:
+        self._see_received()
+        self._release()
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
-        self._see()
+        self._see_received()
+        self._release()
         return True
 
     synchronize = block_current_stream = wait  # type: ignore[assignment]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -94,12 +95,22 @@ def scatter_from_rank_0(do: Callable[[], list[T]], group: Any = None) -> T:
         Exception: what `do` raised; on all ranks.
     """
     ranks, found = _ranks(group), []
-    on_rank_0(lambda: found.extend(do()), group)
+
+    def encode_each() -> None:  # before the first is sent: what cannot be sent is an error on all ranks
+        for _, item in zip(ranks, do(), strict=True):
+            found.append(RankOutcome(partial(_same, item)))
+            found[-1].result()
+
+    on_rank_0(encode_each, group)
     if dist.get_rank(group):
         return recv_data(ranks[0], group)  # type: ignore[no-any-return]
-    for rank, item in zip(ranks[1:], found[1:], strict=True):
-        send_data(item, rank, group)
-    return found[0]
+    for rank, outcome in zip(ranks[1:], found[1:], strict=True):
+        _send(outcome.data, rank, group)
+    return found[0].result()  # type: ignore[no-any-return]
+
+
+def _same(item: T) -> T:
+    return item
 
 
 def broadcast_data(value: T, group: Any = None, src: int = 0) -> T:

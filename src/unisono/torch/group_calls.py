@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from unisono.engine.group.native import NativeGroup
     from unisono.torch_internals.c10d import Work
 
+    from .completed_work import CompletedReceive
     from .cuda import CudaGroup
     from .futures import WorkFutures
     from .work import EngineWork
@@ -93,7 +94,7 @@ class GroupCalls:
     _recv_now: Callable[..., object]
     _cuda: CudaGroup
     _futures: WorkFutures
-    _received: Work
+    _received: CompletedReceive
     _rank: int
     _size: int
     _batch: list[UnisonoWork] | None
@@ -156,7 +157,10 @@ class GroupCalls:
         if type(x) in PLAIN and not is_on() and peer is not None:
             at_once = self._send_now if what == "send" else self._recv_now
             if at_once(x, peer, tag, None) is not None:
-                return DONE if what == "send" else self._received
+                if what == "send":
+                    return DONE
+                self._received.keep(x)
+                return self._received
         call = TensorArguments(what)
         buffer = call.read(x) if what == "send" else call.write(x)
         event = self._event("recvAnySource" if peer is None else what, [x])

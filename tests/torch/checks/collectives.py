@@ -247,6 +247,22 @@ def check_both_send_first(rank, size):
     assert torch.equal(out, of(left, shape=out.shape))
 
 
+def check_memory_of_a_receive_that_nobody_waits_for_goes_to_no_other_tensor(rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for tag in range(100):
+        dist.send(of(rank), right, tag=tag)
+        dist.barrier()
+        dist.irecv(torch.zeros(5), left, tag=tag)  # it has come, and the Work is dropped
+        dist.send(torch.ones(5), right, tag=tag)
+        dist.barrier()
+        dist.irecv(torch.ones(5), left, tag=tag)
+    x = torch.zeros(5)
+    received = dist.irecv(x, left, tag=tag + 1)
+    dist.send(of(rank), right, tag=tag + 1)
+    received.wait()
+    assert torch.equal(x, of(left))
+
+
 def check_recv_from_anybody(rank, size):
     if rank:
         dist.send(of(rank), 0)

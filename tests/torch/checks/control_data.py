@@ -129,6 +129,11 @@ def check_what_cannot_be_sent_is_refused_on_all(rank, size):
     for call in (on_rank_0, on_every_rank, gather_on_rank_0):
         with pytest.raises(TypeError, match="a builtins.function cannot be sent to other ranks"):
             call(lambda: [lambda: 3])
+    for one in range(size):  # found before the first rank gets its item
+        with pytest.raises(TypeError, match="a builtins.function cannot be sent to other ranks"):
+            scatter_from_rank_0(lambda: [raises if place == one else place for place in range(size)])  # noqa: B023
+    with pytest.raises(ValueError, match="longer|shorter"):
+        scatter_from_rank_0(lambda: list(range(size + 1)))
 
     class Local(NamedTuple):
         a: int

@@ -13,18 +13,22 @@ import os
 import resource
 import select
 from collections.abc import Iterator
-from types import BuiltinFunctionType
 
 from unisono.errors import UnisonoError, message
+
+COROUTINE_PACKAGES = ("gevent", "eventlet")
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
 _ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, *_SPACE)
 
 
 def replaced_threads() -> str:
-    """The package that has put its own threads in the place of Python's, such as "gevent"; "": none has."""
-    start = _thread.start_new_thread
-    return "" if isinstance(start, BuiltinFunctionType) else str(start.__module__).partition(".")[0]
+    """The package whose coroutines stand in the place of Python's threads, "gevent" or "eventlet"; "": none.
+
+    A debugger, too, replaces the function that starts threads, by one that starts real ones.
+    """
+    package = str(getattr(_thread.start_new_thread, "__module__", "")).partition(".")[0]
+    return package if package in COROUTINE_PACKAGES else ""
 
 
 def refuse_replaced_modules() -> None:

@@ -41,8 +41,18 @@ _decode_members = msgspec.msgpack.Decoder(tuple[ProcessInfo, ...]).decode
 class RankAssignment:
     """One rank's part in the rendezvous."""
 
-    def __init__(self, base: Store, name: str, place: RankAndSize, deadline: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        base: Store,
+        name: str,
+        place: RankAndSize,
+        deadline: float,
+        timeout_s: float,
+        job: bool = False,
+    ) -> None:
+        """`job`: the place is that of this process in the job."""
         self._base = base
+        self._job = job
         self._name = name
         self._rank, self._world_size = place
         self._deadline = deadline
@@ -149,8 +159,10 @@ class RankAssignment:
         left_s = self._left()
         with contextlib.suppress(StoreTimeout):
             return keys.get("verdict", min(left_s, LOOK_S))
-        if left_s > LOOK_S and (text := in_vain(self._base, *self._world(), self._others())):
-            self._fail_with(keys, text)
+        if left_s > LOOK_S:
+            others = self._others()
+            if self._job and (text := in_vain(self._base, *self._world(), others)):
+                self._fail_with(keys, text)
         while isinstance(self._base, TCPStore) and self._base.serves:
             if self._base.limit is not None:
                 takes = f"the store takes one for each of {self._world_size} ranks"
@@ -172,7 +184,7 @@ class RankAssignment:
 
     def _others(self) -> dict[str, WaitingWorld]:
         """Say for which world this rank waits; returns those of other names."""
-        return note(self._base, *self._world())
+        return note(self._base, *self._world(), self._job)
 
     def _who_is_missing(self, missing: list[int], others: dict[str, WaitingWorld]) -> str:
         shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")

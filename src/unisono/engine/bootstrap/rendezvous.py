@@ -125,12 +125,13 @@ def rendezvous(
         alone, place = HashStore(timeout_s), RankAndSize(0, 1)
         return _assign_ranks(RankAssignment(alone, name, place, deadline, timeout_s), place, None)
     place = find_rank_and_size(target, rank, world_size, settings, remedy)
+    job = place == (settings.rank, settings.world_size)
     if store is not None:
-        return _assign_ranks(RankAssignment(store, name, place, deadline, timeout_s), place, None)
+        return _assign_ranks(RankAssignment(store, name, place, deadline, timeout_s, job), place, None)
     while True:
         opened = open_store(target, place, deadline, settings)
         opened.timeout_s = timeout_s
-        assignment = RankAssignment(opened, name, place, deadline, timeout_s)
+        assignment = RankAssignment(opened, name, place, deadline, timeout_s, job)
         try:
             return _assign_ranks(assignment, place, opened, target.host or None)
         except Exception as error:

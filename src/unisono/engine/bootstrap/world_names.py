@@ -2,7 +2,8 @@
 
 A world has a name, and ranks of different names never meet. A rank that has waited for a while writes its
 name into the store. So an error can show all names, and one is found at once where nobody can come any more:
-two ranks wait under different names, and neither process has a thread that could come to the other's world.
+two ranks of one job wait under different names, and neither process has a thread that could come to the
+other's world. Ranks whose numbers the caller chose may be those of processes that have nothing in common.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class WaitingWorld(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         rank: the first that said so.
-        alone: the first whose process has no other thread; None: there is none.
+        alone: the first that can come to no other world: a rank of the job, whose process has no other
+            thread. None: there is none.
     """
 
     generation: int
@@ -42,9 +44,12 @@ def keys_of(base: Store, part: str, name: str, generation: int) -> PrefixStore:
     return PrefixStore(f"unisono/{part}/{escaped}/{generation}", base)
 
 
-def note(base: Store, name: str, generation: int, rank: int) -> dict[str, WaitingWorld]:
-    """Write that this rank waits; returns the worlds of other names whose ranks have not met."""
-    alone = rank if _only_thread() else None
+def note(base: Store, name: str, generation: int, rank: int, job: bool) -> dict[str, WaitingWorld]:
+    """Write that this rank waits; returns the worlds of other names whose ranks have not met.
+
+    job: its number is that of its process in the job.
+    """
+    alone = rank if job and _only_thread() else None
     while True:
         held = base.peek(WAITING) or b""
         worlds = _decode_worlds(held) if held else {}
@@ -61,7 +66,9 @@ def note(base: Store, name: str, generation: int, rank: int) -> dict[str, Waitin
 
 
 def in_vain(base: Store, name: str, generation: int, rank: int, others: dict[str, WaitingWorld]) -> str:
-    """Why this rank and one of another name wait in vain, written for that one, too; "": they may not."""
+    """Why this rank of the job and one of another name wait in vain, written for that one, too; "": they may
+    not.
+    """
     if not _only_thread():
         return ""
     mine = keys_of(base, "meet", name, generation)
