@@ -125,7 +125,7 @@ def rendezvous(
         alone, place = HashStore(timeout_s), RankAndSize(0, 1)
         return _assign_ranks(RankAssignment(alone, name, place, deadline, timeout_s), place, None)
     place = find_rank_and_size(target, rank, world_size, settings, remedy)
-    job = place == (settings.rank, settings.world_size)
+    job = _is_of_the_job(place, settings)
     if store is not None:
         return _assign_ranks(RankAssignment(store, name, place, deadline, timeout_s, job), place, None)
     while True:
@@ -146,6 +146,13 @@ def rendezvous(
         except BaseException:  # after Ctrl-C do not wait
             opened.close(linger_s=0.0)
             raise
+
+
+def _is_of_the_job(place: RankAndSize, settings: Settings) -> bool:
+    """Whether a place is that of this process in its job. A variable that nobody needs may be malformed."""
+    with contextlib.suppress(ValueError):
+        return place == (settings.rank, settings.world_size)
+    return False
 
 
 def _parse_init_method(init_method: str | None, store: Store | None) -> InitMethod:
