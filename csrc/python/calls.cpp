@@ -225,16 +225,23 @@ class GroupBase {
     MessageCall message{sending, kind, now, default_timeout_s()};
     if (!message.read(arguments, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    const auto keep = [&] { return BufferReferences{nb::borrow(arguments[0]), {}, message.kept(), {}}; };
-    int fault;
-    try {
-      fault = waiting(engine, true, [&](ReleasableLock& held) { return message.pass(engine, held); });
-    } catch (...) {
-      if (engine.has_open_transfers()) keep().leak();
-      throw;
-    }
-    if (fault != 0) fail(engine, keep(), message.name(), message.timeout_s, nb::none());
-    return message.refused() ? nb::none() : message.outcome();
+    return pass(engine, message, arguments[0]);
+  }
+  // Sends a message that can be sent at once, then receives one; None as above. What is sent is copied first:
+  // both may share memory. Arguments: x, dst, tag, timeout, out, src.
+  nb::object send_and_receive(PyObject* const* arguments) {
+    const nb::object alive = this->engine();
+    if (alive.is_none()) return nb::none();
+    Engine& engine = *nb::inst_ptr<Engine>(alive);
+    PyObject* const source[] = {arguments[4], arguments[5], arguments[2], arguments[3]};
+    MessageCall sent{true, MessageKind::kArray, true, default_timeout_s()};
+    MessageCall received{false, MessageKind::kArray, false, default_timeout_s(), "sendrecv"};
+    if (!received.read(source, engine) || !sent.read(arguments, engine)) return nb::none();
+    if (!received.unshared(engine) || !sent.pass_now(engine)) return nb::none();
+    nb::object status = pass(engine, received, source[0]);
+    if (status.is_none())
+      throw nb::value_error("sendrecv: another thread has begun to receive into the memory of out");
+    return status;
   }
 
   // The caller has seen that the receives of `_recv_now` have ended.
@@ -325,6 +332,20 @@ class GroupBase {
   }
 
   // The last work keeps the buffers of all: calls end in order.
+  // Passes a message that has been read, of this buffer.
+  nb::object pass(Engine& engine, MessageCall& message, PyObject* buffer) {
+    const auto keep = [&] { return BufferReferences{nb::borrow(buffer), {}, message.kept(), {}}; };
+    int fault;
+    try {
+      fault = waiting(engine, true, [&](ReleasableLock& held) { return message.pass(engine, held); });
+    } catch (...) {
+      if (engine.has_open_transfers()) keep().leak();
+      throw;
+    }
+    if (fault != 0) fail(engine, keep(), message.name(), message.timeout_s, nb::none());
+    return message.refused() ? nb::none() : message.outcome();
+  }
+
   static nb::object last_of(const std::vector<nb::object>& results, bool async) {
     if (async)
       for (size_t i = 0; i + 1 < results.size(); ++i) nb::inst_ptr<CollectiveWork>(results[i])->hand_over();
@@ -555,6 +576,9 @@ nb::object send_now(GroupBase& calls, PyObject* const* arguments) {
 nb::object receive_now(GroupBase& calls, PyObject* const* arguments) {
   return calls.pass(arguments, false, true);
 }
+nb::object send_and_receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.send_and_receive(arguments);
+}
 nb::object see_received(GroupBase& calls, PyObject* const*) { return calls.see_received(); }
 Arguments all_of(PyObject* const* given) {
   Arguments arguments;
@@ -585,6 +609,10 @@ PyMethodDef kMethods[] = {
     method<4, receive_object>("_recv_object", "As `_recv`, with None for x: the bytes of an object."),
     method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
     method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
+    method<6, send_and_receive>(
+        "_sendrecv",
+        "Sends and receives (x, dst, tag, timeout, out, src); the `Status`, or None: Python "
+        "has to do it."),
     method<0, see_received>("_see_received", "The caller knows that the receives of `_recv_now` have ended."),
 };
 

@@ -1,5 +1,5 @@
-// The fast path of `send` and `recv`, of arrays and of objects: arguments are read without Python code, and
-// the message is passed at once.
+// The fast path of `send`, `recv` and `sendrecv`, of arrays and of objects: arguments are read without Python
+// code, and the message is passed at once.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,9 @@ nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbyt
 class MessageCall {
  public:
   // exact: a message shorter than the buffer is refused.
-  MessageCall(bool sending, unisono::MessageKind kind, bool exact, double timeout_s)
-      : sending(sending), timeout_s(timeout_s), kind_(kind), exact_(exact) {}
+  MessageCall(bool sending, unisono::MessageKind kind, bool exact, double timeout_s,
+              const char* name = nullptr)
+      : sending(sending), timeout_s(timeout_s), kind_(kind), exact_(exact), name_(name) {}
 
   const bool sending;
   double timeout_s;  // the group's, unless the call has one
@@ -50,7 +51,8 @@ class MessageCall {
   // For messages.
   nanobind::object name() const {
     const bool object = kind_ == unisono::MessageKind::kObject;
-    const char* const what = sending ? (object ? "send_object" : "send") : (object ? "recv_object" : "recv");
+    const char* const plain = sending ? (object ? "send_object" : "send") : (object ? "recv_object" : "recv");
+    const char* const what = name_ == nullptr ? plain : name_;
     return nanobind::steal(tag_ > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag_)
                                     : PyUnicode_FromString(what));
   }
@@ -62,6 +64,10 @@ class MessageCall {
     return nanobind::cast(Status::of(peer_, tag_, form(), nbytes_));
   }
 
+  // Whether no receive under way writes to this memory.
+  bool unshared(unisono::Engine& engine) const {
+    return !engine.channels().receive_buffers().overlap(data(), nbytes());
+  }
   // Whether it could be passed at once. A receive polls for about as long as making a Request takes. The
   // caller learns later, from its Work, that it has ended: see ReceiveBuffers.
   bool pass_now(unisono::Engine& engine) {
@@ -90,7 +96,7 @@ class MessageCall {
   bool at_once(unisono::Engine& engine, int spins) {
     engine.check_process();
     unisono::Channels& channels = engine.channels();
-    if (channels.receive_buffers().overlap(data(), nbytes())) return false;
+    if (!unshared(engine)) return false;
     if (sending) return channels.send_now(peer_, tag_, form(), data(), nbytes());
     unisono::Request wanted;
     fill(wanted);
@@ -130,6 +136,7 @@ class MessageCall {
 
   const unisono::MessageKind kind_;
   const bool exact_;
+  const char* const name_;  // of the caller's method, where it is another one
   CallBuffers buffers_;
   int peer_ = 0, tag_ = 0;
   bool refused_ = false;

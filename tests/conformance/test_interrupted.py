@@ -57,7 +57,7 @@ RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
     "irecv": lambda group, x: group.irecv(x, 1),
     "batch": lambda group, x: group.batch([un.SendTo(np.zeros(1), 1, 5), un.RecvFrom(x, 1)]),
     "recv": lambda group, x: group.recv(x, 1, timeout=PATIENT),
-    "sendrecv": lambda group, x: group.sendrecv(np.zeros(1), 1, x, 1),
+    "sendrecv": lambda group, x: group.sendrecv(np.zeros(1), 1, x, 1, timeout=PATIENT),
 }
 
 

@@ -645,6 +645,9 @@ class Group(_native.GroupBase):
 
         `x` and `out` may share memory: a copy of `x` is sent then, as in MPI_Sendrecv_replace.
         """
+        status: Status | None = self._sendrecv(x, dst, tag, timeout, out, src)
+        if status is not None:
+            return status
         receive = read(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
         send = read(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
         incoming, outgoing = together(self._planner, (receive, send))

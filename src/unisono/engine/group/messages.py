@@ -58,7 +58,9 @@ def together(planner: Planner[Any], messages: Sequence[MessageArguments]) -> lis
     Raises:
         ValueError: two receives share memory, or one of the messages shares it with a receive under way.
     """
-    receives = sorted(_extent(one) for one in messages if one.receiving and one.numel)
+    receives = [_extent(one) for one in messages if one.receiving and one.numel]
+    if len(receives) > 1:
+        receives.sort()
     for (_, end), (start, _) in pairwise(receives):
         if start < end:
             raise ValueError(f"{messages[0].name}: two receives share memory; give each a buffer of its own")

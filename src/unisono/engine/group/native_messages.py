@@ -16,7 +16,7 @@ from unisono.engine.group.work import MessageWork, seconds
 class NativeMessageWork(MessageWork):
     """A send or a receive by the engine."""
 
-    __slots__ = ("_begun", "_engine", "_extent", "_keep", "_post", "_receiving", "_request", "_scene")
+    __slots__ = ("_begun", "_context", "_engine", "_extent", "_keep", "_post", "_receiving", "_request")
     _request: _native.Request
 
     def __init__(
@@ -25,11 +25,11 @@ class NativeMessageWork(MessageWork):
         post: Callable[[], _native.Request | None],
         extent: tuple[int, int],
         keep: Any,
-        context: FaultContext,
+        context: Callable[[], FaultContext],
         receiving: bool,
     ) -> None:
         """`post`: passes it to the engine; None: its memory is in use.  `extent`: address and bytes of its
-        buffer.  `keep`: the buffer.
+        buffer.  `keep`: the buffer.  `context`: where it fails, asked when it does.
         """
         self._receiving = receiving
         self._begun = False
@@ -54,7 +54,7 @@ class NativeMessageWork(MessageWork):
 
     def _refuse(self) -> NoReturn:
         raise ValueError(
-            f"{self._context.operation}: the buffer shares memory with that of a receive under way on this "
+            f"{self._context().operation}: the buffer shares memory with that of a receive under way on this "
             "rank; wait for that receive first, or use another buffer"
         )
 
@@ -65,7 +65,7 @@ class NativeMessageWork(MessageWork):
     def _what(self) -> str:
         peer = self._request.peer
         other = f"rank {peer}" if peer >= 0 else "any rank"
-        return f"{self._context.operation}, {other} of group {self._context.group!r}"
+        return f"{self._context().operation}, {other} of group {self._context().group!r}"
 
     def done(self) -> bool:
         """See `Work.done`."""
@@ -85,10 +85,10 @@ class NativeMessageWork(MessageWork):
         if kind == FaultKind.TIMEOUT and self.done():
             kind = self._engine.wait_request(self._request, 1.0, False)
         if kind == FaultKind.TIMEOUT and not self._engine.faulted:
-            raise error(read_late(self._context, seconds(timeout, 0.0)))
+            raise error(read_late(self._context(), seconds(timeout, 0.0)))
         if kind:
             self._release_buffer()
-            raise error(read(self._context))
+            raise error(read(self._context()))
         self._keep = None  # the engine no longer uses the buffer
 
     def retain_buffers(self) -> None:
@@ -105,7 +105,7 @@ class NativeMessageWork(MessageWork):
     def failure(self) -> BaseException:
         """See `MessageWork.failure`."""
         self._release_buffer()
-        return error(read(self._context))
+        return error(read(self._context()))
 
     def wait_or_abort(self, timeout_s: float) -> int:
         """See `MessageWork.wait_or_abort`."""

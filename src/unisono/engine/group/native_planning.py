@@ -247,7 +247,7 @@ class NativePlanner(Planner[_native.Engine]):
         else:
             is_object = name.endswith("_object")
             post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-        context = self.fault_context(engine, operation, timeout_s, where)
+        context = partial(self.fault_context, engine, operation, timeout_s, where)
         return NativeMessageWork(engine, post, (address, nbytes), keep, context, receiving)
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
