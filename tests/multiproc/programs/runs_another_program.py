@@ -27,9 +27,9 @@ if group.rank == 0:
 began = time.monotonic()
 try:
     call()
-    print("returned")
+    print("returned", flush=True)
 except un.PeerLost as error:
     soon = time.monotonic() - began < 2
     named = "runs another program" in str(error) or "UNISONO_RANKS_PER_HOST" in os.environ
-    print("fine" if soon and error.rank == 0 and named else f"{soon} {error}")
+    print("fine" if soon and error.rank == 0 and named else f"{soon} {error}", flush=True)
 os._exit(0)

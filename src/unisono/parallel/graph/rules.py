@@ -32,6 +32,7 @@ LIKE = (
     "aten.contiguous", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.masked_fill", "aten.masked_fill_",
     "aten.where", "aten.view_as", "aten.exponential_", "aten._conj", "aten.conj", "aten.isnan", "aten.glu_",
     "aten.threshold", "aten.hardtanh", "aten.leaky_relu", "aten.elu", "aten.softplus", "aten.prelu",
+    "aten._prelu_kernel",
 )  # fmt: skip
 NEW = (
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
