@@ -29,6 +29,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 # What a test starts would compile the package again: 0.1 s in each of two thousand processes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What a program prints is buffered, as on most machines.
+os.environ.pop("PYTHONUNBUFFERED", None)
 sys.dont_write_bytecode = False
 
 # Nor may what somebody has measured on this machine choose other algorithms than elsewhere.

@@ -44,8 +44,8 @@ bool Channels::send_granted(int peer, uint64_t number) {
   return true;
 }
 
-// Writes a header without a message, before the messages that have not begun. It is no request of the caller's:
-// a rank that has left does not need it.
+// Writes a header without a message, before the messages that have not begun. It is no request of the
+// caller's: a rank that has left does not need it.
 void Channels::tell(int peer, MessageFrame frame, uint64_t number) {
   if (group_.cell(peer).left.load(std::memory_order_acquire) != 0 || !streams_.open(peer)) return;
   auto told = std::make_shared<Request>();

@@ -17,5 +17,6 @@ except un.Timeout as error:
         error.missing,
         error.report.kind,
         "/unisono/engine/group/" in "".join(traceback.format_exception(error)),
+        flush=True,
     )
     os._exit(0)
