@@ -233,6 +233,7 @@ class GroupBase {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
+    engine.check_process();  // before a lock that another thread may have held at the fork
     PyObject* const source[] = {arguments[4], arguments[5], arguments[2], arguments[3]};
     MessageCall sent{true, MessageKind::kArray, true, default_timeout_s()};
     MessageCall received{false, MessageKind::kArray, false, default_timeout_s(), "sendrecv"};
@@ -240,7 +241,10 @@ class GroupBase {
     if (!received.unshared(engine) || !sent.pass_now(engine)) return nb::none();
     nb::object status = pass(engine, received, source[0]);
     if (status.is_none())
-      throw nb::value_error("sendrecv: another thread has begun to receive into the memory of out");
+      throw nb::value_error(
+          "sendrecv: x was sent, but another thread of this rank has begun to receive into the memory of "
+          "out; give "
+          "each thread a buffer of its own");
     return status;
   }
 
@@ -331,7 +335,6 @@ class GroupBase {
            (arguments[kAsync] == Py_False || arguments[kAsync] == Py_True);
   }
 
-  // The last work keeps the buffers of all: calls end in order.
   // Passes a message that has been read, of this buffer.
   nb::object pass(Engine& engine, MessageCall& message, PyObject* buffer) {
     const auto keep = [&] { return BufferReferences{nb::borrow(buffer), {}, message.kept(), {}}; };
@@ -346,6 +349,7 @@ class GroupBase {
     return message.refused() ? nb::none() : message.outcome();
   }
 
+  // The last work keeps the buffers of all: calls end in order.
   static nb::object last_of(const std::vector<nb::object>& results, bool async) {
     if (async)
       for (size_t i = 0; i + 1 < results.size(); ++i) nb::inst_ptr<CollectiveWork>(results[i])->hand_over();

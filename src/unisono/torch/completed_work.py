@@ -65,12 +65,11 @@ class CompletedReceive(_CompletedTorchWork):
         self.keep, self._release = tensors.append, tensors.clear
 
     def _see(self) -> None:
+        self._release()  # first: what another thread receives meanwhile is kept
         self._see_received()
-        self._release()
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
-        self._see_received()
-        self._release()
+        self._see()
         return True
 
     synchronize = block_current_stream = wait  # type: ignore[assignment]

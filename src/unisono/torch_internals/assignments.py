@@ -128,8 +128,9 @@ def _view(operator: Any, args: Any, named: Any) -> Any:
         if name is None:
             raise
         raise RuntimeError(
-            f'{operator.name()} of the parameter "{name}", as in parameters_to_vector, joins what is cut '
-            f"over ranks. p.full_tensor() on all ranks has all of it. {REMEDY}"
+            f'{operator.name()} cannot run on the parameter "{name}", which is cut over ranks: {error}. What '
+            "joins parameters, as parameters_to_vector does, needs all of each: p.full_tensor() on all "
+            f"ranks. {REMEDY}"
         ) from error
     for one in () if name is None else made if isinstance(made, (list, tuple)) else (made,):
         if one._local_tensor.untyped_storage() is not inner.untyped_storage() or hasattr(inner, "copy_of"):

@@ -40,7 +40,7 @@ NAMES = {
 NAMES["tensor"] = PrivateName(
     "torch._subclasses.fake_tensor:FakeTensor",
     purpose="copy a model without values; leave out messages where a model is recorded, not run",
-    without="up.capture cannot run, and a tensor plan needs cuts=",
+    without="up.capture cannot run, nor a plan that records the model",
 )
 NAMES["groups"] = PrivateName(
     "torch:ops.aten._grouped_mm",
@@ -67,6 +67,8 @@ def without_values(mode: Any, value: Tensor, device: torch.device) -> Tensor:
     if isinstance(value, torch.nn.Parameter):
         made.requires_grad_(value.requires_grad)
         made._is_param = True
+        if not isinstance(made, torch.nn.Parameter):  # this PyTorch tells parameters by something else
+            return torch.nn.Parameter(made, requires_grad=value.requires_grad)
     return made
 
 

@@ -165,8 +165,8 @@ def thin() -> nn.Module:
 
 def check_vectors_of_parameters_that_ranks_share(folder: Path) -> None:
     for plan, write, says in (
-        (ZERO1, by_all_in_one, "as in parameters_to_vector, joins what is cut"),
-        (ZERO3, by_all_in_one, "as in parameters_to_vector, joins what is cut"),
+        (ZERO1, by_all_in_one, "What joins parameters, as parameters_to_vector does"),
+        (ZERO3, by_all_in_one, "What joins parameters, as parameters_to_vector does"),
         (PIPELINE, by_all_in_one, "cat takes a parameter that another stage"),
         (PIPELINE, by_vector, "takes a parameter that another stage"),
     ):
