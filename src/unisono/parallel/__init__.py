@@ -12,8 +12,7 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
-from .costs.forecast import StepForecast
-from .costs.forecast_check import ForecastWarning
+from .costs.forecast import ForecastWarning, StepForecast
 from .costs.link import Link
 from .costs.predictor import StepPredictor
 from .elastic.change import Change

@@ -13,8 +13,7 @@ from torch import nn
 
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change
 from .batches import check_layouts
-from .costs.forecast import StepForecast
-from .costs.forecast_check import check_prediction
+from .costs.forecast import StepForecast, check_prediction
 from .elastic.change import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun

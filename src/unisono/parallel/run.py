@@ -25,8 +25,7 @@ from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
-from .costs.forecast import StepForecast
-from .costs.forecast_check import ForecastCheck
+from .costs.forecast import ForecastCheck, StepForecast
 from .costs.link import Link
 from .explained_errors import explained
 from .failures import RunFailures

@@ -15,7 +15,7 @@ from parallel import models
 from parallel.run_features import adamw, in_group, made
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operator_cases import call_of
-from unisono.parallel.costs.forecast_check import ForecastCheck
+from unisono.parallel.costs.forecast import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
 from unisono.parallel.costs.stage_starts import StageStarts
 from unisono.parallel.costs.traced_step import TracedStep

@@ -1,11 +1,21 @@
-"""What a step is said to take, before it runs: seconds by cause, and bytes. Plain numbers."""
+"""What a step is said to take, before it runs: seconds by cause, and bytes; and the first steps of a run beside
+that. A difference is told once, with its largest cause.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["CAUSES", "StepForecast"]
+import torch
+
+from unisono.parallel.step_trace import StepTrace, trace_step
+
+__all__ = ["CAUSES", "ForecastCheck", "ForecastWarning", "StepForecast", "check_prediction"]
 
 CAUSES = {
     "forward": "compute",
@@ -22,7 +32,6 @@ CAUSES = {
     "waiting": "waiting",
 }
 """Each cause, and how a run can tell it apart. `fixed`: the runtime beside operators and collectives."""
-
 
 MOST = 1e12
 """Seconds of a cause."""
@@ -83,4 +92,123 @@ class StepForecast:
         parts = sorted(self.seconds.items(), key=lambda item: -item[1])
         return f"{self.total * 1e3:.4g} ms: " + ", ".join(
             f"{name} {value * 1e3:.3g}" for name, value in parts if value
+        )
+
+
+# ---- the first steps of a run ----
+
+WARM, MEASURED = 2, 5
+"""Steps that are left out, as they allocate and record; and steps whose median counts."""
+
+FAR = 0.2
+"""A step or a peak of memory that differs by more than this share of the forecast is told."""
+
+
+class ForecastWarning(UserWarning):
+    """A run differs from the forecast of its plan."""
+
+
+class ForecastCheck:
+    """Times the first steps of rank 0. Where they differ from the forecast, one more step runs under the
+    profiler, which tells compute from communication and from waiting for other stages.
+
+    Args:
+        forecast: what was said.
+        device: of the run; "cuda" has a peak of memory.
+        far: a difference of more than this share is told.
+    Attributes:
+        done: nothing is left to do.
+    """
+
+    def __init__(self, forecast: StepForecast, device: str, far: float = FAR) -> None:
+        self._forecast, self._device, self._limit = forecast, device, far
+        self._taken: list[float] = []
+        self._peak_before: int | None = None  # of this process, before the first step
+        self.done = False
+
+    def step(self, train: Callable[[], float]) -> float:
+        """Run a step that is a whole one; return its loss."""
+        if self._peak_before is None:
+            self._peak_before = self._peak()
+        if len(self._taken) == WARM + MEASURED:
+            loss, trace = trace_step(train)
+            self._tell(trace)
+            return loss
+        began = time.perf_counter()
+        loss = train()
+        self._taken.append(time.perf_counter() - began)
+        if len(self._taken) == WARM + MEASURED and not self._far:
+            self._tell(None)
+        return loss
+
+    @property
+    def _seconds(self) -> float:
+        return statistics.median(self._taken[WARM:])
+
+    @property
+    def _far(self) -> bool:
+        return abs(self._seconds / self._forecast.total - 1) > self._limit
+
+    def _tell(self, trace: StepTrace | None) -> None:
+        """Say what differs, if anything does."""
+        self.done = True
+        told = [] if trace is None else [self._about_time(trace)]
+        told += self._about_memory()
+        if told:
+            warnings.warn("; ".join(told), ForecastWarning, stacklevel=4)
+
+    def _about_time(self, trace: StepTrace) -> str:
+        """Example: a step takes 41 ms, 38% more than the 30 ms of its forecast. The largest cause is ..."""
+        said, took = self._forecast.total, self._seconds
+        communication, waiting = trace.shares()
+        found = {
+            "compute": (1 - communication - waiting) * took,
+            "communication": communication * took,
+            "waiting": waiting * took,
+        }
+        kinds = self._forecast.kinds
+        sign = 1 if took > said else -1
+        largest = max(found, key=lambda kind: sign * (found[kind] - kinds[kind]))
+        parts = ", ".join(f"{kind} {_ms(found[kind])} of {_ms(kinds[kind])}" for kind in found)
+        source = f" (costs: {self._forecast.source})" if self._forecast.source else ""
+        return (
+            f"a step takes {_ms(took)}, {abs(took / said - 1):.0%} {'more' if sign > 0 else 'less'} than the "
+            f"{_ms(said)} of its forecast{source}. The largest cause is {largest}; measured of forecast: "
+            f"{parts}. Waits for slower ranks within collectives count as communication"
+        )
+
+    def _peak(self) -> int:
+        """Bytes of a CUDA device that this process had at most so far; 0: there is none."""
+        return torch.cuda.max_memory_allocated() if self._device == "cuda" else 0
+
+    def _about_memory(self) -> list[str]:
+        said, peak = self._forecast.memory_bytes, self._peak()
+        if said is None or not peak or abs(peak / said - 1) <= self._limit:
+            return []
+        if peak == self._peak_before and peak > said:  # that was before the steps, whose peak is lower
+            return []
+        more = "more" if peak > said else "less"
+        text = (
+            f"memory: the peak of rank 0 is {peak / 2**20:.4g} MiB, {abs(peak / said - 1):.0%} {more} than "
+            f"the {said / 2**20:.4g} MiB of the forecast"
+        )
+        return [text]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def check_prediction(prediction: Any, *, elastic: bool) -> None:
+    """Raise TypeError or ValueError where no run can be compared with this."""
+    if prediction is None:
+        return
+    if not isinstance(prediction, StepForecast):
+        raise TypeError(
+            f"parallelize: prediction is a {type(prediction).__name__}, expected a StepForecast or None"
+        )
+    if elastic:
+        raise ValueError(
+            "parallelize: prediction= is of one number of ranks, and Plan(elastic=True) changes it: leave "
+            "out one of them"
         )
