@@ -13,8 +13,7 @@ from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
 from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.rank_clock import RankClock
 from unisono.parallel.costs.step_time import StageTime
-from unisono.parallel.costs.trace import trace_update
-from unisono.parallel.costs.traced_step import NO_UNIT, TracedOperator, TracedStep
+from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.planning.device_costs import LOW, POINTS

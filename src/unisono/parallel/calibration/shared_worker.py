@@ -23,7 +23,7 @@ import torch.distributed as dist
 import unisono.parallel as up
 from unisono.parallel.calibration.reference_models import Reference, reference_models, tiny
 from unisono.parallel.calibration.worker import measure_as_rank
-from unisono.parallel.costs.traced_rows import TracedRows
+from unisono.parallel.costs.trace import TracedRows
 from unisono.parallel.planning.task import TrainingTask
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
 

@@ -17,7 +17,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .operator_kinds import OperatorPoint
-from .traced_step import NO_UNIT, TracedOperator, TracedStep
+from .trace import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings

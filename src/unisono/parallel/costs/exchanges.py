@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .hardware_prices import Collectives
-    from .traced_step import TracedAttention, TracedStep
+    from .trace import TracedAttention, TracedStep
 
 __all__ = ["ExchangeCalls", "PricedExchange", "SpreadExperts", "of_attentions", "of_experts"]
 

@@ -1,5 +1,6 @@
-"""What a step is said to take, before it runs: seconds by cause, and bytes; and the first steps of a run beside
-that. A difference is told once, with its largest cause.
+"""What a step is said to take, before it runs: seconds by cause, and bytes; and a run beside it.
+
+A difference of the first steps is told once, with its largest cause.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unisono.planner.hardware import Hardware
 
     from .hardware_prices import Collectives
-    from .traced_step import TracedOperator
+    from .trace import TracedOperator
     from .trial import ModelTrial
 
 __all__ = ["HostPrices", "HostPricing"]

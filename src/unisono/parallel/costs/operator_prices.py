@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .host_starts import of_operator
 from .operator_kinds import OperatorPoint
-from .traced_step import TracedOperator
+from .trace import TracedOperator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from . import host_starts as starts
 from .compressed_gradients import exchange_s
 from .rank_clock import DataWork
 from .step_parts import ADAM_OPERATORS, StepParts
-from .traced_step import NO_UNIT
+from .trace import NO_UNIT
 
 if TYPE_CHECKING:
     from .step_parts import ParameterSizes

@@ -46,9 +46,7 @@ from .predictor_arguments import check_plan, check_predictor
 from .stage_starts import StageStarts
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
 from .step_time import step_forecast
-from .trace import trace_step, trace_update
-from .traced_rows import TracedRows
-from .traced_step import NO_UNIT, StepLayout, TracedOperator, TracedStep
+from .trace import NO_UNIT, StepLayout, TracedOperator, TracedRows, TracedStep, trace_step, trace_update
 from .trial import ModelTrial, should_try
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from unisono.errors import UnfitError
 from unisono.parallel.graph.stage_program import StageProgram
 
-from .traced_step import ModuleCall, TracedStep
+from .trace import ModuleCall, TracedStep
 
 __all__ = ["StageStarts"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .exchanges import PricedExchange
     from .hardware_prices import Collectives
     from .operator_prices import OperatorPrices
-    from .traced_step import TracedStep
+    from .trace import TracedStep
 
 __all__ = ["ADAM_OPERATORS", "ParameterSizes", "StepParts"]
 

@@ -1,7 +1,9 @@
-"""Records a step of training on shapes: every operator of forward, loss, backward and update of one rank.
+"""Traces a step of training on shapes: every operator of forward, loss, backward and update of one rank.
 
 Nothing is computed. What autograd runs in backward is recorded as it runs, and belongs to the module call and
-the unit of the operator that it differentiates. Stages begin at module calls, so one trace serves any number.
+the unit of the operator that it differentiates. Stages begin at module calls, so one trace serves any number;
+and two traces serve any number of rows: sizes of operators are a + b * rows in nearly every model. A third
+recording tells whether they are in this one; if not, each number of rows is recorded.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +33,115 @@ from unisono.parallel.optimizer_step import chooses_lists
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
 from unisono.torch_internals.training import module_at, next_sequence, sequence_of
 
-from .operator_kinds import point_of
-from .traced_step import (
-    NO_UNIT,
-    ModuleCall,
-    StepLayout,
-    TracedAttention,
-    TracedMove,
-    TracedOperator,
-    TracedStep,
-)
+from .operator_kinds import OperatorPoint, point_of
 
-__all__ = ["trace_step", "trace_update"]
+__all__ = [
+    "NO_UNIT",
+    "ModuleCall",
+    "StepLayout",
+    "TracedAttention",
+    "TracedMove",
+    "TracedOperator",
+    "TracedRows",
+    "TracedStep",
+    "trace_step",
+    "trace_update",
+]
+
+NO_UNIT = ""
+
+
+class TracedOperator(NamedTuple):
+    """One operator.
+
+    Attributes:
+        phase: forward, backward or update.
+        call: number of the module call that has begun last in forward; -1: none had.
+        unit: the path of its unit; "": of none.
+        followed: autograd runs it, or has made a function for it.
+    """
+
+    size: OperatorPoint
+    phase: str
+    call: int
+    unit: str
+    followed: bool
+
+
+class TracedMove(NamedTuple):
+    """One collective of the tensor axis.
+
+    Attributes:
+        nbytes: of the whole buffer, the larger end.
+        phase: forward, backward, or regather: in backward, of what a layer got from all ranks and dropped.
+        call, unit: as of an operator.
+    """
+
+    collective: str
+    nbytes: int
+    phase: str
+    call: int
+    unit: str
+
+
+class TracedAttention(NamedTuple):
+    """One attention in forward, over all positions.
+
+    Attributes:
+        queries: bytes of the queries.  keys: of keys and values together.
+        heads: the largest number that divides those of the queries and those of the keys.
+        width: bytes of an element.  call: as of an operator.
+    """
+
+    queries: int
+    keys: int
+    heads: int
+    width: int
+    call: int
+
+
+class ModuleCall(NamedTuple):
+    """A call of a module in forward: its path, which call of it from 0, and the bytes of its tensors."""
+
+    path: str
+    number: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """How a model is cut.
+
+    Attributes:
+        units: paths of modules whose parameters are gathered and reduced together.
+        cut: how the tensor axis cuts it; None: not.
+        dtype: in which it computes; None: in that of its parameters.
+    """
+
+    units: tuple[str, ...] = ()
+    cut: Cut | None = None
+    dtype: torch.dtype | None = None
+
+
+@dataclass
+class TracedStep:
+    """What one micro-batch runs on shapes, on one data rank, over all stages.
+
+    Attributes:
+        calls: of modules, in the order in which they begin.
+        homes: name of a parameter -> the call and the unit in which its module is called first.
+        model: the copy without values, cut; its parameters have gradients.
+    """
+
+    model: nn.Module
+    operators: list[TracedOperator] = field(default_factory=list)
+    moves: list[TracedMove] = field(default_factory=list)
+    attentions: list[TracedAttention] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+    homes: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
+# ---- recording ----
 
 ACCUMULATES = 1 << 62
 """Functions that add to .grad have the largest numbers there are."""
@@ -344,3 +444,110 @@ def _made(
         return value.narrow(dim, 0, value.shape[dim] // parts).clone()
     mode.note("all_gather", nbytes * parts)
     return torch.cat([value] * parts, dim)
+
+
+# ---- traces of other numbers of rows ----
+
+CLOSE = 0.01
+"""Sizes that differ by no more than this share are the same."""
+
+LEAST = 2
+"""Rows of a recording that others follow: one row may have other strides."""
+
+
+class TracedRows:
+    """What has been recorded of one model, under any number of cuts."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, dict[int, TracedStep]] = {}
+        self._bases: dict[Hashable, list[int]] = {}
+        self._proportional: bool | None = None  # not known yet
+        self._errors: dict[Hashable, CaptureError] = {}
+
+    def of(self, key: Hashable, rows: int, record: Callable[[int], TracedStep]) -> TracedStep:
+        """The step of so many rows.
+
+        Args:
+            key: of the program.  record: makes the trace of so many rows.
+        Raises:
+            CaptureError: it cannot be recorded. Other rows than one are not tried again then.
+        """
+        failed = key, rows >= LEAST
+        if failed in self._errors:
+            raise self._errors[failed]
+        known, bases = self._known.setdefault(key, {}), self._bases.setdefault(key, [])
+        if rows in known:
+            return known[rows]
+        guess = None
+        if len(bases) == 2 and self._proportional is not False:
+            guess = followed((bases[0], known[bases[0]]), (bases[1], known[bases[1]]), rows)
+        if guess is not None and self._proportional:
+            known[rows] = guess
+            return guess
+        try:
+            known[rows] = record(rows)
+        except CaptureError as error:
+            self._errors[failed] = error
+            raise
+        if rows >= LEAST and len(bases) == 2 and self._proportional is None:
+            self._proportional = guess is not None and _same(guess, known[rows])
+        if rows >= LEAST and len(bases) < 2:
+            bases.append(rows)
+        return known[rows]
+
+
+def followed(one: tuple[int, TracedStep], other: tuple[int, TracedStep], rows: int) -> TracedStep | None:
+    """The trace of other rows, from those of two; None: these have other operators.
+
+    Example: a product of (16, 8, 8) for 2 rows and (32, 8, 8) for 4 is (8, 8, 8) for one.
+    """
+    (first, low), (second, high) = one, other
+    if not _alike(low, high):
+        return None
+
+    def size(a: float, b: float) -> float:
+        return a if a == b else max(1.0, a + (b - a) * (rows - first) / (second - first))
+
+    def operator(a: TracedOperator, b: TracedOperator) -> TracedOperator:
+        if a.size.point == b.size.point:
+            return a
+        point = tuple(size(x, y) for x, y in zip(a.size.point, b.size.point, strict=True))
+        return a._replace(size=a.size._replace(point=point))
+
+    def moved(a: Any, b: Any) -> Any:
+        return a._replace(nbytes=round(size(a.nbytes, b.nbytes)))
+
+    def attention(a: TracedAttention, b: TracedAttention) -> TracedAttention:
+        return a._replace(queries=round(size(a.queries, b.queries)), keys=round(size(a.keys, b.keys)))
+
+    return replace(
+        low,
+        operators=[operator(*pair) for pair in zip(low.operators, high.operators, strict=True)],
+        moves=[moved(*pair) for pair in zip(low.moves, high.moves, strict=True)],
+        attentions=[attention(*pair) for pair in zip(low.attentions, high.attentions, strict=True)],
+        calls=[moved(*pair) for pair in zip(low.calls, high.calls, strict=True)],
+    )
+
+
+def _alike(one: TracedStep, other: TracedStep) -> bool:
+    """Whether two traces are of one program."""
+
+    def program(step: TracedStep) -> Any:
+        operators = [each._replace(size=each.size._replace(point=())) for each in step.operators]
+        moves: list[TracedMove] = [each._replace(nbytes=0) for each in step.moves]
+        attentions = [each._replace(queries=0, keys=0) for each in step.attentions]
+        return operators, moves, attentions, [each._replace(nbytes=0) for each in step.calls]
+
+    return bool(program(one) == program(other))
+
+
+def _same(guess: TracedStep, recorded: TracedStep) -> bool:
+    """Whether the sizes of a guess are those that were recorded."""
+    if not _alike(guess, recorded):
+        return False
+    sizes = [
+        pair
+        for a, b in zip(guess.operators, recorded.operators, strict=True)
+        for pair in zip(a.size.point, b.size.point, strict=True)
+    ]
+    return all(abs(a - b) <= CLOSE * max(a, b) for a, b in sizes)

@@ -23,7 +23,7 @@ from unisono.parallel.optimizer_groups import Parameters
 
 if TYPE_CHECKING:
     from .operator_prices import OperatorPrices
-    from .traced_step import TracedOperator
+    from .trace import TracedOperator
 
 __all__ = ["ModelTrial", "should_try"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
-from unisono.parallel.costs.traced_rows import TracedRows
+from unisono.parallel.costs.trace import TracedRows
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut
