@@ -15,8 +15,7 @@ from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
 from unisono.parallel.costs.shared_cores import ActionWork, shared_time
-from unisono.parallel.costs.stage_starts import StageStarts
-from unisono.parallel.costs.step_parts import ParameterSizes, StepParts
+from unisono.parallel.costs.step_parts import ParameterSizes, StageStarts, StepParts
 from unisono.parallel.costs.step_time import COMPARED, REPEATED, REPLAYED, step_forecast
 from unisono.parallel.costs.trace import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action

@@ -17,7 +17,7 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operator_cases import call_of
 from unisono.parallel.costs.forecast import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
-from unisono.parallel.costs.stage_starts import StageStarts
+from unisono.parallel.costs.step_parts import StageStarts
 from unisono.parallel.costs.trace import TracedStep
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import POINTS, roofline

@@ -43,8 +43,7 @@ from .hardware_prices import source_of, swap_rate
 from .host_prices import HostPricing
 from .operator_prices import BY_BYTES, OperatorPrices
 from .predictor_arguments import check_plan, check_predictor
-from .stage_starts import StageStarts
-from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
+from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
 from .step_time import step_forecast
 from .trace import NO_UNIT, StepLayout, TracedOperator, TracedRows, TracedStep, trace_step, trace_update
 from .trial import ModelTrial, should_try

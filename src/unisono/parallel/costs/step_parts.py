@@ -1,18 +1,20 @@
-"""What is needed to price a step under a plan."""
+"""What is needed to price a step under a plan: where its stages begin, and what it costs."""
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from unisono.errors import UnfitError
 from unisono.planner.compute_calibration import SharedSteps
 
 from .rank_groups import RankGroups
-from .stage_starts import StageStarts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts
 
@@ -20,9 +22,63 @@ if TYPE_CHECKING:
     from .exchanges import PricedExchange
     from .hardware_prices import Collectives
     from .operator_prices import OperatorPrices
-    from .trace import TracedStep
+    from .trace import ModuleCall, TracedStep
 
-__all__ = ["ADAM_OPERATORS", "ParameterSizes", "StepParts"]
+__all__ = ["ADAM_OPERATORS", "ParameterSizes", "StageStarts", "StepParts"]
+
+
+class StageStarts(NamedTuple):
+    """Where the stages of a pipeline begin.
+
+    Args:
+        starts: (path, which call of it) of each stage but the first.
+        sent: bytes of a row that go from each stage to the next; (): the first module's inputs.
+        opened: modules that span several stages.
+        items: that each stage runs of a recorded program; (): stages are pieces.
+        repeated: of the operators of each stage, those that an earlier one runs too, such as masks.
+    """
+
+    starts: tuple[tuple[str, int], ...] = ()
+    sent: tuple[float, ...] = ()
+    opened: frozenset[str] = frozenset()
+    items: tuple[int, ...] = ()
+    repeated: tuple[int, ...] = ()
+
+    @classmethod
+    def of_program(cls, program: StageProgram, rows: int) -> StageStarts:
+        """Those of a program that was recorded with so many rows."""
+        values, stages = program.graph.values, program.stages
+        sent = [sum(values[number].nbytes for number in stage.goes) / rows for stage in stages[:-1]]
+        run: set[int] = set()
+        repeated = []
+        for stage in stages:
+            repeated.append(sum(item.last - item.first for item in stage.items if item.first in run))
+            run.update(item.first for item in stage.items)
+        return cls(
+            tuple((start.path, start.call) for start in program.starts), tuple(sent), program.open,
+            tuple(len(stage.items) for stage in stages), tuple(repeated),
+        )  # fmt: skip
+
+    def of(self, traced: TracedStep, rows: int) -> tuple[list[int], list[float]]:
+        """The stage of each module call, and the bytes from each stage to the next.
+
+        Raises:
+            ValueError: a stage begins at a module that a forward does not call.
+        """
+        first, sent = [], []
+        for path, count in self.starts:
+            found = next((n for n, call in enumerate(traced.calls) if _begins(call, path, count)), None)
+            if found is None:
+                raise UnfitError(f'StepPredictor: a stage begins at "{path}", which a forward does not call')
+            first.append(found)
+            sent.append(float(traced.calls[found].nbytes))
+        stages = [bisect.bisect_right(first, number) for number in range(len(traced.calls))]
+        return stages, [each * rows for each in self.sent] or sent
+
+
+def _begins(call: ModuleCall, path: str, count: int) -> bool:
+    return call.number == count and (call.path == path or call.path.startswith(f"{path}."))
+
 
 ADAM_OPERATORS = 12
 ALONE = SharedSteps(1)  # nobody trains beside it
