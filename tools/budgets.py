@@ -20,6 +20,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
+    "src/unisono/parallel/costs/collectives.py": "what moving takes: calls, groups, axes' exchanges",
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",

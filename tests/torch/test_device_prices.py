@@ -8,9 +8,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.host_starts import IN_STEP, OPERATORS, STEP
 from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
-from unisono.parallel.costs.operator_prices import OperatorPrices
+from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
 from unisono.parallel.costs.rank_clock import RankClock
 from unisono.parallel.costs.step_time import StageTime
 from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
@@ -67,17 +66,19 @@ def test_sixteen_bits_have_tables_of_their_own():
         for low in ("", "bf16")
     )
     assert prices.seconds(narrow) == 1.0 > prices.seconds(wide)
-    started = IN_STEP * OPERATORS["norm"] * (1e-6 + costs.forward_s)
+    started = HostStarts.IN_STEP * HostStarts.OPERATORS["norm"] * (1e-6 + costs.forward_s)
     assert prices.host(wide) == prices.host(narrow) == pytest.approx(started)
     view = wide._replace(size=OperatorPoint(""))
     assert prices.seconds(view) == 0.0
-    assert prices.host(view) == pytest.approx(IN_STEP * costs.view_s)
+    assert prices.host(view) == pytest.approx(HostStarts.IN_STEP * costs.view_s)
 
 
 def test_the_update_begins_when_the_host_has_read_the_loss():
     launch_s = 1e-3
     found = forecast(launch_s).seconds
-    assert found["update"] + found["fixed"] > launch_s * STEP  # nothing of it hides behind backward
+    assert (
+        found["update"] + found["fixed"] > launch_s * HostStarts.STEP
+    )  # nothing of it hides behind backward
 
 
 def test_an_update_runs_by_lists_on_a_gpu():

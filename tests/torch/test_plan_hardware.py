@@ -13,7 +13,7 @@ from torch import nn
 import unisono.parallel as up
 from loops import each
 from planned_models import adamw, features, mlp, planned
-from unisono.parallel.costs.hardware_prices import LinkCosts
+from unisono.parallel.costs.collectives import LinkCosts
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.job_hosts import hosts_of
 from unisono.parallel.planning.kernel_memory import column_sum, convolution

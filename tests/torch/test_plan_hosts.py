@@ -9,8 +9,7 @@ from torch import nn
 import unisono.parallel as up
 from planned_models import adamw, features
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.collectives import CollectiveCosts
-from unisono.parallel.costs.rank_groups import RankGroups
+from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
 from unisono.parallel.planning.job_hosts import JobHost
 from unisono.parallel.planning.machine import JobMachine, _of_control_groups
 

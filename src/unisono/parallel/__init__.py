@@ -12,8 +12,8 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
+from .costs.collectives import Link
 from .costs.forecast import ForecastWarning, StepForecast
-from .costs.link import Link
 from .costs.predictor import StepPredictor
 from .elastic.change import Change
 from .elastic.run import ElasticRun

@@ -25,8 +25,8 @@ from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
 from .compression.checkpoint import CompressionCheckpoint
+from .costs.collectives import Link
 from .costs.forecast import ForecastCheck, StepForecast
-from .costs.link import Link
 from .explained_errors import explained
 from .failures import RunFailures
 from .fused_names import fused_layers

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from unisono.torch.control_data import gather_on_rank_0, on_rank_0
 
-from .costs.link import Link
+from .costs.collectives import Link
 
 if TYPE_CHECKING:
     from .experts.axis import ExpertAxis

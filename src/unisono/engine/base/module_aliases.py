@@ -28,7 +28,7 @@ _NAMES = {
     "parallel.units": "parallel.sharded_parameters",
     "parallel.watch": "parallel.step_trace",
     "parallel.compression.choices": "parallel.compression.comm_hooks",
-    "parallel.layouts.price": "parallel.costs.link",
+    "parallel.layouts.price": "parallel.costs.collectives",
     "parallel.layouts.record": "parallel.layouts.redistribute",
     "plans.coded": "plans.coded_edges",
     "plans.exposure": "plans.zero_copy",

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
 from torch.nn import functional
 
-from unisono.parallel.costs.link import Link
+from unisono.parallel.costs.collectives import Link
 
 from .exchange import ContextGroup
 from .layout import PositionSpan

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.parallel.costs.link import Link
+from unisono.parallel.costs.collectives import Link
 from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
 
 from .exchange import ContextGroup

@@ -37,7 +37,7 @@ from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
 from .rules import ATTENTION, WholeMemory, run_rule
 
 if TYPE_CHECKING:
-    from unisono.parallel.costs.link import Link
+    from unisono.parallel.costs.collectives import Link
     from unisono.parallel.graph.program import Frame, Graph, Node
     from unisono.parallel.graph.stage_choice import StageStart
 

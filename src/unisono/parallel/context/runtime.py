@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from unisono.parallel.costs.link import Link
+from unisono.parallel.costs.collectives import Link
 from unisono.parallel.generators import drawing, seed_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in

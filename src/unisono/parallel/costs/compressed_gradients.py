@@ -22,7 +22,7 @@ from .trace import NO_UNIT, TracedOperator, TracedStep
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
 
-    from .hardware_prices import Collectives
+    from .collectives import Collectives
     from .operator_prices import OperatorPrices
 
 __all__ = ["CompressedGradients", "exchange_s", "of_stages", "sent_gradients"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .hardware_prices import costs_of
+from unisono.errors import UnfitError
+
+from .collectives import CollectiveCosts, LinkCosts, RankGroups
 from .operator_prices import OperatorPrices
-from .rank_groups import RankGroups
 
 if TYPE_CHECKING:
     from unisono.engine.costs.machine import MachineCalibration
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
     from unisono.planner.hardware import Hardware
 
-    from .hardware_prices import Collectives
+    from .collectives import Collectives
     from .trace import TracedOperator
     from .trial import ModelTrial
 
-__all__ = ["HostPrices", "HostPricing"]
+__all__ = ["HostPrices", "HostPricing", "links_of", "source_of", "swap_rate"]
 
 
 class HostPrices(NamedTuple):
@@ -70,7 +71,10 @@ class HostPricing:
             costs, factor, crowd = self._compute.of(here)
             shared = self._compute.together(here)
             collectives, reductions = (
-                costs_of(self._machine, self._hardware, hosts, turn_s) for turn_s in (shared.turn_s, 0.0)
+                LinkCosts(self._hardware, hosts)
+                if self._hardware
+                else CollectiveCosts(self._machine, hosts, turn_s)
+                for turn_s in (shared.turn_s, 0.0)
             )
             operators = OperatorPrices(costs, factor * getattr(shared, kind), self._overhead(here))
             groups = RankGroups(hosts, reductions, [id(each) for each in self._hardware])
@@ -88,3 +92,35 @@ class HostPricing:
                 self._trace, OperatorPrices(costs, factor), threads
             )
         return self._overheads[threads]
+
+
+def source_of(compute: ComputeCalibration, hardware: Sequence[Hardware], *, own_device: bool) -> str:
+    """Where the costs of operators are from, that were given."""
+    if hardware:
+        return f"a roofline of {_names(hardware)}"
+    if not own_device:
+        return "given"
+    measured = all(each.launch_s is not None for each in compute.settings)
+    return "measured on this device" if measured else "a roofline of this device"
+
+
+def links_of(hardware: Sequence[Hardware], otherwise: str) -> str:
+    """Where the costs of collectives are from."""
+    return f"the links of {_names(hardware)}" if hardware else otherwise
+
+
+def _names(hardware: Sequence[Hardware]) -> str:
+    return " and ".join(dict.fromkeys(each.name for each in hardware))
+
+
+def swap_rate(plan: Plan, machine: MachineCalibration, hardware: Sequence[Hardware]) -> float:
+    """Bytes per second between a rank and where it swaps, on the slowest of these hosts.
+
+    Raises:
+        ValueError: the plan swaps, and a hardware file says nothing about its host.
+    """
+    silent = [each.name for each in hardware if each.host is None]
+    if plan.swap is not None and silent:
+        raise UnfitError(f"swap={plan.swap!r}: the file of {silent[0]} has no [host] with a rate")
+    rates = [each.host.bytes_per_s for each in hardware if each.host is not None]
+    return min(rates, default=machine.copy.memory)

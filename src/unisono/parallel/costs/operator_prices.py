@@ -1,23 +1,59 @@
-"""Seconds of traced operators on one rank; what a model repeats is looked up once."""
+"""Seconds of traced operators on one rank, and of the host that starts those of a GPU."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from .host_starts import of_operator
 from .operator_kinds import OperatorPoint
-from .trace import TracedOperator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from unisono.planner.operator_costs import OperatorCosts
 
-__all__ = ["BY_BYTES", "OperatorPrices"]
+    from .trace import TracedOperator
+
+__all__ = ["BY_BYTES", "HostStarts", "OperatorPrices"]
+
+
+class HostStarts:
+    """What the host of a GPU does in a step, counted in starts: the time in which it starts a small operator.
+
+    Source: eight models too small for the device to count, under six plans of one rank each, on the host of
+    an H100, in a process that had run no profiler: benchmarks/results/2026-11-26-hardware-files-again.md.
+    Where the model's Python does more, they are too few.
+    """
+
+    OPERATORS: ClassVar[dict[str, float]] = {
+        "convolution": 1.5, "convolution_backward": 2.4, "batch_norm": 1.6, "batch_norm_backward": 1.6,
+        "norm": 1.5, "norm_backward": 3.0, "attention": 2.0, "attention_backward": 2.0, "pool": 1.5,
+    }  # fmt: skip
+    """Of a class: libraries choose among kernels, and an operator may have several."""
+
+    IN_STEP = 1.5
+    """Of an operator within a step, whose code is not in the host's caches, with the Python of its module."""
+
+    STEP, BEFORE, MICRO_BATCH = 200, 150, 160
+    """Of a step after its last backward; and of a micro-batch before its first operator, and with its
+    backward: threads that meet, the loss, its copy."""
+
+    AGAIN, SAVED = 120, 5.5
+    """Of a unit that is computed again, and of each of its operators whose inputs recomputation drops."""
+
+    UNIT_CALLED, MOVED, PARAMETER_MOVED = 60, 45, 4
+    """Of a unit of FSDP2 in a micro-batch; to gather or reduce it once; of each of its parameters there."""
+
+    ADDED, LOW_ADDED = 1, 5
+    """Of a parameter's gradient that is added to that of another micro-batch: in f32, and from 16 bits."""
+
+    @classmethod
+    def of_operator(cls, kind: str) -> float:
+        """Starts of one operator within a step. Example: "light" -> 1.5, "batch_norm" -> 2.4."""
+        return cls.IN_STEP * cls.OPERATORS.get(kind, 1.0)
+
 
 BY_BYTES = ("light", "strided", "sums")
 """Classes whose size is bytes, which depend on the type."""
-
 
 LEAST_SHARE = 0.25
 """Of a price that a trial of the model leaves."""
@@ -49,8 +85,8 @@ class OperatorPrices:
         if costs.launch_s is None:
             return 0.0
         if not operator.size.kind:
-            return of_operator("") * costs.view_s
-        return of_operator(operator.size.kind) * (costs.launch_s + self._followed(operator))
+            return HostStarts.of_operator("") * costs.view_s
+        return HostStarts.of_operator(operator.size.kind) * (costs.launch_s + self._followed(operator))
 
     def launch(self, operators: float) -> float:
         """Seconds of the host for so many operators that autograd does not follow; 0 where it computes."""

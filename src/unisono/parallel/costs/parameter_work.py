@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
-from . import host_starts as starts
 from .compressed_gradients import exchange_s
-from .rank_clock import DataWork
+from .operator_prices import HostStarts
 from .step_parts import ADAM_OPERATORS, StepParts
 from .trace import NO_UNIT
 
 if TYPE_CHECKING:
     from .step_parts import ParameterSizes
 
-__all__ = ["ParameterWork"]
+__all__ = ["DataWork", "ParameterWork"]
+
+
+class DataWork(NamedTuple):
+    """Seconds of the data axis: copies, collectives, and the host's hooks."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    host: float = 0.0
 
 
 class ParameterWork:
@@ -31,7 +38,6 @@ class ParameterWork:
         """The ranks of the slowest group of an axis: tensor is the fastest, then shard, replica, pipeline."""
         plan, shards = self._plan, self.shards
         size, stride = {
-            "tensor": (plan.tensor, 1),
             "shard": (shards, plan.tensor),
             "replica": (plan.copies // shards, plan.tensor * shards),
             "copies": (plan.copies, plan.tensor),
@@ -50,7 +56,9 @@ class ParameterWork:
         if self._plan.precision != "f32":
             each_s = max(0.0, runtime.low_parameter_s + self._parts.shared.low_parameter_s)
         taken = runtime.unit_s + each_s * size.number
-        return taken / 2 + self._parts.prices.launch(starts.MOVED + starts.PARAMETER_MOVED * size.number)
+        return taken / 2 + self._parts.prices.launch(
+            HostStarts.MOVED + HostStarts.PARAMETER_MOVED * size.number
+        )
 
     @cached_property
     def _in_backward(self) -> set[str]:

@@ -35,12 +35,11 @@ from unisono.parallel.structure import structure_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 from unisono.torch_internals.training import module_at
 
-from .collective_calls import PricedCollective, collective_calls
+from .collective_calls import collective_calls
+from .collectives import PricedCollective, SpreadExperts, attention_exchange, expert_exchanges
 from .compressed_gradients import of_stages
-from .exchanges import SpreadExperts, of_attentions, of_experts
 from .forecast import StepForecast
-from .hardware_prices import source_of, swap_rate
-from .host_prices import HostPricing
+from .host_prices import HostPricing, source_of, swap_rate
 from .operator_prices import BY_BYTES, OperatorPrices
 from .predictor_arguments import check_plan, check_predictor
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
@@ -186,10 +185,10 @@ class StepPredictor:
         exchanges = []
         if plan.context > 1:
             members = priced.groups.slowest(plan.context, plan.tensor)
-            exchanges += of_attentions(traced, collectives, members)
+            exchanges += [attention_exchange(each, collectives, members) for each in traced.attentions]
         if plan.expert > 1:
             members = priced.groups.slowest(plan.expert, plan.tensor)
-            exchanges += of_experts(traced, experts.called, collectives, members, 1 / plan.context)
+            exchanges += expert_exchanges(traced, experts.called, collectives, members, 1 / plan.context)
         return StepParts(
             plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,

@@ -6,7 +6,7 @@ A device runs what the host starts, in order: it is the slower of both that coun
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .forecast import CAUSES
 
@@ -15,19 +15,11 @@ if TYPE_CHECKING:
 
     from unisono.parallel.pipeline.schedule import Schedule
 
-__all__ = ["DataWork", "RankClock", "mean_of"]
+__all__ = ["RankClock", "mean_of"]
 
 
 MOVED = ("messages", "waiting", "data")
 """Causes that depend on where the stages of a pipeline begin, and on their order."""
-
-
-class DataWork(NamedTuple):
-    """Seconds of the data axis: copies, collectives, and the host's hooks."""
-
-    compute: float = 0.0
-    communication: float = 0.0
-    host: float = 0.0
 
 
 @dataclass

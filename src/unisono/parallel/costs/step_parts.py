@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from unisono.errors import UnfitError
 from unisono.planner.compute_calibration import SharedSteps
 
-from .rank_groups import RankGroups
+from .collectives import PricedCollective, RankGroups
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts
 
+    from .collectives import Collectives, PricedExchange
     from .compressed_gradients import CompressedGradients
-    from .exchanges import PricedExchange
-    from .hardware_prices import Collectives
     from .operator_prices import OperatorPrices
-    from .trace import ModuleCall, TracedStep
+    from .trace import ModuleCall, TracedMove, TracedStep
 
 __all__ = ["ADAM_OPERATORS", "ParameterSizes", "StageStarts", "StepParts"]
 
@@ -157,3 +156,13 @@ class StepParts:
     hosts: Sequence[int] = ()
     starts: StageStarts = WHOLE_MODEL
     groups: RankGroups = ON_ONE_HOST
+
+    def moves(self) -> Iterator[tuple[TracedMove, PricedCollective]]:
+        """The collectives of the tensor axis in a micro-batch, priced."""
+        plan, members = self.plan, self.groups.slowest(self.plan.tensor, 1)
+        regathers = plan.sequence and not plan.recompute
+        for move in self.traced.moves:
+            if move.phase != "regather" or regathers:
+                nbytes = move.nbytes / plan.context
+                taken = self.collectives.seconds(move.collective, members, nbytes)
+                yield move, PricedCollective(move.collective, "tensor", len(members), nbytes, 1.0, taken)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 
-from . import host_starts as starts
-from .exchanges import FEW_BYTES, ROUTED, PricedExchange
+from .collectives import FEW_BYTES, ROUTED, PricedExchange
 from .forecast import StepForecast
-from .parameter_work import ParameterWork
-from .rank_clock import DataWork, RankClock, mean_of
+from .operator_prices import HostStarts
+from .parameter_work import DataWork, ParameterWork
+from .rank_clock import RankClock, mean_of
 from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
 from .step_parts import StepParts
 
@@ -61,7 +61,7 @@ class _StepPricer:
         replayed_s = self._parts.shared.replay_s if self._plan.context > 1 else 0.0
         seconds, shared = self._parts.prices.seconds, self._parts.shared
         for stage in self._stages:
-            stage.follow("forward", 0.0, self._parts.prices.launch(starts.BEFORE))
+            stage.follow("forward", 0.0, self._parts.prices.launch(HostStarts.BEFORE))
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
             taken = seconds(operator, share) + replayed_s * (operator.phase == "forward")
@@ -76,17 +76,13 @@ class _StepPricer:
             stage.host_forward += host
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken + shared.again_s * operator.followed
-                saved = starts.SAVED * (operator.followed and bool(operator.size.kind))
+                saved = HostStarts.SAVED * (operator.followed and bool(operator.size.kind))
                 stage.host_units += host + self._parts.prices.launch(saved)
-        regathers = self._plan.sequence and not self._plan.recompute
-        for move in self._parts.traced.moves:
-            if move.phase == "regather" and not regathers:
-                continue
-            stage = self._stage_of(move.call)
-            taken = self._parts.collectives.seconds(
-                move.collective, self._parameters.members("tensor"), move.nbytes * share
+        for move, priced in self._parts.moves():
+            stage, taken = (
+                self._stage_of(move.call),
+                priced.seconds + self._runtime.move_s * self._parts.crowd,
             )
-            taken += self._runtime.move_s * self._parts.crowd
             if move.phase == "forward":
                 stage.tensor_forward += taken
                 stage.tensor_units += taken if move.unit else 0.0
@@ -103,8 +99,8 @@ class _StepPricer:
         homes = self._parts.traced.homes
         for call in {name.rpartition(".")[0]: homes[name][0] for name in trained & homes.keys()}.values():
             self._stage_of(call).weighted += 1
-        for number, priced in enumerate(self._stages):
-            self._add_starts(number, priced)
+        for number, stage in enumerate(self._stages):
+            self._add_starts(number, stage)
 
     def _of_program(self, number: int) -> float:
         """What a stage takes in a micro-batch because it runs a recorded program."""
@@ -117,12 +113,12 @@ class _StepPricer:
     def _add_starts(self, number: int, stage: StageTime) -> None:
         """What the host of a GPU does for a micro-batch beside its operators."""
         launch, units = self._parts.prices.launch, self._parts.units.get(number, {}).values()
-        each = starts.ADDED if self._plan.precision == "f32" else starts.LOW_ADDED
+        each = HostStarts.ADDED if self._plan.precision == "f32" else HostStarts.LOW_ADDED
         added = each * sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
-        stage.host_forward += launch(starts.UNIT_CALLED * len(units)) if self._parameters.sharded else 0.0
-        stage.host_forward += launch(starts.BEFORE)
-        stage.host_backward += launch(starts.MICRO_BATCH + added)
-        stage.host_units += launch(starts.AGAIN * len(stage.units))
+        stage.host_forward += launch(HostStarts.UNIT_CALLED * len(units)) if self._parameters.sharded else 0.0
+        stage.host_forward += launch(HostStarts.BEFORE)
+        stage.host_backward += launch(HostStarts.MICRO_BATCH + added)
+        stage.host_units += launch(HostStarts.AGAIN * len(stage.units))
 
     def _stage_of(self, call: int) -> StageTime:
         return self._stages[self._parts.stages[call] if call >= 0 else 0]
@@ -261,7 +257,7 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step. The host reads the loss first: it waits for a device."""
         rank.host = max(rank.host, rank.clock)
-        rank.add("fixed", 0.0, self._parts.prices.launch(starts.STEP))
+        rank.add("fixed", 0.0, self._parts.prices.launch(HostStarts.STEP))
         if self._parts.starts.items:
             modules = sum(1 for _ in self._parts.traced.model.modules())
             rank.add("fixed", 0.0, modules * COMPARED * self._parts.prices.light(FEW_BYTES))

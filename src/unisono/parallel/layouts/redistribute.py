@@ -30,7 +30,7 @@ from unisono.parallel import tensor_moves
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
-    from unisono.parallel.costs.link import Link
+    from unisono.parallel.costs.collectives import Link
 
     from .grid import RankGrid
 

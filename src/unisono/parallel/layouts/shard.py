@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
 from unisono.parallel.batches import fingerprint
-from unisono.parallel.costs.link import Link
+from unisono.parallel.costs.collectives import Link
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.fake import is_fake
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from unisono.parallel.costs.collective_calls import PricedCollective
+from unisono.parallel.costs.collectives import PricedCollective
 from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan

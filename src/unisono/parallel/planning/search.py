@@ -14,7 +14,7 @@ from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.parallel.costs.forecast import StepForecast
-from unisono.parallel.costs.hardware_prices import links_of
+from unisono.parallel.costs.host_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
