@@ -21,6 +21,8 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
     "src/unisono/parallel/costs/collectives.py": "what moving takes: calls, groups, axes' exchanges",
+    "src/unisono/parallel/costs/predictor.py": "StepPredictor: what plans share, and what each has of its own",
+    "src/unisono/parallel/costs/step_time.py": "a step on paper: its schedule, the clocks and cores of its ranks",
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",

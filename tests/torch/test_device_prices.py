@@ -10,8 +10,7 @@ import unisono.parallel as up
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
 from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
-from unisono.parallel.costs.rank_clock import RankClock
-from unisono.parallel.costs.step_time import StageTime
+from unisono.parallel.costs.step_time import RankClock, StageTime
 from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.optimizer_groups import Parameters

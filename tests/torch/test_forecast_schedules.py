@@ -14,9 +14,15 @@ from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
-from unisono.parallel.costs.shared_cores import ActionWork, shared_time
 from unisono.parallel.costs.step_parts import ParameterSizes, StageStarts, StepParts
-from unisono.parallel.costs.step_time import COMPARED, REPEATED, REPLAYED, step_forecast
+from unisono.parallel.costs.step_time import (
+    COMPARED,
+    REPEATED,
+    REPLAYED,
+    ActionWork,
+    shared_time,
+    step_forecast,
+)
 from unisono.parallel.costs.trace import TracedOperator, TracedStep
 from unisono.parallel.pipeline.schedule import Action
 from unisono.parallel.pipeline.timeline import predict

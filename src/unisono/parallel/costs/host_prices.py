@@ -1,13 +1,29 @@
-"""What operators and collectives take for a job on some hosts."""
+"""What operators and collectives take for a job on some hosts, and what the model's own Python adds.
+
+Prices of operators do not see what a forward does between them, such as the wrappers that a library puts
+around its modules. In a small model that is a third of a step. A few steps of few rows show it: it does not
+grow with them.
+"""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
 
 from unisono.errors import UnfitError
+from unisono.parallel.batches import cut_rows, rows_of
+from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.optimizer_groups import Parameters
 
-from .collectives import CollectiveCosts, LinkCosts, RankGroups
+from .collectives import CollectiveCosts, Collectives, LinkCosts, RankGroups
 from .operator_prices import OperatorPrices
 
 if TYPE_CHECKING:
@@ -16,11 +32,9 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
     from unisono.planner.hardware import Hardware
 
-    from .collectives import Collectives
     from .trace import TracedOperator
-    from .trial import ModelTrial
 
-__all__ = ["HostPrices", "HostPricing", "links_of", "source_of", "swap_rate"]
+__all__ = ["HostPrices", "HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
 
 
 class HostPrices(NamedTuple):
@@ -81,6 +95,18 @@ class HostPricing:
             self._known[hosts, kind] = HostPrices(collectives, reductions, operators, crowd, shared, groups)
         return self._known[hosts, kind]
 
+    def swap_rate(self, plan: Plan) -> float:
+        """Bytes per second between a rank and where it swaps, on the slowest of the hosts.
+
+        Raises:
+            ValueError: the plan swaps, and a hardware file says nothing about its host.
+        """
+        silent = [each.name for each in self._hardware if each.host is None]
+        if plan.swap is not None and silent:
+            raise UnfitError(f"swap={plan.swap!r}: the file of {silent[0]} has no [host] with a rate")
+        rates = [each.host.bytes_per_s for each in self._hardware if each.host is not None]
+        return min(rates, default=self._machine.copy.memory)
+
     def _overhead(self, here: int) -> dict[str, float]:
         """What the model's own Python adds to an operator, by phase, with so many ranks on a host."""
         if self._trial is None:
@@ -113,14 +139,105 @@ def _names(hardware: Sequence[Hardware]) -> str:
     return " and ".join(dict.fromkeys(each.name for each in hardware))
 
 
-def swap_rate(plan: Plan, machine: MachineCalibration, hardware: Sequence[Hardware]) -> float:
-    """Bytes per second between a rank and where it swaps, on the slowest of these hosts.
+# ---- the model's own Python ----
 
-    Raises:
-        ValueError: the plan swaps, and a hardware file says nothing about its host.
+LIMIT_BYTES = 100 << 20
+"""Of parameters: a larger model has steps whose operators take most."""
+
+MOST_SECONDS = 0.005
+"""Of a forward: fewer rows are tried where it would take more."""
+
+WARM, ROUNDS = 2, 5
+PHASES = ("forward", "backward", "update")
+
+
+class ModelTrial:
+    """What can be tried of a model.
+
+    Args:
+        model, batch: with values, on the CPU.
+        output: of the model -> what the loss takes.  loss: (output, targets) -> a number, or (sum, count).
+        optimizer: of parameters; None: no update is tried.
+    Attributes:
+        problem: why the model did not run; "": it did.
     """
-    silent = [each.name for each in hardware if each.host is None]
-    if plan.swap is not None and silent:
-        raise UnfitError(f"swap={plan.swap!r}: the file of {silent[0]} has no [host] with a rate")
-    rates = [each.host.bytes_per_s for each in hardware if each.host is not None]
-    return min(rates, default=machine.copy.memory)
+
+    def __init__(
+        self, model: nn.Module, batch: tuple[Any, Any], output: Callable[[Any], Any],
+        loss: Callable[[Any, Any], Any], optimizer: Callable[[Any], Any] | None,
+    ) -> None:  # fmt: skip
+        self._model, self._batch = model, batch
+        self._output, self._loss, self._optimizer = output, loss, optimizer
+        self.problem = ""
+
+    def overhead(
+        self, trace: Callable[[int], Sequence[TracedOperator]], prices: OperatorPrices, threads: int
+    ) -> dict[str, float]:
+        """Seconds of an operator beside its price, by phase, also less; {}: the model does not run so.
+
+        Args:
+            trace: the operators of a step of so many rows.  threads: with which these prices were measured.
+        """
+        rows = rows_of(self._batch)
+        while (said := _priced(trace(rows), prices))["forward"][0] > MOST_SECONDS and rows > 1:
+            rows //= 2
+        took = self._passes(rows, threads)
+        if took is None:
+            return {}
+        return {
+            phase: (measured - said[phase][0]) / max(1, said[phase][1])
+            for phase, measured in zip(PHASES, took, strict=True)
+        }
+
+    def _passes(self, rows: int, threads: int) -> tuple[float, ...] | None:
+        """The least seconds of each phase of a copy's steps; None: it does not run.
+
+        Generators of random numbers have their state again after it.
+        """
+        before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+        torch.set_num_threads(min(threads, before[0]))
+        alone = torch.get_num_threads() == 1  # then other ranks may wait on this core
+        clock = time.thread_time if alone else time.perf_counter
+        try:
+            model, loss = model_copy((self._model, self._loss))
+            trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+            made = [] if self._optimizer is None else self._optimizer(Parameters(trained))
+            optimizers = made if isinstance(made, (list, tuple)) else [made]
+            parameters = [*trained.values()]
+            enough = mapped(self._batch, lambda tensor: torch.cat([tensor] * -(-rows // len(tensor))))
+            inputs, targets = cut_rows(enough, 0, rows)
+            found = []
+            with torch.enable_grad():
+                for _ in range(WARM + ROUNDS):
+                    began = clock()
+                    value = loss(self._output(call(model, inputs)), targets)
+                    value = value[0] if isinstance(value, tuple) else value
+                    ran = clock()
+                    value.backward(inputs=parameters)  # not those that the loss may have
+                    back = clock()
+                    for each in optimizers:
+                        each.step()
+                    found.append((ran - began, back - ran, clock() - back))
+                    model.zero_grad()
+        except Exception as error:  # noqa: BLE001  no plan depends on it; where it trains, it comes again
+            self.problem = f"{type(error).__name__}: {error}"
+            return None
+        finally:
+            torch.set_num_threads(before[0])
+            torch.set_rng_state(before[1])
+            random.setstate(before[2])
+            np.random.set_state(before[3])
+        return tuple(min(column) for column in zip(*found[WARM:], strict=True))
+
+
+def should_try(model: nn.Module, batch: Any) -> bool:
+    """Whether the model is small, and it and the batch have values on the CPU."""
+    held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    plain = all(type(v) in (torch.Tensor, nn.Parameter) and v.device.type == "cpu" for v in held)
+    return plain and sum(v.nbytes for v in held) < LIMIT_BYTES
+
+
+def _priced(operators: Sequence[TracedOperator], prices: OperatorPrices) -> dict[str, tuple[float, int]]:
+    """Of each phase: the seconds of its operators, and how many they are."""
+    every = {phase: [each for each in operators if each.phase == phase] for phase in PHASES}
+    return {phase: (sum(map(prices.seconds, each)), len(each)) for phase, each in every.items()}

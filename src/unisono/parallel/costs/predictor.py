@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_parameters import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model
+from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizer_groups import Parameters
 from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
 from unisono.parallel.plan import Plan
@@ -35,17 +37,14 @@ from unisono.parallel.structure import structure_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 from unisono.torch_internals.training import module_at
 
-from .collective_calls import collective_calls
 from .collectives import PricedCollective, SpreadExperts, attention_exchange, expert_exchanges
-from .compressed_gradients import of_stages
 from .forecast import StepForecast
-from .host_prices import HostPricing, source_of, swap_rate
+from .host_prices import HostPricing, ModelTrial, should_try, source_of
 from .operator_prices import BY_BYTES, OperatorPrices
-from .predictor_arguments import check_plan, check_predictor
+from .parameter_work import compressed_gradients
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
-from .step_time import step_forecast
+from .step_time import collective_calls, step_forecast
 from .trace import NO_UNIT, StepLayout, TracedOperator, TracedRows, TracedStep, trace_step, trace_update
-from .trial import ModelTrial, should_try
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
@@ -96,22 +95,18 @@ class StepPredictor:
         trial: bool = False,
         hardware: Sequence[Hardware] = (),
     ) -> None:
-        check_predictor(model, loss, optimizer, rows, hosts, speeds)
+        _check_arguments(model, loss, optimizer, rows, hosts, speeds)
         self._batch = two(batch, own_loss=loss is None)
         self._rows = rows_of(self._batch) if rows is None else rows
+        self._few = min(2, self._rows)  # on which programs are compared
         self._loss = loss if isinstance(loss, UnchangedLoss) else UnchangedLoss(loss or own_loss)
-        self._own_loss, self._optimizer = loss is None, optimizer
+        self._optimizer = optimizer
         self._packed = may_be_packed(self._batch[0])
         self._base = Shapes(model, None if pieces is None else list(pieces))
         check_model(self._base.model, Plan())
         self._structure = structure_of(self._base.model, self._base.also, cuts, own_loss=loss is None)
-        for module in self._base.model.modules():  # as the runtime does
-            config: Any = getattr(module, "config", None)
-            if getattr(config, "use_cache", False):
-                config.use_cache = False
-        self._output = self._structure.output
+        forget_caches(self._base.model)
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
-        self._hardware = tuple(hardware)
         settings = env.read()
         if compute is None:
             found = recall_compute(settings, str(torch.__version__))
@@ -120,14 +115,12 @@ class StepPredictor:
                 self._source += "; unisono calibrate --compute measures this machine"
         else:
             self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
-        self._machine = recall(settings).calibration if machine is None else machine
-        tried = trial and not own_device and should_try(model, self._batch)
+        machine = machine or recall(settings).calibration
         self._trial: ModelTrial | None = None
-        if tried:
-            rows = rows_of(self._batch)
-            self._trial = ModelTrial(model, self._batch, rows, self._output, self._loss.loss, optimizer)
+        if trial and not own_device and should_try(model, self._batch):
+            self._trial = ModelTrial(model, self._batch, self._structure.output, self._loss.loss, optimizer)
         self._pricing = HostPricing(
-            self._compute, self._machine, self._hardware, own_device, self._trial, self._operators
+            self._compute, machine, tuple(hardware), own_device, self._trial, self._operators
         )
         self._task: TrainingTask | None = None
         self._traces = TracedRows()
@@ -169,7 +162,7 @@ class StepPredictor:
         return collective_calls(self._parts(plan))
 
     def _parts(self, plan: Plan) -> StepParts:
-        check_plan(plan, self._hosts, self._speeds)
+        _check_plan(plan, self._hosts, self._speeds)
         hosts = self._hosts or (0,) * plan.ranks
         most, least = -(-self._rows // plan.data), self._rows // plan.data  # of a data rank
         if not least:
@@ -177,7 +170,7 @@ class StepPredictor:
         plan = replace(plan, micro_batches=min(plan.micro_batches, least))  # all ranks have as many
         rows = -(-most // plan.micro_batches)
         starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
-        traced = self._micro_batch(plan, rows, starts)
+        traced = self._traced(plan, rows, starts.opened)
         stages, sent = starts.of(traced, rows)
         priced = self._pricing.of(hosts, plan, cut=bool(traced.moves))
         collectives = priced.collectives
@@ -194,15 +187,14 @@ class StepPredictor:
             self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
             self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
             self.source, exchanges,
-            experts.spread, swap_rate(plan, self._machine, self._hardware), priced.shared,
-            {} if plan.compression is None else of_stages(plan.compression, traced, stages, plan.stages),
-            self._slow(plan),
+            experts.spread, self._pricing.swap_rate(plan), priced.shared,
+            compressed_gradients(plan, traced, stages), self._slow(plan),
             len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts, starts, priced.groups,
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:
         """Those of a step of one rank."""
-        traced = self._traced(Plan(), rows, frozenset(), single=not self._packed)
+        traced = self._traced(Plan(), rows)
         return [*traced.operators, *(self._updated(Plan(), traced) or ())]
 
     def _experts(self, plan: Plan, traced: TracedStep) -> SpreadExperts:
@@ -221,12 +213,9 @@ class StepPredictor:
 
     # ---- what plans share ----
 
-    def _micro_batch(self, plan: Plan, rows: int, starts: StageStarts) -> TracedStep:
-        single = plan.context == 1 and not self._packed  # else with the masks that shapes have
-        return self._traced(plan, rows, starts.opened, single=single)
-
-    def _traced(self, plan: Plan, rows: int, opened: frozenset[str], *, single: bool) -> TracedStep:
-        """A recorded step. `single`: of a model that takes each row for one text."""
+    def _traced(self, plan: Plan, rows: int, opened: frozenset[str] = frozenset()) -> TracedStep:
+        """A recorded step."""
+        single = self._single(plan)
         cut = self._cut(plan, opened, single=single) if plan.tensor > 1 else None
 
         def record(rows: int) -> TracedStep:
@@ -235,12 +224,18 @@ class StepPredictor:
             try:
                 with gpu_attention(on_gpu=self._own_device), single_texts(single):
                     shapes = Shapes(self._base)
-                    return trace_step(shapes, self._micro(rows), self._loss, layout, output=self._output)
+                    return trace_step(
+                        shapes, self._micro(rows), self._loss, layout, output=self._structure.output
+                    )
             finally:
                 self._loss.restore()
 
         key = *self._key(plan), opened if cut else None, self._own_device, single and searches_packed_texts()
         return self._traces.of(key, rows, record)
+
+    def _single(self, plan: Plan) -> bool:
+        """Whether the model takes each row for one text, else it has the masks that shapes have."""
+        return plan.context == 1 and not self._packed
 
     def _key(self, plan: Plan) -> tuple[Any, ...]:
         return plan.tensor, plan.sequence, plan.precision
@@ -295,24 +290,19 @@ class StepPredictor:
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
     def _cut(self, plan: Plan, opened: frozenset[str], *, single: bool) -> Cut:
-        key = plan.tensor, plan.sequence, opened, single and searches_packed_texts()
-        return self._cuts.of(key, lambda: self._proved(plan, opened, single=single))
-
-    def _proved(self, plan: Plan, opened: frozenset[str], *, single: bool) -> Cut:
         if self._task is not None:
             return self._task.cut(
                 plan.tensor, self._few, sequence=plan.sequence, opened=opened, single=single
             )
-        with torch.enable_grad(), single_texts(single):
-            return prove(
-                Shapes(self._base), self._micro(self._few)[0], plan.tensor,
-                kinds=self._structure.kinds, opened=opened, sequence=plan.sequence,
-            )  # fmt: skip
 
-    @property
-    def _few(self) -> int:
-        """Rows on which programs are compared."""
-        return min(2, self._rows)
+        def find() -> Cut:
+            with torch.enable_grad(), single_texts(single):
+                return prove(
+                    Shapes(self._base), self._micro(self._few)[0], plan.tensor,
+                    kinds=self._structure.kinds, opened=opened, sequence=plan.sequence,
+                )  # fmt: skip
+
+        return self._cuts.of((plan.tensor, plan.sequence, opened, single and searches_packed_texts()), find)
 
     def _stages(self, plan: Plan) -> StageStarts:
         """Where stages begin."""
@@ -343,7 +333,7 @@ class StepPredictor:
             inputs = cast(inputs, TYPES[plan.precision])
             with shapes.mode:
                 shapes.model.to(TYPES[plan.precision])
-        with torch.enable_grad(), single_texts(plan.context == 1 and not self._packed):
+        with torch.enable_grad(), single_texts(self._single(plan)):
             graph = Recorder(shapes).run(shapes.model, inputs)
         program = StageProgram(graph, shapes.model, choose_starts(graph, plan.stages))
         return StageStarts.of_program(program, self._few)
@@ -353,16 +343,11 @@ class StepPredictor:
     def _units(
         self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: SpreadExperts
     ) -> dict[int, dict[str, ParameterSizes]]:
+        """Stage -> unit -> parameters on one rank of the tensor axis."""
         axes = plan.shards, plan.pipeline, plan.stages, plan.expert
         key = *self._key(plan), plan.zero, plan.cuts, plan.keep_f32, *axes
-        if key not in self._sizes:
-            self._sizes[key] = self._sized(plan, traced, stages, experts)
-        return self._sizes[key]
-
-    def _sized(
-        self, plan: Plan, traced: TracedStep, stages: Sequence[int], experts: SpreadExperts
-    ) -> dict[int, dict[str, ParameterSizes]]:
-        """Stage -> unit -> parameters on one rank of the tensor axis."""
+        if key in self._sizes:
+            return self._sizes[key]
         model = traced.model
         modules = [module_at(model, path) for path in self._paths(self._structure.units)]
         sharded = plan.zero > 0 or plan.precision != "f32"
@@ -377,9 +362,50 @@ class StepPredictor:
             here, parts = found[stage], plan.expert if name in experts.parameters else 1
             before = here.get(unit, ParameterSizes())
             here[unit] = before.plus(value.numel() // parts, trained=value.requires_grad)
+        self._sizes[key] = found
         return found
 
     def _buffers(self) -> ParameterSizes:
         held = [value for value in self._base.model.buffers() if value.is_floating_point()]
         changing = any(isinstance(m, BATCH_NORM) for m in self._base.model.modules())
         return ParameterSizes(len(held), sum(v.numel() for v in held)) if changing else ParameterSizes()
+
+
+# ---- what it is given ----
+
+
+def _check_arguments(
+    model: object,
+    loss: object,
+    optimizer: object,
+    rows: object,
+    hosts: Sequence[int],
+    speeds: Sequence[float],
+) -> None:
+    """Raise TypeError or ValueError for arguments of `StepPredictor` that are none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
+    for name, value in (("loss", loss), ("optimizer", optimizer)):
+        if value is not None and not callable(value):
+            raise TypeError(f"StepPredictor: {name} is a {type(value).__name__}, expected a function")
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise ValueError(f"StepPredictor: rows is {rows!r}; it must be a whole number of at least 1")
+    if not all(type(host) is int and host >= 0 for host in hosts):
+        raise ValueError(f"StepPredictor: hosts is {hosts!r}, expected the number of each rank's host")
+    if not all(_is_rate(speed) for speed in speeds):
+        raise ValueError(f"StepPredictor: speeds is {speeds!r}, expected finite rates above 0")
+
+
+def _check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> None:
+    """Raise TypeError or ValueError for a plan that is not priced, or needs other ranks than there are."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"StepPredictor: plan is a {type(plan).__name__}, expected a Plan")
+    if plan.precision == "autocast":
+        raise ValueError("StepPredictor: precision='autocast' is not priced, bf16 is")
+    for name, held in (("hosts", hosts), ("speeds", speeds)):
+        if held and len(held) != plan.ranks:
+            raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and {name} has {len(held)}")
+
+
+def _is_rate(speed: object) -> bool:
+    return isinstance(speed, (int, float)) and not isinstance(speed, bool) and 0 < speed < math.inf

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import RuntimeCosts
 
     from .collectives import Collectives, PricedExchange
-    from .compressed_gradients import CompressedGradients
     from .operator_prices import OperatorPrices
+    from .parameter_work import CompressedGradients
     from .trace import ModuleCall, TracedMove, TracedStep
 
 __all__ = ["ADAM_OPERATORS", "ParameterSizes", "StageStarts", "StepParts"]

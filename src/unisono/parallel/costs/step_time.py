@@ -8,23 +8,25 @@ beside backward. In a pipeline each rank runs the actions of its schedule in ord
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
 
-from .collectives import FEW_BYTES, ROUTED, PricedExchange
-from .forecast import StepForecast
+from .collectives import FEW_BYTES, ROUTED, Collectives, PricedCollective, PricedExchange
+from .forecast import CAUSES, StepForecast
 from .operator_prices import HostStarts
 from .parameter_work import DataWork, ParameterWork
-from .rank_clock import RankClock, mean_of
-from .shared_cores import MOST_ACTIONS, ActionWork, shared_time
 from .step_parts import StepParts
 
-__all__ = ["StageTime", "step_forecast"]
+if TYPE_CHECKING:
+    from unisono.codecs.codec import Codec
 
-ROUNDING = 1e-9  # of a sum in another order
+__all__ = ["ActionWork", "RankClock", "StageTime", "collective_calls", "shared_time", "step_forecast"]
+
+ROUNDING = 1e-9  # of sums in another order
 CERTAIN = 0.97  # of what other stages take at least: small tensors and units may be cut in other numbers
 
 HIDDEN = 0.5
@@ -149,7 +151,7 @@ class _StepPricer:
         """The mean seconds by cause, and the whole step, of ranks that share cores."""
         crowd, hosts = self._parts.crowd, self._parts.hosts or (0,) * self._plan.ranks
         if sum(map(len, self._works)) > MOST_ACTIONS:  # a core works for another rank while one waits
-            return mean_of([each.slowed(crowd) for each in ranks]), max(each.clock for each in ranks)
+            return _mean_of([each.slowed(crowd) for each in ranks]), max(each.clock for each in ranks)
         for work, rank in zip(self._works, ranks, strict=True):
             before = [sum(column) for column in zip(*((w.compute, w.other) for w in work), strict=True)]
             compute, other = rank.spent
@@ -158,7 +160,7 @@ class _StepPricer:
         copies = [Counter(hosts[place * each : (place + 1) * each]) for place in range(schedule.ranks)]
         cores = max(Counter(hosts).values()) / crowd
         span, slower = shared_time(self._works, copies, cores)
-        mean = mean_of([rank.slowed(factor) for rank, factor in zip(ranks, slower, strict=True)])
+        mean = _mean_of([rank.slowed(factor) for rank, factor in zip(ranks, slower, strict=True)])
         return mean, span
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
@@ -318,3 +320,217 @@ class StageTime:
         """
         self.started[phase] += host
         self.done[phase] = max(self.done[phase], self.started[phase]) + seconds
+
+
+# ---- the clock of a rank ----
+
+MOVED = ("messages", "waiting", "data")
+"""Causes that depend on where the stages of a pipeline begin, and on their order."""
+
+
+@dataclass
+class RankClock:
+    """One rank of the pipeline: its clock, and its seconds by cause."""
+
+    clock: float = 0.0
+    queued: bool = False  # the host only starts what a device runs
+    host: float = 0.0  # the clock of that host
+    parts: dict[str, float] = field(default_factory=dict)
+    stages: set[int] = field(default_factory=set)  # that have run
+    micros: dict[int, int] = field(default_factory=dict)  # stage -> gradients that it has
+    beside: float = 0.0  # seconds of collectives that run beside backward
+    slow: float = 1.0  # its seconds of compute beside those that are added
+    fastest: float = 1.0  # the same of the rank that takes least
+    least: float = 0.0  # seconds that are spent on any rank, where none is slower than the fastest one
+    crowd: float = 1.0  # ranks that share a core
+
+    @classmethod
+    def of(
+        cls, schedule: Schedule, slow: Sequence[float] = (), *, queued: bool = False, crowd: float = 1.0
+    ) -> list[RankClock]:
+        """One for each rank."""
+        slow = slow or [1.0] * schedule.ranks
+        return [cls(slow=each, queued=queued, fastest=min(slow), crowd=crowd) for each in slow]
+
+    def add(
+        self, cause: str, seconds: float, host: float = 0.0, *, done: float = 0.0, moves: bool = False
+    ) -> None:
+        """Spend time.
+
+        Args:
+            host: seconds of the host, during which a device goes on with what is queued.
+            done: seconds after which a device has done it, which was idle when the host began.
+            moves: they depend on where stages begin.
+        """
+        compute = CAUSES[cause] == "compute"
+        if cause not in MOVED and not moves:
+            least = seconds * self.fastest if compute else seconds
+            least += 0.0 if self.queued else host
+            self.least += least * self.crowd if compute else least
+        seconds *= self.slow if compute else 1.0
+        before, began = self.clock, self.host
+        self.host += host
+        if self.queued:
+            self.clock = max(before + seconds, self.host, began + done)
+        else:
+            self.clock = before + seconds + host
+        seconds = self.clock - before
+        self.parts[cause] = self.parts.get(cause, 0.0) + seconds
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Seconds so far: of compute, of all else."""
+        compute = sum(taken for cause, taken in self.parts.items() if CAUSES[cause] == "compute")
+        return compute, sum(self.parts.values()) - compute
+
+    def slowed(self, factor: float) -> dict[str, float]:
+        """The parts where compute takes so many times as long; collectives are priced so already."""
+        return {
+            cause: taken * (factor if CAUSES[cause] == "compute" else 1.0)
+            for cause, taken in self.parts.items()
+        }
+
+
+def _mean_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean over ranks, by cause."""
+    causes = {cause for each in parts for cause in each}
+    return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}
+
+
+# ---- ranks that share cores ----
+
+MOST_ACTIONS = 5000
+"""Of all ranks: a longer schedule is not run here."""
+
+
+class ActionWork(NamedTuple):
+    """One action of a rank: it waits for a message, computes, and may send one.
+
+    Args:
+        compute: seconds on a core of its own.  other: seconds that do not get longer, as those of messages.
+    """
+
+    compute: float
+    other: float
+    needs: Hashable = None
+    gives: Hashable = None
+
+
+class _Rank:
+    """Where one rank is in its order."""
+
+    def __init__(self, order: Sequence[ActionWork]) -> None:
+        self.left = list(reversed(order))
+        self.compute = self.other = 0.0  # of the action under way
+        self.running = False
+        self.spent = 0.0  # in compute
+
+    def begin(self, arrived: set[Hashable]) -> None:
+        """Take the next action, if its message is there."""
+        if not self.running and self.left and (self.left[-1].needs is None or self.left[-1].needs in arrived):
+            self.running, self.compute, self.other = True, self.left[-1].compute, self.left[-1].other
+
+    def advance(self, seconds: float, rate: float, arrived: set[Hashable]) -> None:
+        """Go on for so long; an action that ends may give its message."""
+        if self.compute > 0:
+            self.spent += seconds
+            self.compute = _less(self.compute, seconds * rate)
+        else:
+            self.other = _less(self.other, seconds)
+        if self.compute == self.other == 0.0:
+            self.running = False
+            gives = self.left.pop().gives
+            if gives is not None:
+                arrived.add(gives)
+
+
+def _less(left: float, done: float) -> float:
+    """What is left; nothing where only rounding is."""
+    return 0.0 if left - done <= ROUNDING * done else left - done
+
+
+def shared_time(
+    orders: Sequence[Sequence[ActionWork]], copies: Sequence[Mapping[int, int]], cores: float
+) -> tuple[float, list[float]]:
+    """Run the orders of all ranks of a pipeline, which share cores: one that waits takes none.
+
+    Args:
+        copies: of each, host -> how many ranks of the job do the same there at the same time.
+        cores: of each host.
+    Returns:
+        when the last rank has finished, and how many times as long each computed as on its own core.
+    Example: two ranks that wait for nothing and compute a second each take two seconds on one core.
+    """
+    ranks, arrived, now = [_Rank(order) for order in orders], set[Hashable](), 0.0
+    while True:
+        for rank in ranks:
+            rank.begin(arrived)
+        running = [number for number, rank in enumerate(ranks) if rank.running]
+        if not running:
+            break
+        load: Counter[int] = Counter()
+        for number in running:
+            if ranks[number].compute > 0:
+                load.update(copies[number])
+        rates = {
+            number: min((min(1.0, cores / load[host]) for host in copies[number] if load[host]), default=1.0)
+            for number in running
+        }
+        until = min(
+            ranks[number].compute / rates[number] if ranks[number].compute > 0 else ranks[number].other
+            for number in running
+        )
+        for number in running:
+            ranks[number].advance(until, rates[number], arrived)
+        now += until
+    whole = [sum(each.compute for each in order) for order in orders]
+    slower = [rank.spent / alone if alone else 1.0 for rank, alone in zip(ranks, whole, strict=True)]
+    return now, slower
+
+
+# ---- its collectives ----
+
+
+class _LoggedCosts:
+    """Prices of the data axis and of messages, and what was priced."""
+
+    def __init__(self, costs: Collectives) -> None:
+        self._costs = costs
+        self.found: list[PricedCollective] = []
+
+    def seconds(self, collective: str, members: Sequence[int], nbytes: float) -> float:
+        return self._note(collective, members, nbytes, self._costs.seconds(collective, members, nbytes))
+
+    def coded(self, members: Sequence[int], nbytes: float, codec: Codec) -> float:
+        taken = self._costs.coded(members, nbytes, codec)
+        return self._note(f"all_reduce in {codec.label}", members, nbytes, taken)
+
+    def message(self, sender: int, receiver: int, nbytes: float, beside: int = 1) -> float:
+        taken = self._costs.message(sender, receiver, nbytes, beside)
+        return self._note("message", (sender, receiver), nbytes, taken)
+
+    def _note(self, collective: str, members: Sequence[int], nbytes: float, taken: float) -> float:
+        axis = "pipeline" if collective == "message" else "data"
+        if len(members) > 1:
+            self.found.append(PricedCollective(collective, axis, len(members), nbytes, 1.0, taken))
+        return taken
+
+
+def collective_calls(parts: StepParts) -> list[PricedCollective]:
+    """The collectives and messages of a step on one rank, what takes longest first."""
+    plan, costs = parts.plan, _LoggedCosts(parts.reductions)
+    parts.reductions = costs  # type: ignore[assignment]
+    step_forecast(parts)
+    meetings = plan.local_steps or 1
+    calls = [each.times(1.0 if each.axis == "pipeline" else 1 / meetings) for each in costs.found]
+    for move, priced in parts.moves():
+        again = bool(plan.recompute) and move.phase == "forward" and bool(move.unit)
+        calls.append(priced.times(plan.micro_batches * (1.0 + again)))
+    for exchange in parts.exchanges:
+        times = plan.micro_batches * (1 + (plan.recompute is True))
+        calls += [each.times(times) for each in exchange.forward]
+        calls += [each.times(plan.micro_batches) for each in exchange.backward]
+    found: dict[tuple[str, str, int], PricedCollective] = {}
+    for each in calls:
+        found[each[:3]] = each.plus(found.get(each[:3], each.times(0.0)))
+    return sorted((each.times(1 / plan.pipeline) for each in found.values()), key=lambda each: -each.seconds)
