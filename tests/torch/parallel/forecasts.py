@@ -14,7 +14,7 @@ import unisono.parallel as up
 from parallel import models
 from parallel.run_features import adamw, in_group, made
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.calibration.operator_cases import call_of
+from unisono.parallel.calibration.operators import call_of
 from unisono.parallel.costs.forecast import ForecastCheck
 from unisono.parallel.costs.operator_kinds import point_of
 from unisono.parallel.costs.step_parts import StageStarts

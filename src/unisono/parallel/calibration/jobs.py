@@ -1,4 +1,10 @@
-"""`unisono calibrate --compute`: times the operators of training, in jobs of its own; keeps the figures."""
+"""`unisono calibrate --compute`: times the operators of training, in jobs of its own; keeps the figures.
+
+    unisono run -n RANKS -m unisono.parallel.calibration.jobs NAME FILE [SO_FAR]
+
+is a rank of such a job. It measures what NAME says; rank 0 writes what all of them have found into FILE.
+SO_FAR is a file, too: the `ComputeCalibration` of this machine so far.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from unisono.engine.costs.machine import identity
+from unisono.parallel.calibration.operators import measure_operators
+from unisono.parallel.calibration.runtime import measure_runtime
+from unisono.parallel.calibration.shared_steps import measure_shared_steps
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
     LoadedCompute,
@@ -28,6 +38,7 @@ from unisono.planner.compute_calibration import (
     recall_compute,
 )
 from unisono.planner.operator_costs import OperatorCosts
+from unisono.torch.control_data import on_rank_0  # also registers the backend
 
 if TYPE_CHECKING:
     from unisono.engine.environment.env import Settings
@@ -56,8 +67,14 @@ SHOWN = (
     ("norm, 1 MB", "norm", "", (2.5e5,), 2e6, "GB/s"),
 )
 
-_DECODE: dict[type[Any], Callable[[bytes], Any]] = {
-    kind: msgspec.json.Decoder(kind).decode for kind in (OperatorCosts, RuntimeCosts, SharedSteps)
+MEASURES: dict[str, tuple[type[Any], Callable[..., Any]]] = {
+    "operators": (OperatorCosts, measure_operators),
+    "the runtime": (RuntimeCosts, measure_runtime),
+    "steps": (SharedSteps, measure_shared_steps),
+}
+_DECODE: dict[object, Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(kind).decode
+    for kind in (OperatorCosts, RuntimeCosts, SharedSteps, ComputeCalibration)
 }
 
 
@@ -105,31 +122,27 @@ def _measured(say: Callable[[str], object]) -> ComputeCalibration:
         say(f"other programs are running (load {load:.1f}): figures of ranks with several threads get worse")
     between = [round(cores**0.5)] if cores >= 16 else []
     counts = sorted({1, *between, cores})
-    every = [_job(ranks, "operator_worker", OperatorCosts, say) for ranks in counts]
-    runtime = _job(2, "runtime_worker", RuntimeCosts, say)
+    every = [_job(ranks, "operators", say) for ranks in counts]
+    runtime = _job(2, "the runtime", say)
     measured = datetime.now(timezone.utc).isoformat(timespec="seconds")
     found = ComputeCalibration(identity(), str(torch.__version__), measured, cores, tuple(every), runtime)
     together = sorted({max(2, cores), max(2, 2 * cores)}) if cores <= MOST_CORES else [cores]
     passes = [  # minutes apart: a machine becomes faster and slower
-        [_job(ranks, "shared_worker", SharedSteps, say, found) for ranks in together] for _ in range(PASSES)
+        [_job(ranks, "steps", say, found) for ranks in together] for _ in range(PASSES)
     ]
     shared = tuple(map(middle, zip(*passes, strict=True)))
     return found.with_time(Measurement(found.settings, runtime, shared))
 
 
 def _job(
-    ranks: int,
-    worker: str,
-    kind: type[Any],
-    say: Callable[[str], object],
-    so_far: ComputeCalibration | None = None,
+    ranks: int, name: str, say: Callable[[str], object], so_far: ComputeCalibration | None = None
 ) -> Any:
     """Run one job; its rank 0 writes what it has measured. It may read what was measured before."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measured.json")
-        module = f"unisono.parallel.calibration.{worker}"
-        command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", module, str(file)]
+        command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks)]
+        command += ["-m", "unisono.parallel.calibration.jobs", name, str(file)]
         if so_far is not None:
             (before := Path(folder, "so_far.json")).write_bytes(msgspec.json.encode(so_far))
             command.append(str(before))
@@ -142,9 +155,8 @@ def _job(
             raise ComputeCalibrationError(
                 f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
             )
-        found = _DECODE[kind](file.read_bytes())
-    names: dict[Any, str] = {OperatorCosts: "operators", RuntimeCosts: "the runtime", SharedSteps: "steps"}
-    say(f"{names[kind]}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
+        found = _DECODE[MEASURES[name][0]](file.read_bytes())
+    say(f"{name}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
     return found
 
 
@@ -193,3 +205,16 @@ def _steps_lines(one: SharedSteps) -> list[str]:
         f"steps of {one.ranks} ranks: operators {one.scale:.2f} of their sum, {kinds}",
         "    more, in us: " + ", ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in more.items()),
     ]
+
+
+def _measure_as_rank(name: str, file: str, *so_far: str) -> None:
+    dist.init_process_group("unisono")
+    try:
+        found = MEASURES[name][1](*(_DECODE[ComputeCalibration](Path(each).read_bytes()) for each in so_far))
+        on_rank_0(lambda: Path(file).write_bytes(msgspec.json.encode(found)))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _measure_as_rank(*sys.argv[1:])

@@ -1,17 +1,39 @@
-"""Models whose steps show what a training adds to its operators; and a plain loop that times one."""
+"""Models whose steps show what a training adds to its operators; a plain loop that times one on all ranks."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["PhaseSeconds", "Reference", "clock", "reference_models", "timed_phases", "tiny"]
+__all__ = [
+    "PhaseSeconds",
+    "Reference",
+    "adamw",
+    "clock",
+    "mean_of_ranks",
+    "reference_models",
+    "timed_phases",
+    "tiny",
+]
+
+
+def mean_of_ranks(values: Iterable[float]) -> tuple[float, ...]:
+    """The means over all ranks of the job."""
+    total = torch.tensor([*values], dtype=torch.float64)
+    dist.all_reduce(total)
+    return tuple((total / dist.get_world_size()).tolist())
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer of these models."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -94,14 +116,12 @@ def reference_models() -> list[Reference]:
     return [_gpt(256, 3, 4, 128, 2048), _cnn(), _mlp()]
 
 
-def timed_phases(
-    reference: Reference, rounds: int, between: Callable[[], object], optimizer: Any = torch.optim.AdamW
-) -> PhaseSeconds:
-    """Train in a plain loop: the medians of the rounds. `between`: called between rounds."""
-    made = optimizer(reference.model.parameters(), lr=1e-3)
+def timed_phases(reference: Reference, rounds: int) -> PhaseSeconds:
+    """Train in a plain loop, each round on all ranks together: the mean of their medians of the rounds."""
+    made = adamw(reference.model.parameters())
     found: list[tuple[float, float, float]] = []
     for _ in range(rounds):
-        between()
+        dist.barrier()
         began = clock()
         loss = reference.loss(reference.model(reference.batch[0]), reference.batch[1])
         ran = clock()
@@ -111,4 +131,4 @@ def timed_phases(
         done = clock()
         made.zero_grad()
         found.append((ran - began, back - ran, done - back))
-    return PhaseSeconds(*(statistics.median(column) for column in zip(*found[1:], strict=True)))
+    return PhaseSeconds(*mean_of_ranks(map(statistics.median, zip(*found[1:], strict=True))))

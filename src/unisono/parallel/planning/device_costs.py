@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.parallel.calibration.operator_cases import call_of
+from unisono.parallel.calibration.operators import call_of
 from unisono.planner.operator_costs import OperatorCosts, tables
 
 __all__ = ["NEEDED_BYTES", "device_costs"]

@@ -1,19 +1,12 @@
-"""One of the ranks of a host that train together: what their steps take beside the sum of their costs.
-
-    unisono run -n RANKS -m unisono.parallel.calibration.shared_worker FILE CALIBRATION
-
-CALIBRATION is a file: the `ComputeCalibration` of this machine so far.
-"""
+"""Measures what steps of ranks that train together on a host take beside the sum of their costs."""
 
 from __future__ import annotations
 
 import copy
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,8 +14,13 @@ import torch
 import torch.distributed as dist
 
 import unisono.parallel as up
-from unisono.parallel.calibration.reference_models import Reference, reference_models, tiny
-from unisono.parallel.calibration.worker import measure_as_rank
+from unisono.parallel.calibration.reference_models import (
+    Reference,
+    adamw,
+    mean_of_ranks,
+    reference_models,
+    tiny,
+)
 from unisono.parallel.costs.trace import TracedRows
 from unisono.parallel.planning.task import TrainingTask
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
@@ -43,7 +41,6 @@ PROBE = 1e-3
 CUT = ("gpt", "mlp")
 """The larger models that the tensor axis cuts."""
 
-DECODE = msgspec.json.Decoder(ComputeCalibration).decode
 LEAST_SCALE, MOST_SCALE = 0.5, 5.0
 
 
@@ -60,9 +57,11 @@ class _Trained(NamedTuple):
         return next(each for each in reference_models() if each.name == self.model)
 
 
-def measure() -> SharedSteps | None:
+def measure_shared_steps(so_far: ComputeCalibration) -> SharedSteps | None:
     """Tiny models tell what steps, operators and calls pay, larger ones what operators do.
 
+    Args:
+        so_far: the figures of this machine.
     Returns:
         on rank 0; None on the others.
     """
@@ -85,7 +84,7 @@ def measure() -> SharedSteps | None:
     taken = _steps(wanted)
     if dist.get_rank():
         return None
-    fit = _Fit(DECODE(Path(sys.argv[2]).read_bytes()), ranks, taken)
+    fit = _Fit(so_far, ranks, taken)
     fit.set(step_s=max(0.0, fit.missing(data)), sharded_s=fit.missing(sharded))
     fit.charge("again_s", (again, LONG), beside=(data, LONG))
     if even:
@@ -156,7 +155,7 @@ class _Fit:
         plan, compute = trained.plan, msgspec.structs.replace(self._compute, shared=(found,))
         model, batch, loss = self._models.setdefault(trained.model, trained.reference())[1:]
         task = TrainingTask(
-            model, batch, len(batch[0]) * _copies(plan) * plan.data, _adamw, loss,
+            model, batch, len(batch[0]) * _copies(plan) * plan.data, adamw, loss,
             traces=self._traces[trained.model],
         )  # fmt: skip
         predictor = up.StepPredictor.of(task, compute=compute, hosts=(0,) * plan.ranks)
@@ -172,10 +171,6 @@ def _copies(plan: up.Plan) -> int:
     return max(plan.tensor, plan.context, plan.micro_batches)
 
 
-def _adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
     """The median seconds of a step of each, the mean of all ranks. They take turns."""
     runs = {each: _run(each) for each in wanted}
@@ -183,15 +178,12 @@ def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
     for number in range(ROUNDS + 1):
         for each, (run, batch) in runs.items():
             steps = [_step(run, batch) for _ in range(LEAST_STEPS)]
-            more = torch.tensor(ROUND_SECONDS / steps[-1], dtype=torch.float64)
-            dist.all_reduce(more)
-            count = min(MOST_STEPS, round(float(more) / dist.get_world_size()))
+            (more,) = mean_of_ranks([ROUND_SECONDS / steps[-1]])
+            count = min(MOST_STEPS, round(more))
             steps += [_step(run, batch) for _ in range(LEAST_STEPS, count)]
             if number:
                 taken[each].append(statistics.median(steps[1:]))
-    medians = torch.tensor([statistics.median(each) for each in taken.values()], dtype=torch.float64)
-    dist.all_reduce(medians)
-    return dict(zip(taken, (medians / dist.get_world_size()).tolist(), strict=True))
+    return dict(zip(taken, mean_of_ranks(map(statistics.median, taken.values())), strict=True))
 
 
 def _run(trained: _Trained) -> tuple[up.Run, Any]:
@@ -199,7 +191,7 @@ def _run(trained: _Trained) -> tuple[up.Run, Any]:
     batch: Any = tuple(torch.cat([part] * _copies(plan)) for part in reference.batch)
     sample = batch[0] if plan.tensor > 1 or plan.context > 1 else None
     model = copy.deepcopy(reference.model)
-    return up.parallelize(model, plan, optimizer=_adamw, loss=reference.loss, sample=sample), batch
+    return up.parallelize(model, plan, optimizer=adamw, loss=reference.loss, sample=sample), batch
 
 
 def _step(run: up.Run, batch: Any) -> float:
@@ -207,7 +199,3 @@ def _step(run: up.Run, batch: Any) -> float:
     began = time.perf_counter()
     run.step(batch)
     return time.perf_counter() - began
-
-
-if __name__ == "__main__":
-    measure_as_rank(measure)

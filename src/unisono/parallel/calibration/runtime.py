@@ -1,6 +1,4 @@
-"""One of two ranks of `unisono calibrate --compute`: what the runtime of a plan takes beside its operators.
-
-    unisono run -n 2 -m unisono.parallel.calibration.runtime_worker FILE
+"""Measures what the runtime of a plan takes beside its operators, on two ranks.
 
 Each figure is a difference: a chain of tiny layers under a plan, less the same chain in a plain loop; or of
 a long chain less a short one. The chains take turns: the machine may become faster or slower meanwhile.
@@ -21,8 +19,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
-from unisono.parallel.calibration.reference_models import clock
-from unisono.parallel.calibration.worker import measure_as_rank
+from unisono.parallel.calibration.reference_models import clock, mean_of_ranks
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.planner.compute_calibration import RuntimeCosts
 
@@ -96,7 +93,7 @@ class Taken(dict[LayerChain, float]):
         return (many - few) / (LONG - SHORT), parameter / (2 * (LONG - SHORT))
 
 
-def measure() -> RuntimeCosts:
+def measure_runtime() -> RuntimeCosts:
     """The costs of the runtime; the mean of both ranks."""
     taken = _in_turns(CHAINS)
 
@@ -126,9 +123,8 @@ def measure() -> RuntimeCosts:
         message_s=_message(taken),
         move_s=taken.layer(CUT, None),
     )
-    values = torch.tensor(msgspec.structs.astuple(found), dtype=torch.float64).clamp(min=LEAST_BYTE_SECONDS)
-    dist.all_reduce(values)
-    return RuntimeCosts(*(values / dist.get_world_size()).tolist())
+    values = (max(each, LEAST_BYTE_SECONDS) for each in msgspec.structs.astuple(found))
+    return RuntimeCosts(*mean_of_ranks(values))
 
 
 def _unit_byte(taken: Taken) -> float:
@@ -230,7 +226,3 @@ def _agreement() -> float:
         return x.tolist()
 
     return _least(lambda: [agree() for _ in range(20)]) / 20
-
-
-if __name__ == "__main__":
-    measure_as_rank(measure)
