@@ -393,7 +393,7 @@ class RankClock:
 
 def _mean_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean over ranks, by cause."""
-    causes = {cause for each in parts for cause in each}
+    causes = dict.fromkeys(cause for each in parts for cause in each)
     return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}
 
 

@@ -14,24 +14,22 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unisono.parallel.explained_errors import is_ours
+from unisono.parallel.generators import RngRegion
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import cast, tensors_in
-from unisono.parallel.graph.cut import Cut, ModuleMove
-from unisono.parallel.graph.fused import split_
-from unisono.parallel.graph.local_model import ModuleMoves, narrow_
-from unisono.parallel.graph.slots import argument_names
-from unisono.parallel.graph.written import Written
+from unisono.parallel.graph.cut import Cut
 from unisono.parallel.optimizer_groups import optimizers_of
 from unisono.parallel.optimizer_step import chooses_lists
+from unisono.parallel.tensor_moves import TensorAxis
+from unisono.parallel.tensor_parallel import run_cut
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
-from unisono.torch_internals.training import module_at, next_sequence, sequence_of
+from unisono.torch_internals.training import next_sequence, sequence_of
 
 from .operator_kinds import OperatorPoint, point_of
 
@@ -260,7 +258,7 @@ class _StepMode(OperatorMode):
         if self.phase == "update" and (number := number_read(func, args)) is not None:
             return number
         output = func(*args, **named)
-        if self._accumulates or func.namespace == "prim":
+        if self._accumulates or func.namespace in ("prim", "profiler"):
             return output
         followed = self.phase == "backward" or (
             self.phase == "forward"
@@ -371,79 +369,42 @@ def _hooks(
 
 
 def _cut(shapes: Shapes, cut: Cut, mode: _StepMode) -> None:
-    """Give the copy one rank's part of each parameter, with collectives that only say what they are."""
-    model = shapes.model
+    """Have the copy run on one rank's parts, with collectives that only say what they are."""
+
+    def part(value: Tensor, dim: int) -> Tensor:
+        return value.narrow(dim, 0, value.shape[dim] // cut.parts).clone()
+
     with shapes.mode:
-        for path, sizes in cut.fused.items():
-            split_(model, path, sizes)
-    narrow_(shapes, cut)
-    written = Written(model, cut.sizes)
-    written.wrap()
-    for path in dict.fromkeys([*cut.modules, *cut.moves]):
-        _wrap(module_at(model, path), path, cut, mode)
-    written.wrap_others()
+        run_cut(shapes.model, cut, part, _NotedAxis(mode, 0, cut.parts), _NoDraws(0, "cpu"))
 
 
-def _wrap(module: nn.Module, path: str, cut: Cut, mode: _StepMode) -> None:
-    run, kind, moves = module.forward, cut.modules.get(path, ""), cut.moves.get(path, {})
-    scatters = any(each.kind == "scatter" for each in moves.values())
+class _NotedAxis(TensorAxis):
+    """An axis whose other ranks are not there. Its `group` is the mode that notes what moves."""
 
-    def move(value: Tensor, how: ModuleMove) -> Tensor:
-        changed: Tensor = _ShapeMove.apply(value, how, cut.parts, mode)
-        return changed
+    def sum_(self, value: Tensor) -> None:
+        """Note it."""
+        self.group.note("all_reduce", value.nbytes)
 
-    made = ModuleMoves(moves, argument_names(run), move)
+    def gather_into(self, every: Tensor, mine: Tensor) -> None:  # noqa: ARG002
+        """Note it."""
+        self.group.note("all_gather", every.nbytes)
 
-    @wraps(run)
-    def forward(*args: Any, **named: Any) -> Any:
-        args, named = made.taken(args, named)
-        output = run(*args, **named)
-        if kind == "column, gathered":
-            output = move(output, ModuleMove("gather", -1))
-        elif kind in ("row", "vocabulary") and not scatters:
-            output = move(output, ModuleMove("sum", 0))
-        return made.returned(output)
-
-    module.forward = forward  # type: ignore[method-assign]
+    def scatter_into(self, mine: Tensor, every: Tensor) -> None:  # noqa: ARG002
+        """Note it; in backward it is of what a layer got from all ranks, which may be gathered again."""
+        if self.group.phase == "backward":
+            self.group.note("all_gather", every.nbytes, "regather")
+        self.group.note("reduce_scatter", every.nbytes)
 
 
-INVERSE = {"gather": "slice", "gather, sum": "scatter", "scatter": "gather", "slice": "gather"}
+class _NoDraws(RngRegion):
+    """A region in which nothing is drawn."""
 
+    def begin(self) -> bool:
+        """Say that no region begins."""
+        return False
 
-class _ShapeMove(torch.autograd.Function):
-    """A move of the tensor axis, on shapes: see tensor_moves.py."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, how: ModuleMove, parts: int, mode: _StepMode) -> Tensor:
-        ctx.how = how, parts, mode
-        return _made(value, how.kind, how.dim, parts, mode, first="enter", sums="sum")
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        how, parts, mode = ctx.how
-        kind = INVERSE.get(how.kind, how.kind)
-        if how.kind == "gather, sum":
-            mode.note("all_gather", grad.numel() * grad.element_size(), "regather")
-        return _made(grad, kind, how.dim, parts, mode, first="sum", sums="enter"), None, None, None
-
-
-def _made(
-    value: Tensor, kind: str, dim: int, parts: int, mode: _StepMode, *, first: str, sums: str
-) -> Tensor:
-    """What a move makes of a value. `first`: the kind that does nothing here.  `sums`: that which sums."""
-    nbytes = value.numel() * value.element_size()
-    if kind == first:
-        return value.view_as(value)
-    if kind == sums:
-        mode.note("all_reduce", nbytes)
-        return value.clone(memory_format=torch.contiguous_format)
-    if kind == "slice":
-        return value.narrow(dim, 0, value.shape[dim] // parts).clone()
-    if kind == "scatter":
-        mode.note("reduce_scatter", nbytes)
-        return value.narrow(dim, 0, value.shape[dim] // parts).clone()
-    mode.note("all_gather", nbytes * parts)
-    return torch.cat([value] * parts, dim)
+    def end(self) -> None:
+        """Nothing has begun."""
 
 
 # ---- traces of other numbers of rows ----
