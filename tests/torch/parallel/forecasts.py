@@ -47,7 +47,7 @@ def predictor(name: str, rows: int = 8) -> up.StepPredictor:
 def traced(of: up.StepPredictor, plan: up.Plan) -> tuple[TracedStep, list[int]]:
     """A micro-batch of eight rows, and the stage of each module call."""
     starts = of._stages(plan) if plan.pipeline > 1 else StageStarts()
-    step = of._micro_batch(plan, 8, starts)
+    step = of._traced(plan, 8, starts.opened)
     return step, [*starts.of(step, 8)[0], 0]  # what is before all calls, -1, is in the first stage
 
 
