@@ -11,7 +11,7 @@ from unisono import networks
 from unisono.networks import Cable, Costs, Network
 from unisono.planner import TrainingPlan, find_hardware, shape_of
 from unisono.planner.activations import layer_activations
-from unisono.planner.interconnect import RankLayout, all_to_all_s, interconnect_of
+from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
 from unisono.planner.memory import MemoryModel
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import rank_layers, stage_layers
@@ -53,7 +53,8 @@ def call(choice: PlanChoice, collective: str, axis: str) -> un.planner.collectiv
 @each("nbytes", [16e6, 512e6])
 def test_an_all_to_all_is_the_simulators(network: Network, nbytes: float) -> None:
     links = interconnect_of(A100, network, network.size)
-    found = all_to_all_s(RankLayout.of(network.size, 1, links.ranks, network.size), nbytes, links, 1.0)
+    layout = RankLayout.of(network.size, 1, links.ranks, network.size)
+    found = collective_s("all_to_all", layout, nbytes, links, 1.0)
     simulated = min(
         un.simulate("all_to_all", network, algorithm=name, nbytes=nbytes, segment_bytes=int(nbytes)).seconds
         for name in ("direct", "pairwise")

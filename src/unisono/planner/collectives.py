@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.planner.interconnect import RankLayout, all_to_all_s, collective_s, message_s
+from unisono.planner.interconnect import RankLayout, collective_s, message_s
 from unisono.planner.training_plan import TrainingJob
 
 __all__ = ["GroupPrices", "PlannedCollective"]
@@ -59,8 +59,6 @@ class GroupPrices:
             return 0.0
         if self._wide is not None and self._near % (size * stride):
             return self._wide.collective_s(name, size, stride, nbytes)
-        if name == "all_to_all":
-            return all_to_all_s(self._layout(size, stride), nbytes, self._links, self._share)
         return collective_s(name, self._layout(size, stride), nbytes, self._links, self._share)
 
     def ranks_of_host(self, size: int, stride: int) -> int:

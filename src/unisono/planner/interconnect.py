@@ -17,7 +17,7 @@ from typing import NamedTuple
 from unisono.networks import Network
 from unisono.planner.hardware import Hardware, LinkRate
 
-__all__ = ["Interconnect", "RankLayout", "all_to_all_s", "collective_s", "interconnect_of", "message_s"]
+__all__ = ["Interconnect", "RankLayout", "collective_s", "interconnect_of", "message_s"]
 
 FACTORS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Passes over the ring."""
@@ -64,6 +64,8 @@ def collective_s(
     Cost: each pass moves (p-1)/p x nbytes for p ranks of a host over their inner links, and for p hosts over
     the ports of the group's ranks. Segments overlap the two, so the longer one counts.
     """
+    if collective == "all_to_all":
+        return _all_to_all_s(layout, nbytes, links, share)
     size, passes = layout.size, FACTORS[collective]
     if size == 1 or not nbytes:
         return 0.0
@@ -74,7 +76,7 @@ def collective_s(
     return passes * (nbytes * max(inner, outer) / share + latency)
 
 
-def all_to_all_s(layout: RankLayout, nbytes: float, links: Interconnect, share: float) -> float:
+def _all_to_all_s(layout: RankLayout, nbytes: float, links: Interconnect, share: float) -> float:
     """Seconds of an all-to-all in which each rank has `nbytes`, as much for each rank of the group.
 
     Cost: (each-1)/p x nbytes over the inner links and (p-each)/p x nbytes over the port, both at once, for

@@ -27,6 +27,7 @@ from unisono.parallel.calibration.reference_models import (
     tiny,
 )
 from unisono.parallel.costs.predictor import StepPredictor
+from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.plan import Plan
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.planner.compute_calibration import ComputeCalibration
@@ -76,7 +77,7 @@ def _timed(call: Callable[[], Any]) -> float:
     began = clock()
     held = [call()]
     once = clock() - began
-    nbytes = sum(t.numel() * t.element_size() for t in _tensors(held[0])) or 1
+    nbytes = sum(tensor.nbytes for tensor in tensors_in(held[0])) or 1
     count = max(1, min(200, int(BATCH_SECONDS / max(once, 1e-6)), HELD_BYTES // nbytes))
     best = once if once > 0.3 else float("inf")
     for _ in range(BATCHES if once <= 0.3 else 1):
@@ -85,11 +86,6 @@ def _timed(call: Callable[[], Any]) -> float:
         held = [call() for _ in range(count)]
         best = min(best, (clock() - began) / count)
     return max(best, LEAST_SECONDS)
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    parts = result if isinstance(result, (tuple, list)) else [result]
-    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _predicted(reference: Reference, costs: OperatorCosts) -> PhaseSeconds:

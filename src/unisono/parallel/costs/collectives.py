@@ -22,14 +22,7 @@ from unisono.engine.group.codec_arguments import BLOCK_OF_ALL
 from unisono.engine.group.codec_planning import coded_algorithm
 from unisono.errors import UnfitError
 from unisono.planner.cluster import slowest
-from unisono.planner.interconnect import (
-    Interconnect,
-    RankLayout,
-    all_to_all_s,
-    collective_s,
-    interconnect_of,
-    message_s,
-)
+from unisono.planner.interconnect import Interconnect, RankLayout, collective_s, interconnect_of, message_s
 from unisono.plans.coded_edges import ALL, BETWEEN
 
 if TYPE_CHECKING:
@@ -212,10 +205,7 @@ class LinkCosts:
         """
         here = Counter(self._hosts[rank] for rank in members)
         links, share = self._slowest(frozenset(here))
-        layout = RankLayout(len(members), max(here.values()))
-        if collective == "all_to_all":
-            return all_to_all_s(layout, nbytes, links, share)
-        return collective_s(collective, layout, nbytes, links, share)
+        return collective_s(collective, RankLayout(len(members), max(here.values())), nbytes, links, share)
 
     def coded(self, members: Sequence[int], nbytes: float, codec: Codec) -> float:
         """Raise ValueError: no codec runs on a GPU."""
@@ -256,38 +246,37 @@ class RankGroups:
         self, hosts: Sequence[int] = (), costs: Collectives | None = None, kinds: Sequence[Hashable] = ()
     ) -> None:
         self._hosts, self._costs, self._kinds = tuple(hosts), costs, tuple(kinds)
-        self._groups: dict[tuple[int, int], list[int]] = {}
-        self._pairs: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._known: dict[Hashable, list[int]] = {}
 
     def slowest(self, size: int, stride: int) -> list[int]:
         """The ranks of the slowest of all groups of `size` ranks, `stride` apart.
 
         Example: on two hosts of three ranks slowest(2, 1) is [2, 3].
         """
-        first = [place * stride for place in range(size)]
-        costs = self._costs
-        if costs is None or size == 1 or len(set(self._hosts)) == 1:
-            return first
-        if (size, stride) not in self._groups:
-            blocks = range(0, len(self._hosts), size * stride)
-            begins = (block + at for block in blocks for at in range(stride))
-            found = self._unlike([begin + rank for rank in first] for begin in begins)
-            self._groups[size, stride] = max(
-                found, key=lambda group: costs.seconds("all_reduce", group, TRIED_BYTES)
-            )
-        return self._groups[size, stride]
+        blocks = range(0, len(self._hosts), size * stride)
+        shifts = [block + at for block in blocks for at in range(stride)]
+        return self._longest("all_reduce", [place * stride for place in range(size)], shifts)
 
     def farthest(self, sender: int, receiver: int, count: int) -> tuple[int, int]:
         """Of `count` pairs of ranks, of which these are the first, the one whose message takes longest."""
-        costs = self._costs
-        if costs is None or len(set(self._hosts)) == 1:
-            return sender, receiver
-        key = sender, receiver, count
-        if key not in self._pairs:
-            found = self._unlike([sender + at, receiver + at] for at in range(count))
-            one, other = max(found, key=lambda pair: costs.message(pair[0], pair[1], TRIED_BYTES, count))
-            self._pairs[key] = one, other
-        return self._pairs[key]
+        one, other = self._longest("message", [sender, receiver], range(count))
+        return one, other
+
+    def _longest(self, call: str, first: Sequence[int], shifts: Sequence[int]) -> list[int]:
+        """Of the groups that lie as the first one does, so many ranks on, that whose call takes longest."""
+        costs, key = self._costs, (call, *first, len(shifts))
+        if costs is None or len(first) == 1 or len(set(self._hosts)) == 1:
+            return [*first]
+
+        def seconds(group: list[int]) -> float:
+            if call == "message":
+                return costs.message(group[0], group[1], TRIED_BYTES, len(shifts))
+            return costs.seconds(call, group, TRIED_BYTES)
+
+        if key not in self._known:
+            found = self._unlike([shift + rank for rank in first] for shift in shifts)
+            self._known[key] = max(found, key=seconds)
+        return self._known[key]
 
     def _unlike(self, groups: Iterable[list[int]]) -> list[list[int]]:
         """One of each kind of groups: alike are those whose ranks lie alike on hosts of the same kinds."""

@@ -183,11 +183,6 @@ def _product(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
     return OperatorPoint("product", sizes)
 
 
-def _grouped(tensors: list[Tensor], _args: Any, _result: Any) -> OperatorPoint:
-    """Products of the rows of each expert: [rows, inner] and [experts, inner, columns], or of gradients."""
-    return _product(tensors[:2], _args, _result)
-
-
 def _batched(tensors: list[Tensor], args: Any, result: Any) -> OperatorPoint:
     left, right = tensors[-2:]
     if left.shape[0] == 1:
@@ -236,7 +231,8 @@ PRODUCTS: dict[str, _Formula] = {
     **dict.fromkeys(("mm", "addmm", "mv", "addmv", "dot"), _product),
     **dict.fromkeys(("bmm", "baddbmm"), _batched),
     **dict.fromkeys(("linear", "_addmm_activation"), _linear),
-    "_grouped_mm": _grouped,
+    # of the rows of each expert: [rows, inner] and [experts, inner, columns], or of gradients
+    "_grouped_mm": lambda tensors, args, result: _product(tensors[:2], args, result),
 }
 CONVOLUTIONS: dict[str, _Formula] = {
     **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _convolution),

@@ -44,7 +44,7 @@ from .operator_prices import BY_BYTES, OperatorPrices
 from .parameter_work import compressed_gradients
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
 from .step_time import collective_calls, step_forecast
-from .trace import NO_UNIT, StepLayout, TracedOperator, TracedRows, TracedStep, trace_step, trace_update
+from .trace import NO_UNIT, TracedOperator, TracedRows, TracedStep, trace_step, trace_update
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut
@@ -220,12 +220,18 @@ class StepPredictor:
 
         def record(rows: int) -> TracedStep:
             dtype = None if plan.precision == "f32" else TYPES[plan.precision]
-            layout = StepLayout(units=self._paths(self._structure.units), cut=cut, dtype=dtype)
+            units = self._paths(self._structure.units)
             try:
                 with gpu_attention(on_gpu=self._own_device), single_texts(single):
                     shapes = Shapes(self._base)
                     return trace_step(
-                        shapes, self._micro(rows), self._loss, layout, output=self._structure.output
+                        shapes,
+                        self._micro(rows),
+                        self._loss,
+                        output=self._structure.output,
+                        units=units,
+                        cut=cut,
+                        dtype=dtype,
                     )
             finally:
                 self._loss.restore()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -36,7 +36,6 @@ from .operator_kinds import OperatorPoint, point_of
 __all__ = [
     "NO_UNIT",
     "ModuleCall",
-    "StepLayout",
     "TracedAttention",
     "TracedMove",
     "TracedOperator",
@@ -106,21 +105,6 @@ class ModuleCall(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True)
-class StepLayout:
-    """How a model is cut.
-
-    Attributes:
-        units: paths of modules whose parameters are gathered and reduced together.
-        cut: how the tensor axis cuts it; None: not.
-        dtype: in which it computes; None: in that of its parameters.
-    """
-
-    units: tuple[str, ...] = ()
-    cut: Cut | None = None
-    dtype: torch.dtype | None = None
-
-
 @dataclass
 class TracedStep:
     """What one micro-batch runs on shapes, on one data rank, over all stages.
@@ -149,9 +133,11 @@ def trace_step(
     shapes: Shapes,
     batch: tuple[Any, Any],
     loss: Callable[[Any, Any], Any],
-    layout: StepLayout,
     *,
     output: Callable[[Any], Any],
+    units: Collection[str] = (),
+    cut: Cut | None = None,
+    dtype: torch.dtype | None = None,
 ) -> TracedStep:
     """Record forward, loss and backward of one micro-batch.
 
@@ -159,25 +145,28 @@ def trace_step(
         shapes: a copy of the model of its own; it is cut here.
         batch: (inputs, targets) of the micro-batch.
         output: the model's result -> what the loss takes.
+        units: paths of modules whose parameters are gathered and reduced together.
+        cut: how the tensor axis cuts the model; None: not.
+        dtype: in which it computes; None: in that of its parameters.
     Raises:
         CaptureError: the model or the loss reads values, or raises. What code of this package raises stays.
     """
     model = shapes.model
     found = TracedStep(model)
     mode = _StepMode(found)
-    if layout.cut is not None:
-        _cut(shapes, layout.cut, mode)
-    if layout.dtype is not None:
+    if cut is not None:
+        _cut(shapes, cut, mode)
+    if dtype is not None:
         with shapes.mode, torch.no_grad():
             for value in [*model.parameters(), *model.buffers()]:
                 if value.is_floating_point():
-                    value.data = value.data.to(layout.dtype)
+                    value.data = value.data.to(dtype)
     called: dict[str, tuple[int, str]] = {}
-    handles = _hooks(model, layout, mode, called)
+    handles = _hooks(model, units, mode, called)
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
     try:
         with shapes.mode, torch.enable_grad(), mode:
-            result = output(call(model, cast(inputs, layout.dtype)))
+            result = output(call(model, cast(inputs, dtype)))
             value = loss(cast(result, torch.float32), targets)
             value = value[0] if isinstance(value, tuple) else value
             mode.backward(value.mean() if value.dim() else value)
@@ -185,9 +174,8 @@ def trace_step(
         if is_ours(error):
             raise
         why = "reads values of tensors" if is_about_data(error) else type(error).__name__
-        says = str(error).strip().splitlines()
         raise CaptureError(
-            f"a step of {type(model).__name__} cannot run on shapes: {why}: {says[0] if says else ''}"
+            f"a step of {type(model).__name__} cannot run on shapes: {why}: {_first_line(error)}"
         ) from error
     finally:
         for handle in handles:
@@ -227,11 +215,14 @@ def _on_shapes() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        says = str(error).strip().splitlines()
         raise CaptureError(
-            f"the optimizer cannot run on shapes: {type(error).__name__}: {says[0] if says else ''}. With "
+            f"the optimizer cannot run on shapes: {type(error).__name__}: {_first_line(error)}. With "
             "optimizer=None the update is priced as Adam's"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _step_by_lists(optimizer: Any) -> None:
@@ -334,11 +325,10 @@ def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tu
 
 
 def _hooks(
-    model: nn.Module, layout: StepLayout, mode: _StepMode, called: dict[str, tuple[int, str]]
+    model: nn.Module, units: Collection[str], mode: _StepMode, called: dict[str, tuple[int, str]]
 ) -> list[Any]:
     """Follow calls and units while the model runs; note where each module is called first."""
     counts: Counter[str] = Counter()
-    units = set(layout.units)
     handles: list[Any] = []
 
     def begin(path: str) -> Callable[..., None]:
@@ -469,11 +459,15 @@ def followed(one: tuple[int, TracedStep], other: tuple[int, TracedStep], rows: i
     def size(a: float, b: float) -> float:
         return a if a == b else max(1.0, a + (b - a) * (rows - first) / (second - first))
 
+    return replace(low, **_sized(low, high, size))
+
+
+def _sized(one: TracedStep, other: TracedStep, size: Callable[[float, float], float]) -> dict[str, Any]:
+    """What runs in the one, with other sizes made of those of both."""
+
     def operator(a: TracedOperator, b: TracedOperator) -> TracedOperator:
-        if a.size.point == b.size.point:
-            return a
         point = tuple(size(x, y) for x, y in zip(a.size.point, b.size.point, strict=True))
-        return a._replace(size=a.size._replace(point=point))
+        return a if a.size.point == point else a._replace(size=a.size._replace(point=point))
 
     def moved(a: Any, b: Any) -> Any:
         return a._replace(nbytes=round(size(a.nbytes, b.nbytes)))
@@ -481,25 +475,17 @@ def followed(one: tuple[int, TracedStep], other: tuple[int, TracedStep], rows: i
     def attention(a: TracedAttention, b: TracedAttention) -> TracedAttention:
         return a._replace(queries=round(size(a.queries, b.queries)), keys=round(size(a.keys, b.keys)))
 
-    return replace(
-        low,
-        operators=[operator(*pair) for pair in zip(low.operators, high.operators, strict=True)],
-        moves=[moved(*pair) for pair in zip(low.moves, high.moves, strict=True)],
-        attentions=[attention(*pair) for pair in zip(low.attentions, high.attentions, strict=True)],
-        calls=[moved(*pair) for pair in zip(low.calls, high.calls, strict=True)],
-    )
+    return {
+        "operators": [operator(*pair) for pair in zip(one.operators, other.operators, strict=True)],
+        "moves": [moved(*pair) for pair in zip(one.moves, other.moves, strict=True)],
+        "attentions": [attention(*pair) for pair in zip(one.attentions, other.attentions, strict=True)],
+        "calls": [moved(*pair) for pair in zip(one.calls, other.calls, strict=True)],
+    }
 
 
 def _alike(one: TracedStep, other: TracedStep) -> bool:
     """Whether two traces are of one program."""
-
-    def program(step: TracedStep) -> Any:
-        operators = [each._replace(size=each.size._replace(point=())) for each in step.operators]
-        moves: list[TracedMove] = [each._replace(nbytes=0) for each in step.moves]
-        attentions = [each._replace(queries=0, keys=0) for each in step.attentions]
-        return operators, moves, attentions, [each._replace(nbytes=0) for each in step.calls]
-
-    return bool(program(one) == program(other))
+    return bool(_sized(one, one, lambda *_: 0.0) == _sized(other, other, lambda *_: 0.0))
 
 
 def _same(guess: TracedStep, recorded: TracedStep) -> bool:
