@@ -161,8 +161,7 @@ def trace_step(
             for value in [*model.parameters(), *model.buffers()]:
                 if value.is_floating_point():
                     value.data = value.data.to(dtype)
-    called: dict[str, tuple[int, str]] = {}
-    handles = _hooks(model, units, mode, called)
+    handles = _hooks(model, units, mode)
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
     try:
         with shapes.mode, torch.enable_grad(), mode:
@@ -180,7 +179,7 @@ def trace_step(
     finally:
         for handle in handles:
             handle.remove()
-    found.homes = _homes(model, called)
+    found.homes = _homes(model, mode.called)
     return found
 
 
@@ -240,6 +239,7 @@ class _StepMode(OperatorMode):
         super().__init__()
         self.found, self.phase = found, "forward"
         self.call, self.units = -1, [NO_UNIT]
+        self.called: dict[str, tuple[int, str]] = {}  # where each module is called first
         self._bounds: list[int] = [-1]  # numbers of functions where another call or unit begins
         self._places: list[tuple[int, str]] = [(-1, NO_UNIT)]
         self._accumulates = False
@@ -324,9 +324,7 @@ def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tu
     return found
 
 
-def _hooks(
-    model: nn.Module, units: Collection[str], mode: _StepMode, called: dict[str, tuple[int, str]]
-) -> list[Any]:
+def _hooks(model: nn.Module, units: Collection[str], mode: _StepMode) -> list[Any]:
     """Follow calls and units while the model runs; note where each module is called first."""
     counts: Counter[str] = Counter()
     handles: list[Any] = []
@@ -334,13 +332,13 @@ def _hooks(
     def begin(path: str) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, named: Any) -> None:
             mode.call = len(mode.found.calls)
-            nbytes = sum(t.numel() * t.element_size() for t in tensors_in((args, named)))
+            nbytes = sum(tensor.nbytes for tensor in tensors_in((args, named)))
             mode.found.calls.append(ModuleCall(path, counts[path], nbytes))
             counts[path] += 1
             if path in units:
                 mode.units.append(path)
             mode.mark()
-            called.setdefault(path, (mode.call, mode.units[-1]))
+            mode.called.setdefault(path, (mode.call, mode.units[-1]))
 
         return hook
 
