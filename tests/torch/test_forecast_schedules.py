@@ -11,10 +11,10 @@ from torch import nn
 import unisono.parallel as up
 from loops import each
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.collectives import CollectiveCosts
+from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
 from unisono.parallel.costs.operator_kinds import OperatorPoint
 from unisono.parallel.costs.operator_prices import OperatorPrices
-from unisono.parallel.costs.step_parts import ParameterSizes, StageStarts, StepParts
+from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts
 from unisono.parallel.costs.step_time import (
     COMPARED,
     REPEATED,
@@ -59,10 +59,13 @@ def parts(plan: up.Plan, crowd: float = 1.0) -> StepParts:
     stages, sent = range(plan.stages), [8] * (plan.stages - 1)
     none: dict[int, dict[str, ParameterSizes]] = {stage: {} for stage in range(plan.stages)}
     prices = CollectiveCosts(MACHINE, (0,) * plan.ranks)
-    return StepParts(
-        plan, traced, stages, sent, None, none, ParameterSizes(0, 0), OperatorPrices(COSTS), NOTHING, prices,
-        prices, crowd,
-    )  # fmt: skip
+    host = HostPrices(prices, prices, OperatorPrices(COSTS), crowd, SharedSteps(1), RankGroups())
+    return StepParts(plan, traced, stages, sent, None, none, ParameterSizes(0, 0), host, NOTHING)
+
+
+def together(parts: StepParts, shared: SharedSteps) -> StepParts:
+    """The same where ranks that train together take so much more."""
+    return dataclasses.replace(parts, host=parts.host._replace(shared=shared))
 
 
 @each("plan", PLANS)
@@ -109,7 +112,7 @@ def test_a_recorded_program_pays_for_each_item_and_each_module() -> None:
 def test_a_split_backward_pays_for_modules_with_weights_and_computes_norms_twice() -> None:
     plan = up.Plan(pipeline=2, schedule="zb-h1")
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2))
-    whole = dataclasses.replace(parts(plan), shared=SharedSteps(2, split_s=0.5))
+    whole = together(parts(plan), SharedSteps(2, split_s=0.5))
     homes = {name: (int(name != "0.weight" and name != "0.bias"), "") for name, _ in model.named_parameters()}
     norm = TracedOperator(OperatorPoint("norm_backward", (1.0,)), "backward", 1, "", followed=True)
     traced = dataclasses.replace(
@@ -150,8 +153,7 @@ def test_groups_of_a_host_share_its_link() -> None:
 
 def beside(plan: up.Plan, **more: float) -> float:
     """Seconds that figures of steps of two ranks add."""
-    shared = SharedSteps(2, **more)
-    said = step_forecast(dataclasses.replace(parts(plan), shared=shared))
+    said = step_forecast(together(parts(plan), SharedSteps(2, **more)))
     return said.total - step_forecast(parts(plan)).total
 
 

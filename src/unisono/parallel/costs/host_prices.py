@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,35 +23,19 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.model_copy import model_copy
 from unisono.parallel.optimizer_groups import Parameters
 
-from .collectives import CollectiveCosts, Collectives, LinkCosts, RankGroups
+from .collectives import CollectiveCosts, LinkCosts, RankGroups
 from .operator_prices import OperatorPrices
+from .step_parts import HostPrices
 
 if TYPE_CHECKING:
     from unisono.engine.costs.machine import MachineCalibration
     from unisono.parallel.plan import Plan
-    from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
+    from unisono.planner.compute_calibration import ComputeCalibration
     from unisono.planner.hardware import Hardware
 
     from .trace import TracedOperator
 
-__all__ = ["HostPrices", "HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
-
-
-class HostPrices(NamedTuple):
-    """What a job on some hosts pays.
-
-    Args:
-        collectives, reductions: see `StepParts`.
-        crowd: ranks of a host per core.  shared: more, where they train together.
-        groups: which group of an axis a step waits for.
-    """
-
-    collectives: Collectives
-    reductions: Collectives
-    operators: OperatorPrices
-    crowd: float
-    shared: SharedSteps
-    groups: RankGroups
+__all__ = ["HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
 
 
 class HostPricing:

@@ -43,7 +43,7 @@ class ParameterWork:
     """Prices of one plan. All of a stage, on one of its ranks."""
 
     def __init__(self, parts: StepParts) -> None:
-        self._parts, self._plan, self._runtime = parts, parts.plan, parts.runtime
+        self._parts, self._plan, self._runtime, self._host = parts, parts.plan, parts.runtime, parts.host
         self._width = 4 if parts.plan.precision == "f32" else 2
         self._reduce_width = 4 if parts.plan.reduce == "f32" else self._width
 
@@ -55,7 +55,7 @@ class ParameterWork:
             "replica": (plan.copies // shards, plan.tensor * shards),
             "copies": (plan.copies, plan.tensor),
         }[axis]
-        return self._parts.groups.slowest(size, stride)
+        return self._host.groups.slowest(size, stride)
 
     @property
     def shards(self) -> int:
@@ -67,9 +67,9 @@ class ParameterWork:
         runtime = self._runtime
         each_s = runtime.unit_parameter_s
         if self._plan.precision != "f32":
-            each_s = max(0.0, runtime.low_parameter_s + self._parts.shared.low_parameter_s)
+            each_s = max(0.0, runtime.low_parameter_s + self._host.shared.low_parameter_s)
         taken = runtime.unit_s + each_s * size.number
-        return taken / 2 + self._parts.prices.launch(
+        return taken / 2 + self._host.operators.launch(
             HostStarts.MOVED + HostStarts.PARAMETER_MOVED * size.number
         )
 
@@ -85,8 +85,8 @@ class ParameterWork:
 
     def _copied(self, nbytes: float) -> float:
         """The copies of it."""
-        light, per_byte = self._parts.prices.light, self._runtime.unit_byte_s
-        return light(2 * nbytes) if self._parts.prices.queued else per_byte / 2 * nbytes
+        light, per_byte = self._host.operators.light, self._runtime.unit_byte_s
+        return light(2 * nbytes) if self._host.operators.queued else per_byte / 2 * nbytes
 
     def gathered(self, stage: int, *, again: bool = False) -> DataWork:
         """Seconds to gather all units of a stage once.
@@ -104,7 +104,7 @@ class ParameterWork:
             nbytes = size.elements * self._width
             host += self._hooked(size)
             compute += self._copied(nbytes)
-            communication += self._parts.reductions.seconds("all_gather", self.members("shard"), nbytes)
+            communication += self._host.reductions.seconds("all_gather", self.members("shard"), nbytes)
         return DataWork(compute, communication, host)
 
     def reduced(self, stage: int) -> DataWork:
@@ -119,10 +119,10 @@ class ParameterWork:
             host += self._hooked(size)
             compute += self._copied(nbytes)
             if self._plan.zero or self._plan.local_steps is None:
-                communication += self._parts.reductions.seconds(what, self.members(axis), nbytes)
+                communication += self._host.reductions.seconds(what, self.members(axis), nbytes)
             if self._plan.zero and self._plan.copies > self.shards and self._plan.local_steps is None:
                 part = nbytes / self.shards
-                communication += self._parts.reductions.seconds("all_reduce", self.members("replica"), part)
+                communication += self._host.reductions.seconds("all_reduce", self.members("replica"), part)
         return DataWork(compute, communication, host)
 
     def _replicas_reduced(self, stage: int) -> DataWork:
@@ -131,7 +131,7 @@ class ParameterWork:
         sizes = self._trained(stage)
         nbytes = 4 * sum(size.elements for size in sizes)
         whole, rest = divmod(nbytes, BUCKET_BYTES)
-        compute = self._parts.prices.light(2 * nbytes)
+        compute = self._host.operators.light(2 * nbytes)
         host = self._runtime.parameter_s * sum(size.number for size in sizes)
         if self._parts.compressed:
             coding, communication = self._compressed(stage, "copies")
@@ -139,12 +139,12 @@ class ParameterWork:
         communication = 0.0
         for size in [BUCKET_BYTES] * int(whole) + [rest] * bool(rest):
             host += self._runtime.bucket_s
-            communication += self._parts.reductions.seconds("all_reduce", self.members("copies"), size)
+            communication += self._host.reductions.seconds("all_reduce", self.members("copies"), size)
         return DataWork(compute, communication, host)
 
     def _compressed(self, stage: int, axis: str) -> tuple[float, float]:
         """Seconds to average the compressed gradients of a stage: coding, communication."""
-        sent, prices, collectives = self._parts.compressed[stage], self._parts.prices, self._parts.reductions
+        sent, prices, collectives = self._parts.compressed[stage], self._host.operators, self._host.reductions
         members, number = self.members(axis), sent.buckets
 
         def over(elements: int, codec: Codec | None) -> float:
@@ -172,11 +172,11 @@ class ParameterWork:
         """A step's share of a meeting of replicas."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self.shards
         steps = self._plan.local_steps or 1
-        compute = self._parts.prices.light(9 * 4 * elements)
+        compute = self._host.operators.light(9 * 4 * elements)
         if self._parts.compressed:
             coding, communication = self._compressed(stage, "replica")
             return DataWork((compute + coding) / steps, communication / steps)
-        communication = self._parts.reductions.seconds("all_reduce", self.members("replica"), 4 * elements)
+        communication = self._host.reductions.seconds("all_reduce", self.members("replica"), 4 * elements)
         return DataWork(compute / steps, communication / steps)
 
     def swapped(self, stage: int) -> float:
@@ -195,7 +195,7 @@ class ParameterWork:
         width = self._width
         if self._plan.zero >= 2:
             elements, width = elements // self.shards, self._reduce_width
-        return self._parts.prices.light(3 * elements * width)
+        return self._host.operators.light(3 * elements * width)
 
     def updated(self, stage: int) -> float:
         """Seconds of the optimizer on a rank's share, with what clips and scales gradients."""
@@ -207,23 +207,23 @@ class ParameterWork:
         share, parts = held / every * self._parts.spread, 1 / self.shards
         if self._parts.update_s is None:  # as Adam: two moments
             taken = ADAM_OPERATORS * sum(
-                self._parts.prices.light(10 * size.elements * parts / size.number) * size.number
+                self._host.operators.light(10 * size.elements * parts / size.number) * size.number
                 for size in sizes
             )
         else:
             taken = share * self._parts.update_s
         if self._plan.clip is not None or self._plan.precision == "fp16":
-            taken += self._parts.prices.light(12 * held * parts) + self._runtime.parameter_s * sum(
+            taken += self._host.operators.light(12 * held * parts) + self._runtime.parameter_s * sum(
                 s.number for s in sizes
             )
         return taken
 
     def started(self, stage: int) -> float:
         """Seconds of the host for an update that a device runs: its operators, and each parameter."""
-        if not self._parts.prices.queued:
+        if not self._host.operators.queued:
             return 0.0
         number = sum(size.number for size in self._parts.units.get(stage, {}).values())
-        return self._parts.prices.launch(self._parts.update_operators) + self._runtime.parameter_s * number
+        return self._host.operators.launch(self._parts.update_operators) + self._runtime.parameter_s * number
 
     def _trained(self, stage: int) -> list[ParameterSizes]:
         """The units of a stage that have trained parameters."""

@@ -172,24 +172,20 @@ class StepPredictor:
         starts = self._stages(plan) if plan.pipeline > 1 else StageStarts()
         traced = self._traced(plan, rows, starts.opened)
         stages, sent = starts.of(traced, rows)
-        priced = self._pricing.of(hosts, plan, cut=bool(traced.moves))
-        collectives = priced.collectives
-        experts = self._experts(plan, traced)
+        host, experts = self._pricing.of(hosts, plan, cut=bool(traced.moves)), self._experts(plan, traced)
         exchanges = []
         if plan.context > 1:
-            members = priced.groups.slowest(plan.context, plan.tensor)
-            exchanges += [attention_exchange(each, collectives, members) for each in traced.attentions]
+            members = host.groups.slowest(plan.context, plan.tensor)
+            exchanges += [attention_exchange(each, host.collectives, members) for each in traced.attentions]
         if plan.expert > 1:
-            members = priced.groups.slowest(plan.expert, plan.tensor)
-            exchanges += expert_exchanges(traced, experts.called, collectives, members, 1 / plan.context)
+            members = host.groups.slowest(plan.expert, plan.tensor)
+            exchanges += expert_exchanges(traced, experts.called, host.collectives, members, 1 / plan.context)
         return StepParts(
-            plan, traced, stages, sent, self._update_s(plan, traced, priced.operators),
-            self._units(plan, traced, stages, experts), self._buffers(), priced.operators,
-            self._compute.runtime, collectives, priced.reductions, priced.crowd, self._own_device,
-            self.source, exchanges,
-            experts.spread, self._pricing.swap_rate(plan), priced.shared,
+            plan, traced, stages, sent, self._update_s(plan, traced, host.operators),
+            self._units(plan, traced, stages, experts), self._buffers(), host, self._compute.runtime,
+            self._own_device, self.source, exchanges, experts.spread, self._pricing.swap_rate(plan),
             compressed_gradients(plan, traced, stages), self._slow(plan),
-            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts, starts, priced.groups,
+            len(self._updated(plan, traced) or ()) or ADAM_OPERATORS, hosts, starts,
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:

@@ -7,23 +7,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import UnfitError
-from unisono.planner.compute_calibration import SharedSteps
 
-from .collectives import PricedCollective, RankGroups
+from .collectives import PricedCollective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.plan import Plan
-    from unisono.planner.compute_calibration import RuntimeCosts
+    from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 
-    from .collectives import Collectives, PricedExchange
+    from .collectives import Collectives, PricedExchange, RankGroups
     from .operator_prices import OperatorPrices
     from .parameter_work import CompressedGradients
     from .trace import ModuleCall, TracedMove, TracedStep
 
-__all__ = ["ADAM_OPERATORS", "ParameterSizes", "StageStarts", "StepParts"]
+__all__ = ["ADAM_OPERATORS", "HostPrices", "ParameterSizes", "StageStarts", "StepParts"]
 
 
 class StageStarts(NamedTuple):
@@ -80,9 +79,26 @@ def _begins(call: ModuleCall, path: str, count: int) -> bool:
 
 
 ADAM_OPERATORS = 12
-ALONE = SharedSteps(1)  # nobody trains beside it
 WHOLE_MODEL = StageStarts()
-ON_ONE_HOST = RankGroups()
+
+
+class HostPrices(NamedTuple):
+    """What a job on some hosts pays.
+
+    Args:
+        collectives: what ranks wait for within a step, as those of the tensor axis.  reductions: those of the
+            data axis, whose units and steps have their turns in `shared`; and messages.
+        crowd: ranks of a host per core, at least 1.
+        shared: what ranks that train together take beside the sum of their costs.
+        groups: which group of an axis a step waits for.
+    """
+
+    collectives: Collectives
+    reductions: Collectives
+    operators: OperatorPrices
+    crowd: float
+    shared: SharedSteps
+    groups: RankGroups
 
 
 class ParameterSizes(NamedTuple):
@@ -118,18 +134,14 @@ class StepParts:
         update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
         update_operators: of it.
         units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        collectives: what ranks wait for within a step, as those of the tensor axis.  reductions: those of the
-            data axis, whose units and steps have their turns in `shared`; and messages.
-        crowd: ranks of a host per core, at least 1.  hosts: of each rank; (): all are on one.
+        hosts: of each rank; (): all are on one.
         hides: collectives of the data axis run beside backward.
         exchanges: of the context axis and the expert axis.
         spread: the share of the parameters that a rank has where experts are spread.
         swap_rate: bytes per second that are swapped.
-        shared: what ranks that train together take beside the sum of their costs.
         compressed: stage -> what it sends of its gradients; empty: whole gradients.
         starts: where stages begin, and what they run of a recorded program.
-        groups: which group of an axis a step waits for.
-        slow: of each rank of the pipeline, its seconds of compute beside those of `prices`; (): once.
+        slow: of each rank of the pipeline, its seconds of compute beside those of its host; (): once.
     """
 
     plan: Plan
@@ -139,30 +151,25 @@ class StepParts:
     update_s: float | None
     units: dict[int, dict[str, ParameterSizes]]
     buffers: ParameterSizes
-    prices: OperatorPrices
+    host: HostPrices
     runtime: RuntimeCosts
-    collectives: Collectives
-    reductions: Collectives
-    crowd: float = 1.0
     hides: bool = False
     source: str = ""
     exchanges: Sequence[PricedExchange] = ()
     spread: float = 1.0
     swap_rate: float = 1e9
-    shared: SharedSteps = ALONE
     compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
     slow: Sequence[float] = ()
     update_operators: int = ADAM_OPERATORS
     hosts: Sequence[int] = ()
     starts: StageStarts = WHOLE_MODEL
-    groups: RankGroups = ON_ONE_HOST
 
     def moves(self) -> Iterator[tuple[TracedMove, PricedCollective]]:
         """The collectives of the tensor axis in a micro-batch, priced."""
-        plan, members = self.plan, self.groups.slowest(self.plan.tensor, 1)
+        plan, members = self.plan, self.host.groups.slowest(self.plan.tensor, 1)
         regathers = plan.sequence and not plan.recompute
         for move in self.traced.moves:
             if move.phase != "regather" or regathers:
                 nbytes = move.nbytes / plan.context
-                taken = self.collectives.seconds(move.collective, members, nbytes)
+                taken = self.host.collectives.seconds(move.collective, members, nbytes)
                 yield move, PricedCollective(move.collective, "tensor", len(members), nbytes, 1.0, taken)

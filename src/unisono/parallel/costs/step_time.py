@@ -51,7 +51,7 @@ def step_forecast(parts: StepParts) -> StepForecast:
 
 class _StepPricer:
     def __init__(self, parts: StepParts) -> None:
-        self._parts, self._plan, self._runtime = parts, parts.plan, parts.runtime
+        self._parts, self._plan, self._runtime, self._host = parts, parts.plan, parts.runtime, parts.host
         self._parameters = ParameterWork(parts)
         self._stages = [StageTime() for _ in range(parts.plan.stages)]
         self._price_micro_batch()
@@ -60,14 +60,14 @@ class _StepPricer:
 
     def _price_micro_batch(self) -> None:
         selective, share = self._plan.recompute == "selective", 1 / self._plan.context
-        replayed_s = self._parts.shared.replay_s if self._plan.context > 1 else 0.0
-        seconds, shared = self._parts.prices.seconds, self._parts.shared
+        replayed_s = self._host.shared.replay_s if self._plan.context > 1 else 0.0
+        seconds, shared = self._host.operators.seconds, self._host.shared
         for stage in self._stages:
-            stage.follow("forward", 0.0, self._parts.prices.launch(HostStarts.BEFORE))
+            stage.follow("forward", 0.0, self._host.operators.launch(HostStarts.BEFORE))
         for operator in self._parts.traced.operators:
             stage = self._stage_of(operator.call)
             taken = seconds(operator, share) + replayed_s * (operator.phase == "forward")
-            host = self._parts.prices.host(operator)
+            host = self._host.operators.host(operator)
             stage.follow(operator.phase, taken, host)
             if operator.phase == "backward":
                 stage.backward += taken
@@ -79,21 +79,21 @@ class _StepPricer:
             if operator.unit and not (selective and operator.size.kind in KEPT):
                 stage.units[operator.unit] += taken + shared.again_s * operator.followed
                 saved = HostStarts.SAVED * (operator.followed and bool(operator.size.kind))
-                stage.host_units += host + self._parts.prices.launch(saved)
+                stage.host_units += host + self._host.operators.launch(saved)
         for move, priced in self._parts.moves():
             stage, taken = (
                 self._stage_of(move.call),
-                priced.seconds + self._runtime.move_s * self._parts.crowd,
+                priced.seconds + self._runtime.move_s * self._host.crowd,
             )
             if move.phase == "forward":
                 stage.tensor_forward += taken
                 stage.tensor_units += taken if move.unit else 0.0
             else:
                 stage.tensor_backward += taken
-        routed = ROUTED * self._parts.prices.light(FEW_BYTES)
+        routed = ROUTED * self._host.operators.light(FEW_BYTES)
         for exchange in self._parts.exchanges:
             stage = self._stage_of(exchange.call)
-            stage.exchanges.append(exchange.charged(self._runtime.move_s * self._parts.crowd))
+            stage.exchanges.append(exchange.charged(self._runtime.move_s * self._host.crowd))
             if exchange.cause == "experts":
                 stage.forward += routed
                 stage.backward += routed
@@ -110,11 +110,11 @@ class _StepPricer:
         if not starts.items:
             return 0.0
         small = REPEATED * starts.repeated[number] + REPLAYED * starts.items[number]
-        return small * self._parts.prices.light(FEW_BYTES)
+        return small * self._host.operators.light(FEW_BYTES)
 
     def _add_starts(self, number: int, stage: StageTime) -> None:
         """What the host of a GPU does for a micro-batch beside its operators."""
-        launch, units = self._parts.prices.launch, self._parts.units.get(number, {}).values()
+        launch, units = self._host.operators.launch, self._parts.units.get(number, {}).values()
         each = HostStarts.ADDED if self._plan.precision == "f32" else HostStarts.LOW_ADDED
         added = each * sum(size.number for size in units) * (1 - 1 / self._plan.micro_batches)
         stage.host_forward += launch(HostStarts.UNIT_CALLED * len(units)) if self._parameters.sharded else 0.0
@@ -130,8 +130,8 @@ class _StepPricer:
     def forecast(self) -> StepForecast:
         """Run the schedule on paper."""
         schedule = proved_schedule(self._plan, self._plan.micro_batches)
-        crowd = self._parts.crowd
-        ranks = RankClock.of(schedule, self._parts.slow, queued=self._parts.prices.queued, crowd=crowd)
+        crowd = self._host.crowd
+        ranks = RankClock.of(schedule, self._parts.slow, queued=self._host.operators.queued, crowd=crowd)
         self._works: list[list[ActionWork]] = [[] for _ in ranks]
         self._run(schedule, ranks)
         for rank, time in enumerate(ranks):
@@ -149,7 +149,7 @@ class _StepPricer:
 
     def _shared(self, schedule: Schedule, ranks: Sequence[RankClock]) -> tuple[dict[str, float], float]:
         """The mean seconds by cause, and the whole step, of ranks that share cores."""
-        crowd, hosts = self._parts.crowd, self._parts.hosts or (0,) * self._plan.ranks
+        crowd, hosts = self._host.crowd, self._parts.hosts or (0,) * self._plan.ranks
         if sum(map(len, self._works)) > MOST_ACTIONS:  # a core works for another rank while one waits
             return _mean_of([each.slowed(crowd) for each in ranks]), max(each.clock for each in ranks)
         for work, rank in zip(self._works, ranks, strict=True):
@@ -200,9 +200,9 @@ class _StepPricer:
             return
         stride, sent = self._plan.ranks // self._plan.pipeline, self._parts.sent
         nbytes = sent[boundary] / self._plan.context if boundary < len(sent) else 0
-        one, other = self._parts.groups.farthest(sender * stride, receiver * stride, stride)
-        taken = self._parts.reductions.message(one, other, nbytes, stride)
-        rank.add("messages", taken + self._runtime.message_s + self._parts.shared.message_s)
+        one, other = self._host.groups.farthest(sender * stride, receiver * stride, stride)
+        taken = self._host.reductions.message(one, other, nbytes, stride)
+        rank.add("messages", taken + self._runtime.message_s + self._host.shared.message_s)
 
     def _forward(self, number: int, rank: RankClock, *, first: bool) -> None:
         stage = self._stages[number]
@@ -222,7 +222,7 @@ class _StepPricer:
         stage = self._stages[action.stage]
         half = 0.5 if action.kind in "IW" else 1.0
         if half < 1.0 and action.stage:
-            rank.add("backward", self._parts.shared.split_s * stage.weighted + stage.norms / 2, moves=True)
+            rank.add("backward", self._host.shared.split_s * stage.weighted + stage.norms / 2, moves=True)
         elif half < 1.0:  # inputs of the model have no gradients: the second pass does all
             half = float(action.kind == "W")
         again = self._plan.recompute is not False and action.kind == "B"
@@ -259,12 +259,12 @@ class _StepPricer:
     def _finish(self, schedule: Schedule, number: int, rank: RankClock) -> None:
         """What each rank does once a step. The host reads the loss first: it waits for a device."""
         rank.host = max(rank.host, rank.clock)
-        rank.add("fixed", 0.0, self._parts.prices.launch(HostStarts.STEP))
+        rank.add("fixed", 0.0, self._host.operators.launch(HostStarts.STEP))
         if self._parts.starts.items:
             modules = sum(1 for _ in self._parts.traced.model.modules())
-            rank.add("fixed", 0.0, modules * COMPARED * self._parts.prices.light(FEW_BYTES))
+            rank.add("fixed", 0.0, modules * COMPARED * self._host.operators.light(FEW_BYTES))
         fixed = self._runtime.step_s + self._runtime.agree_s * (self._plan.ranks > 1)
-        shared = self._parts.shared
+        shared = self._host.shared
         more = shared.alone_s
         if self._plan.copies > 1:
             more = shared.sharded_s if self._parameters.sharded else shared.step_s
@@ -280,7 +280,7 @@ class _StepPricer:
                 rank.add("swap", self._parameters.swapped(stage))
         buffers = self._parts.buffers
         if buffers.number and self._plan.copies > 1 and self._plan.buffers == "average":
-            taken = self._parts.reductions.seconds(
+            taken = self._host.reductions.seconds(
                 "all_reduce", self._parameters.members("copies"), 4 * buffers.elements
             )
             rank.add("data", taken)
@@ -518,8 +518,8 @@ class _LoggedCosts:
 
 def collective_calls(parts: StepParts) -> list[PricedCollective]:
     """The collectives and messages of a step on one rank, what takes longest first."""
-    plan, costs = parts.plan, _LoggedCosts(parts.reductions)
-    parts.reductions = costs  # type: ignore[assignment]
+    plan, costs = parts.plan, _LoggedCosts(parts.host.reductions)
+    parts.host = parts.host._replace(reductions=costs)  # type: ignore[arg-type]
     step_forecast(parts)
     meetings = plan.local_steps or 1
     calls = [each.times(1.0 if each.axis == "pipeline" else 1 / meetings) for each in costs.found]
