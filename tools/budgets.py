@@ -20,7 +20,6 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
-    "src/unisono/parallel/costs/collectives.py": "what moving takes: calls, groups, axes' exchanges",
     "src/unisono/parallel/costs/predictor.py": "StepPredictor: what plans share, and what each has alone",
     "src/unisono/parallel/costs/step_time.py": "a step on paper: its schedule, clocks and cores of its ranks",
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",

@@ -19,6 +19,7 @@ __all__ = [
     "clock",
     "mean_of_ranks",
     "reference_models",
+    "timed",
     "timed_phases",
     "tiny",
 ]
@@ -38,6 +39,14 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 """Seconds that this thread has had its core, if it has one: other programs delay these less."""
+
+
+def timed(step: Callable[[], object], now: Callable[[], float] = clock) -> float:
+    """The seconds of a step that all ranks begin together."""
+    dist.barrier()
+    began = now()
+    step()
+    return now() - began
 
 
 class Reference(NamedTuple):

@@ -19,7 +19,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
-from unisono.parallel.calibration.reference_models import clock, mean_of_ranks
+from unisono.parallel.calibration.reference_models import mean_of_ranks, timed
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.planner.compute_calibration import RuntimeCosts
 
@@ -150,15 +150,8 @@ def _in_turns(chains: Sequence[LayerChain]) -> Taken:
     found: dict[LayerChain, list[float]] = {each: [] for each in chains}
     for _ in range(TURNS):
         for chain, step in steps.items():
-            found[chain] += [_timed(step) for _ in range(STEPS)][1:]
+            found[chain] += [timed(step) for _ in range(STEPS)][1:]
     return Taken({chain: statistics.quantiles(seconds, n=4)[0] for chain, seconds in found.items()})
-
-
-def _timed(step: Callable[[], object]) -> float:
-    dist.barrier()
-    began = clock()
-    step()
-    return clock() - began
 
 
 def _step_of(chain: LayerChain) -> Callable[[], object]:
@@ -198,7 +191,7 @@ def _batch(parts: int, width: int) -> tuple[Tensor, Tensor]:
 
 def _least(step: Callable[[], object]) -> float:
     """The least seconds of a step. Both ranks call this together."""
-    return min([_timed(step) for _ in range(WARM + ROUNDS)][WARM:])
+    return min([timed(step) for _ in range(WARM + ROUNDS)][WARM:])
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:

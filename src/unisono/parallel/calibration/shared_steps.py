@@ -6,7 +6,7 @@ import copy
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from unisono.parallel.calibration.reference_models import (
     adamw,
     mean_of_ranks,
     reference_models,
+    timed,
     tiny,
 )
 from unisono.parallel.costs.trace import TracedRows
@@ -173,29 +174,24 @@ def _copies(plan: up.Plan) -> int:
 
 def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
     """The median seconds of a step of each, the mean of all ranks. They take turns."""
-    runs = {each: _run(each) for each in wanted}
+    runs = {each: _step_of(each) for each in wanted}
     taken: dict[_Trained, list[float]] = {each: [] for each in wanted}
     for number in range(ROUNDS + 1):
-        for each, (run, batch) in runs.items():
-            steps = [_step(run, batch) for _ in range(LEAST_STEPS)]
+        for each, step in runs.items():
+            steps = [timed(step, time.perf_counter) for _ in range(LEAST_STEPS)]
             (more,) = mean_of_ranks([ROUND_SECONDS / steps[-1]])
             count = min(MOST_STEPS, round(more))
-            steps += [_step(run, batch) for _ in range(LEAST_STEPS, count)]
+            steps += [timed(step, time.perf_counter) for _ in range(LEAST_STEPS, count)]
             if number:
                 taken[each].append(statistics.median(steps[1:]))
     return dict(zip(taken, mean_of_ranks(map(statistics.median, taken.values())), strict=True))
 
 
-def _run(trained: _Trained) -> tuple[up.Run, Any]:
+def _step_of(trained: _Trained) -> Callable[[], object]:
+    """A call that trains one step."""
     plan, reference = trained.plan, trained.reference()
     batch: Any = tuple(torch.cat([part] * _copies(plan)) for part in reference.batch)
     sample = batch[0] if plan.tensor > 1 or plan.context > 1 else None
     model = copy.deepcopy(reference.model)
-    return up.parallelize(model, plan, optimizer=adamw, loss=reference.loss, sample=sample), batch
-
-
-def _step(run: up.Run, batch: Any) -> float:
-    dist.barrier()
-    began = time.perf_counter()
-    run.step(batch)
-    return time.perf_counter() - began
+    run = up.parallelize(model, plan, optimizer=adamw, loss=reference.loss, sample=sample)
+    return lambda: run.step(batch)

@@ -19,7 +19,7 @@ from torch import nn
 from unisono.errors import UnfitError
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.graph.capture import call
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.graph.model_copy import model_copy
 from unisono.parallel.optimizer_groups import Parameters
 
@@ -188,8 +188,7 @@ class ModelTrial:
             made = [] if self._optimizer is None else self._optimizer(Parameters(trained))
             optimizers = made if isinstance(made, (list, tuple)) else [made]
             parameters = [*trained.values()]
-            enough = mapped(self._batch, lambda tensor: torch.cat([tensor] * -(-rows // len(tensor))))
-            inputs, targets = cut_rows(enough, 0, rows)
+            inputs, targets = cut_rows(self._batch, 0, rows)
             found = []
             with torch.enable_grad():
                 for _ in range(WARM + ROUNDS):
