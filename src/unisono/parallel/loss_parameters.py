@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.fsdp import GatheredParameter
-from unisono.torch_internals.training import hooks_of, sequence_of
+from unisono.torch_internals.training import functions_behind, hooks_of, sequence_of
 
 __all__ = ["OF_RUNS", "LossParameters", "UnchangedLoss"]
 
@@ -54,19 +54,10 @@ class LossParameters:
         Raises:
             ValueError: a parameter that is cut, or summed, or of the loss itself, is on the way.
         """
-        seen: set[Any] = {None}
-        left: list[Any] = [loss.grad_fn]
-        while left:
-            function = left.pop()
-            if function in seen:
-                continue
-            seen.add(function)
+        for function in functions_behind(loss.grad_fn, begun):
             leaf = getattr(function, "variable", None)
-            if isinstance(leaf, Tensor):
-                if not any(leaf is one for one in came):
-                    self._refuse(leaf)
-            elif sequence_of(function) > begun:
-                left += [before for before, _ in function.next_functions]
+            if isinstance(leaf, Tensor) and not any(leaf is one for one in came):
+                self._refuse(leaf)
 
     def _refuse(self, leaf: Tensor) -> None:
         if leaf.is_meta:
@@ -139,14 +130,5 @@ class UnchangedLoss:
 
 def _real_leaves(value: Tensor) -> Iterator[Tensor]:
     """Leaves of autograd's graph that have values."""
-    seen, left = set[Any](), [value.grad_fn]
-    while left:
-        function = left.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        leaf = getattr(function, "variable", None)
-        if leaf is None:
-            left += [before for before, _ in function.next_functions]
-        elif not is_fake(leaf) and not leaf.is_meta:
-            yield leaf
+    leaves = (getattr(function, "variable", None) for function in functions_behind(value.grad_fn))
+    return (leaf for leaf in leaves if leaf is not None and not is_fake(leaf) and not leaf.is_meta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -191,6 +191,22 @@ def sequence_of(function: Any) -> int:
 def next_sequence() -> int:
     """The number that autograd's next function in this thread will have."""
     return int(need(NAMES["next sequence"])())
+
+
+def functions_behind(first: Any, since: int | None = None) -> Iterator[Any]:
+    """Each function of autograd from which `first` comes, and itself. None: there is none.
+
+    Args:
+        since: what is behind functions with this number or a smaller one is left out.
+    """
+    seen, left = set[Any](), [first]
+    while left:
+        function = left.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            if since is None or sequence_of(function) > since:
+                left += [before for before, _ in function.next_functions]
+            yield function
 
 
 def is_compiled(module: nn.Module) -> bool:

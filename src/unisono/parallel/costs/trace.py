@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from unisono.parallel.optimizer_step import chooses_lists
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
-from unisono.torch_internals.training import next_sequence, sequence_of
+from unisono.torch_internals.training import functions_behind, next_sequence, sequence_of
 
 from .operator_kinds import OperatorPoint, point_of
 
@@ -282,7 +282,7 @@ class _StepMode(OperatorMode):
 
     def backward(self, loss: Tensor) -> None:
         """Run backward; what a function runs belongs to the place where it was made."""
-        for function in _functions(loss.grad_fn):
+        for function in functions_behind(loss.grad_fn):
             number = sequence_of(function)
             if number < 0:
                 raise CaptureError(
@@ -300,17 +300,6 @@ class _StepMode(OperatorMode):
             self.call, self.units = place[0], [place[1]]
 
         return enter
-
-
-def _functions(first: Any) -> Iterable[Any]:
-    """Every function of autograd behind a loss."""
-    seen, left = set(), [first]
-    while left:
-        function = left.pop()
-        if function is not None and function not in seen:
-            seen.add(function)
-            left += [before for before, _ in function.next_functions]
-            yield function
 
 
 def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
