@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
-
 __all__ = ["CompressedGradients", "DataWork", "ParameterWork", "compressed_gradients"]
 
 
@@ -295,12 +294,10 @@ def compressed_gradients(
             )
         call = traced.homes.get(name, (-1, NO_UNIT))[0]
         shapes[stages[call] if call >= 0 else 0].append((name, tuple(value.shape)))
-    return {stage: _compressed(settings, each) for stage, each in shapes.items()}
+    return {stage: _sent(settings, each) for stage, each in shapes.items()}
 
 
-def _compressed(
-    settings: CompressionSettings, shapes: Iterable[tuple[str, Sequence[int]]]
-) -> CompressedGradients:
+def _sent(settings: CompressionSettings, shapes: Iterable[tuple[str, Sequence[int]]]) -> CompressedGradients:
     """What these settings make of parameters.
 
     Example: PowerSGD(rank=4) sends 4 * (1024 + 4096) elements of a matrix of 1024 x 4096.

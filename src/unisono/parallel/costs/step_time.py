@@ -81,10 +81,8 @@ class _StepPricer:
                 saved = HostStarts.SAVED * (operator.followed and bool(operator.size.kind))
                 stage.host_units += host + self._host.operators.launch(saved)
         for move, priced in self._parts.moves():
-            stage, taken = (
-                self._stage_of(move.call),
-                priced.seconds + self._runtime.move_s * self._host.crowd,
-            )
+            stage = self._stage_of(move.call)
+            taken = priced.seconds + self._runtime.move_s * self._host.crowd
             if move.phase == "forward":
                 stage.tensor_forward += taken
                 stage.tensor_units += taken if move.unit else 0.0

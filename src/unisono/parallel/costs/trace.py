@@ -315,7 +315,7 @@ def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tu
 
 def _hooks(model: nn.Module, units: Collection[str], mode: _StepMode) -> list[Any]:
     """Follow calls and units while the model runs; note where each module is called first."""
-    counts: Counter[str] = Counter()
+    counts, units = Counter[str](), set(units)
     handles: list[Any] = []
 
     def begin(path: str) -> Callable[..., None]:
