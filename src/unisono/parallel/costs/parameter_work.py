@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,14 +20,14 @@ from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .operator_kinds import OperatorPoint
 from .operator_prices import HostStarts
-from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts
+from .step_parts import ADAM_OPERATORS, CompressedGradients, ParameterSizes, StepParts
 from .trace import NO_UNIT, TracedOperator, TracedStep
 
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
-__all__ = ["CompressedGradients", "DataWork", "ParameterWork", "compressed_gradients"]
+__all__ = ["DataWork", "ParameterWork", "compressed_gradients"]
 
 
 class DataWork(NamedTuple):
@@ -247,26 +247,6 @@ RANKED_BYTES = 36
 
 PASSES = 4
 """Over an element of a factor: to make it orthonormal in f64, and to send it."""
-
-
-class CompressedGradients(NamedTuple):
-    """What a rank sends of the gradients of a stage.
-
-    Attributes:
-        exact: elements in f32.    coded: codec -> elements.
-        matrices: rows, columns and rank of those of low rank.    factors: their codec; None: f32.
-    """
-
-    exact: int
-    coded: Mapping[Codec, int]
-    matrices: Sequence[tuple[int, int, int]]
-    factors: Codec | None
-
-    @property
-    def buckets(self) -> int:
-        """Of gradients in f32."""
-        whole = self.exact + sum(self.coded.values()) + sum(n * m for n, m, _ in self.matrices)
-        return max(1, -(-4 * whole // BUCKET_BYTES))
 
 
 def compressed_gradients(

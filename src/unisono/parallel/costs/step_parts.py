@@ -7,22 +7,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import UnfitError
+from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
 from .collectives import PricedCollective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from unisono.codecs.codec import Codec
     from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.plan import Plan
     from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 
     from .collectives import Collectives, PricedExchange, RankGroups
     from .operator_prices import OperatorPrices
-    from .parameter_work import CompressedGradients
     from .trace import ModuleCall, TracedMove, TracedStep
 
-__all__ = ["ADAM_OPERATORS", "HostPrices", "ParameterSizes", "StageStarts", "StepParts"]
+__all__ = [
+    "ADAM_OPERATORS",
+    "CompressedGradients",
+    "HostPrices",
+    "ParameterSizes",
+    "StageStarts",
+    "StepParts",
+]
 
 
 class StageStarts(NamedTuple):
@@ -122,6 +130,26 @@ class ParameterSizes(NamedTuple):
     def whole(self) -> ParameterSizes:
         """As if all were trained: what is gathered."""
         return ParameterSizes(self.number + self.frozen, self.elements + self.frozen_elements)
+
+
+class CompressedGradients(NamedTuple):
+    """What a rank sends of the gradients of a stage.
+
+    Attributes:
+        exact: elements in f32.    coded: codec -> elements.
+        matrices: rows, columns and rank of those of low rank.    factors: their codec; None: f32.
+    """
+
+    exact: int
+    coded: Mapping[Codec, int]
+    matrices: Sequence[tuple[int, int, int]]
+    factors: Codec | None
+
+    @property
+    def buckets(self) -> int:
+        """Of gradients in f32."""
+        whole = self.exact + sum(self.coded.values()) + sum(n * m for n, m, _ in self.matrices)
+        return max(1, -(-4 * whole // BUCKET_BYTES))
 
 
 @dataclass
