@@ -19,7 +19,6 @@ from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.assignments import version_of
 from unisono.torch_internals.dtensor import handle_parts
 
-from .accumulation import GradientAccumulation
 from .arguments import check_gradients, check_trained, raise_changed, raise_written, two
 from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
@@ -36,7 +35,7 @@ from .gradients import add_up, local, scale_, squared_norm
 from .hugging_face import save_pretrained, write_configuration
 from .layouts.shard import planned
 from .loss_check import LossCheck, not_a_mean
-from .loss_weights import SUM, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
+from .loss_weights import SUM, GradientAccumulation, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
 from .model_changes import ModelChanges
 from .model_setup import ModelSetup
 from .optimizer_groups import (
