@@ -21,8 +21,7 @@ from unisono.torch_internals.dtensor import handle_parts
 
 from .arguments import check_gradients, check_trained, raise_changed, raise_written, two
 from .batches import RankBatches, rows_of
-from .checkpoint import RunState, WeightAverage, states
-from .checkpoint_folder import CheckpointWriter, newest
+from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, states
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck

@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from unisono.engine.group.departure import Departure
 from unisono.errors import GroupError
-from unisono.parallel.checkpoint import states
-from unisono.parallel.checkpoint_folder import CheckpointWriter, newest
+from unisono.parallel.checkpoint import CheckpointWriter, newest, states
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.run import Run
 
