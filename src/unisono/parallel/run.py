@@ -31,7 +31,6 @@ from .failures import RunFailures
 from .fused_names import fused_layers
 from .generators import drawing, reseed, seed_of
 from .gradients import add_up, local, scale_, squared_norm
-from .hugging_face import save_pretrained, write_configuration
 from .layouts.shard import planned
 from .loss_check import LossCheck, not_a_mean
 from .loss_weights import SUM, GradientAccumulation, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
@@ -61,7 +60,15 @@ from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
 from .trained_flags import TrainedFlags, why_fixed
-from .weights import blanks_of, copy_weights, export, places_in, weights_of
+from .weights import (
+    blanks_of,
+    copy_weights,
+    export,
+    places_in,
+    save_pretrained,
+    weights_of,
+    write_configuration,
+)
 from .written_parameters import WrittenParameters
 
 
