@@ -2,10 +2,9 @@
 previous one whole.
 
 A folder holds `step-00000020`, `step-00000040`, ... What is being written is called `.partial` until all
-ranks are done.
-Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint. Under
-Plan(local_steps=...) replicas have optimizer states of their own: that of the first one has the usual names,
-those of the others begin with `replica.N`.
+ranks are done. Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint.
+Under Plan(local_steps=...) replicas have optimizer states of their own: that of the first one has the usual
+names, those of the others begin with `replica.N`.
 """
 
 from __future__ import annotations
@@ -97,18 +96,20 @@ class RunState:
         }
         self._outer, self._moments_at = outer, f"replica.{replica}.optimizer" if replica else "optimizer"
 
+    def _values(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        found = {f"model.{name}": self.value(p) for name, p in self._named.items()}
+        return found | {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
         reshard(self._root)
-        found: dict[str, Tensor] = {f"model.{name}": self.value(p) for name, p in self._named.items()}
-        found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        found = self._values()
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
             for key, value in state.items():
-                whole = isinstance(value, Tensor)
-                found[f"{self._moments_at}.{name}.{key if whole else JSON + key}"] = (
-                    value if whole else _bytes(value)
-                )
+                written = (key, value) if isinstance(value, Tensor) else (JSON + key, _bytes(value))
+                found[f"{self._moments_at}.{name}.{written[0]}"] = written[1]
         found |= {} if self._outer is None else self._outer.tensors()
         found |= {key: value for key, (_, value) in self._averages.items()}
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
@@ -125,10 +126,9 @@ class RunState:
         described = reader.read_metadata()
         others = self._others(reader, beside)
         moved = dict(others.moved(self._named))
-        wanted: dict[str, Tensor] = {
-            f"model.{name}": self.value(p) for name, p in self._named.items() if name not in moved
-        }
-        wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        wanted = self._values()
+        for name in moved:
+            del wanted[f"model.{name}"]
         wanted["run"] = _room(described, "run")
         moments_at = self._moments_at
         if not any(key.startswith(f"{moments_at}.") for key in described.state_dict_metadata):
@@ -223,8 +223,7 @@ class RunState:
         Args:
             sharded: names of those that are cut as their parameters are.
         """
-        own = {f"model.{name}": self.value(p) for name, p in self._named.items()}
-        own |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        own = self._values()
         for name, dtype, shape in kinds:
             kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
             if name not in own and name in sharded:
@@ -342,10 +341,9 @@ def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Te
     found = {}
     for key, item in described.state_dict_metadata.items():
         if key.rpartition(".")[0] == start and isinstance(item, TensorStorageMetadata):
-            like = item.size == parameter.shape and parameter.dim() > 0
-            found[key] = (
-                torch.zeros_like(parameter, dtype=item.properties.dtype) if like else _room(described, key)
-            )
+            found[key] = room = _room(described, key)
+            if room.shape == parameter.shape and parameter.dim() > 0:
+                found[key] = torch.zeros_like(parameter, dtype=room.dtype)
     return found
 
 

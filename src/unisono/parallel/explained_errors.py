@@ -16,9 +16,9 @@ from torch import nn
 
 from unisono.errors import Mismatch
 
-from .plain_class import plain_class
 from .plan import AUTOCAST_NEEDS
 from .sharded_parameters import TYPES
+from .structure import plain_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -43,10 +43,7 @@ class FusedLayer:
 
     def about(self) -> dict[str, Any]:
         """Itself as JSON."""
-        return {
-            "path": self.path, "names": self.names, "sizes": self.sizes, "leaves": self.leaves,
-            "turned": self.turned,
-        }  # fmt: skip
+        return dict(vars(self))
 
     def parts(self, leaf: str) -> list[str]:
         """The names of what stands for a parameter of the one."""

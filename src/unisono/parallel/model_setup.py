@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import persistent
 
+from .arguments import agree, check_model, same_everywhere
 from .context.runtime import ContextModel
 from .experts.axis import ExpertAxis
 from .experts.check import ExpertCheck
@@ -19,11 +20,10 @@ from .experts.spread import spread
 from .gradients import TiedParameter, sums_of, ties_of
 from .graph.capture import CaptureError
 from .graph.fused import split_
-from .loss_parameters import LossParameters
+from .loss_check import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_buffers import ModelBuffers
-from .model_check import agree, check_model, same_everywhere
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms

@@ -21,7 +21,7 @@ from torch.autograd.profiler import record_function
 
 from .compression.reducer import Compression
 from .gradients import local
-from .replicated_parameters import BUCKET_BYTES, like
+from .replicated_parameters import bucket_indices, like
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,10 @@ class OuterOptimizer:
         self._names = list(trained)
         self._parameters = list(trained.values())
         self._anchors = [nn.Parameter(_copy(parameter)) for parameter in self._parameters]
-        self._buckets = list(_buckets(self._parameters, self._anchors))
+        self._buckets = [
+            DifferenceBucket([self._parameters[i] for i in held], [self._anchors[i] for i in held], number)
+            for number, held in enumerate(bucket_indices(self._anchors))
+        ]
         options: Any = {"momentum": sgd.momentum, "nesterov": sgd.nesterov and sgd.momentum > 0}
         self._sgd = torch.optim.SGD(self._anchors, lr=sgd.rate, **options) if self._anchors else None
         self.compression: Compression | None = None
@@ -175,21 +178,3 @@ def _copy(parameter: Tensor) -> Tensor:
     """An anchor: in f32, or in the parameter's own type where that one holds more."""
     value = local(parameter.detach())
     return value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
-
-
-def _buckets(parameters: list[Tensor], anchors: list[nn.Parameter]) -> list[DifferenceBucket]:
-    """Cut them into buckets, each of one type and device, in their order."""
-    kinds: dict[Any, list[int]] = {}
-    for index, anchor in enumerate(anchors):
-        kinds.setdefault((anchor.dtype, anchor.device), []).append(index)
-    found: list[DifferenceBucket] = []
-    for indices in kinds.values():
-        held, nbytes = [], 0
-        for index in indices:
-            held.append(index)
-            nbytes += anchors[index].nbytes
-            if nbytes >= BUCKET_BYTES or index == indices[-1]:
-                mine = [parameters[i] for i in held], [anchors[i] for i in held]
-                found.append(DifferenceBucket(*mine, len(found)))
-                held, nbytes = [], 0
-    return found

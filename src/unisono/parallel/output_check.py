@@ -84,7 +84,7 @@ class OutputCheck:
         """What has to be compared; None: nothing, or the plan has no such axis."""
         if check and (plan.pipeline > 1 or plan.context > 1):
             return cls(model, fill, structure.output)
-        if check is None and plan.pipeline > 1 and structure.given:
+        if check is None and plan.pipeline > 1 and structure.spreads:
             return cls(model, fill, structure.output, _PiecesProof(model, structure))
         return None
 

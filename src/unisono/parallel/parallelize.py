@@ -1,12 +1,14 @@
-"""`parallelize`: a model, a plan and an optimizer become a run."""
+"""`parallelize`: a model, a plan and an optimizer become a run.
+
+Where a plan needs the model's program and no sample is given, the inputs on which it is recorded are guessed,
+or are those of the first batch.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from torch import nn
 from unisono.torch_internals.fake import is_about_data
 
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change, two
-from .batches import RankBatches, check_layouts, cut_rows, rows_of
+from .batches import DataComparison, RankBatches, check_layouts, cut_rows, rows_of
 from .costs.forecast import StepForecast
 from .costs.forecast_check import check_prediction
 from .elastic.change import Change
@@ -25,23 +27,17 @@ from .graph.capture import call, quiet
 from .graph.containers import mapped
 from .graph.shapes import Shapes
 from .layouts.shard import planned
-from .loss_parameters import refuse_replaced
+from .loss_check import replaced_parameters_raise
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
 from .model_setup import ModelSetup, SetupBeginning, begin, set_up
-from .optimizer_groups import Optimizer
+from .optimizers import Optimizer
 from .plan import Plan
 from .planning.choice import ModelChoice
 from .planning.planner import resolved
 from .precision import LossScaler
 from .run import Run
-from .same_data import DataComparison
 from .structure import is_chain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .model_setup import ModelSetup, SetupBeginning
 
 
 def parallelize(
@@ -163,28 +159,6 @@ def _elastic(
         run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
         stack.pop_all()
     return run
-
-
-# ---- replaced parameters ----
-
-
-@contextlib.contextmanager
-def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
-    """What is a parameter of `model` before the block, and none after it, raises RuntimeError in backward.
-
-    Example: w = model.head.weight before; a loss with w.pow(2) under Plan(data=2, zero=3).
-    """
-    before = [(name, weakref.ref(value), dict(vars(value))) for name, value in model.named_parameters()]
-    yield
-    named = dict(model.named_parameters(remove_duplicate=False))
-    now = {id(parameter) for parameter in named.values()}
-    for name, reference, attributes in before:
-        parameter, new = reference(), named.get(name)
-        for attribute, value in attributes.items() if new is not None and new is not parameter else ():
-            if not hasattr(new, attribute):
-                setattr(new, attribute, value)
-        if parameter is not None and parameter.requires_grad and id(parameter) not in now:
-            parameter.register_hook(partial(refuse_replaced, name))
 
 
 # ---- set up by the first batch ----

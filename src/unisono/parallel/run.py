@@ -19,8 +19,8 @@ from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.assignments import version_of
 from unisono.torch_internals.dtensor import handle_parts
 
-from .arguments import check_gradients, check_trained, raise_changed, raise_written, two
-from .batches import RankBatches, rows_of
+from .arguments import check_gradients, two
+from .batches import DataComparison, RankBatches, rows_of
 from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, states
 from .compression.checkpoint import CompressionCheckpoint
 from .costs.forecast import StepForecast
@@ -34,18 +34,21 @@ from .gradients import add_up, local, scale_, squared_norm
 from .layouts.shard import planned
 from .loss_check import LossCheck, not_a_mean
 from .loss_weights import SUM, GradientAccumulation, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
-from .model_changes import ModelChanges
+from .model_changes import ModelChanges, TrainedFlags, check_trained, why_fixed
 from .model_setup import ModelSetup
-from .optimizer_groups import (
+from .optimizer_scope import limits_of
+from .optimizers import (
     Optimizer,
     Parameters,
     check_groups,
     extend_optimizers,
+    has_cut_parameters,
     make_optimizers,
     optimizers_of,
+    step,
+    steps_parts,
+    tell_of_hooks,
 )
-from .optimizer_scope import limits_of
-from .optimizer_step import has_cut_parameters, step, steps_parts, tell_of_hooks
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule
@@ -54,12 +57,10 @@ from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
-from .same_data import DataComparison
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .trained_flags import TrainedFlags, why_fixed
 from .weights import (
     blanks_of,
     copy_weights,
@@ -69,7 +70,7 @@ from .weights import (
     weights_of,
     write_configuration,
 )
-from .written_parameters import WrittenParameters
+from .written_parameters import WrittenParameters, raise_written
 
 
 class Run:
@@ -270,15 +271,9 @@ class Run:
             alone = self._accumulation()
             made, work, total = self._work(batch, alone, train=False)
             loss, count, _ = self._built.runtime.run(made, work)
-            changed = self._statistics.changed()
-            name = self._statistics.lasting(changed)
             problem, tried = self._loss_problem()
-            changes = [name is not None, bool(problem), tried]
-            mean, _, count, moved = self._agree(loss, count, norm=False, changes=changes)
-            self._check_loss(problem, found=moved[1], tried=moved[2])
-            if moved[0]:
-                self._statistics.synchronize(changed)
-                raise_changed(name)
+            mean, count, moved = self._agree_unchanged(loss, count, [bool(problem), tried])
+            self._check_loss(problem, found=moved[0], tried=moved[1])
             return mean * alone.ratio(count if work.counts else total)
 
     def explain(self, link: Link | None = None) -> CommunicationReport:
@@ -338,12 +333,7 @@ class Run:
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
             result = joined(outputs, self._built, rows_of([inputs]))
-            changed = self._statistics.changed()
-            name = self._statistics.lasting(changed)
-            *_, moved = self._agree(0.0, 0.0, norm=False, changes=[name is not None, False])
-            if moved[0]:
-                self._statistics.synchronize(changed)
-                raise_changed(name)
+            self._agree_unchanged(0.0, 0.0, [])
             return result
 
     def weights(self) -> Iterator[tuple[str, Tensor | None]]:
@@ -555,9 +545,7 @@ class Run:
     def _state(self, also: Mapping[str, Any] | None = None) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"epoch": self.epoch, "scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        kept = (
-            None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh.everyone)
-        )
+        kept = self.compression and CompressionCheckpoint(self.compression, self.mesh.everyone)
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
             seen = self.swap.mapped(*self._optimizers)
@@ -580,12 +568,8 @@ class Run:
             if self.swap is not None:
                 self.swap.check()
             if self._flags is None:
-                check_trained(
-                    self._named,
-                    self._trained,
-                    self._fixed,
-                    follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
-                )
+                replicas = self._outer is None and isinstance(self._built.units, ReplicatedParameters)
+                check_trained(self._named, self._trained, self._fixed, follows=replicas)
             with planned(self.plan):
                 yield
         except BaseException as error:
@@ -775,7 +759,7 @@ class Run:
             self._built.decision.confirm(given for given, _ in micros)
 
     def _agree(
-        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True
+        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool
     ) -> tuple[float, float | None, float, list[bool]]:
         """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, the count.
         Also return whether some rank has these changes.
@@ -793,13 +777,29 @@ class Run:
         mean, squared, total, *moved = both.tolist()
         return mean, squared if wanted else None, total, [one > 0 for one in moved]
 
+    def _agree_unchanged(
+        self, loss: Tensor | float, count: float, changes: list[bool]
+    ) -> tuple[float, float, list[bool]]:
+        """The same after an evaluation, which may change no buffer that a checkpoint has."""
+        changed = self._statistics.changed()
+        name = self._statistics.lasting(changed)
+        changes = [name is not None, *changes]
+        mean, _, total, (wrong, *moved) = self._agree(loss, count, norm=False, changes=changes)
+        if wrong:
+            self._statistics.synchronize(changed)
+            what = f"buffer {name!r}" if name else "a buffer of another rank"
+            raise RuntimeError(
+                f"the evaluation has changed {what}. Call run.model.eval() before run.evaluate"
+            )
+        return mean, total, moved
+
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
         spread = {} if self.experts is None else {"spread": self.experts.spread}
         return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
 
-    def _update(self, squared: float | None, ratio: float = 1.0) -> None:
+    def _update(self, squared: float | None, ratio: float) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed.
 
         Args:

@@ -34,10 +34,9 @@ from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in
 from .plan import Plan
-from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
-from .unit_outputs import own_memory, shows_tensors
+from .unit_hooks import own_memory, recompute, shows_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

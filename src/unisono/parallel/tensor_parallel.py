@@ -29,8 +29,7 @@ from .graph.local_model import ModuleMoves
 from .graph.slots import argument_names
 from .graph.written import Forward, Written
 from .module_calls import ModelCalls
-from .regathered import saved_as_slices
-from .tensor_moves import TensorAxis
+from .tensor_moves import TensorAxis, saved_as_slices
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -1,6 +1,8 @@
 """The weights of a run, whole, one after the other on rank 0: by the names of the user's model.
 
-No rank holds more than one of them whole, but for what the caller keeps.
+No rank holds more than one of them whole, but for what the caller keeps. What Hugging Face's
+`save_pretrained` writes is streamed, too: a model of `transformers` gives its weights with its configuration,
+one of `peft` its adapters only. Neither library is imported here: the model brings it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
 from .fused_names import FusedLayer, fused_layers
-from .plain_class import plain_class
+from .structure import plain_class
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from unisono.parallel.loss_weights import Weigh
     from unisono.parallel.model_buffers import BufferKind
     from unisono.parallel.model_setup import ModelSetup
-    from unisono.parallel.optimizer_groups import Optimizer
+    from unisono.parallel.optimizers import Optimizer
     from unisono.parallel.plan import Plan
 
 __all__ = ["TransactionalRun"]

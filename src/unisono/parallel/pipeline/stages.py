@@ -16,9 +16,8 @@ from unisono.errors import UnfitError
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.plain_class import plain_class
 from unisono.parallel.plan import Plan
-from unisono.parallel.structure import ModelStructure, run_pieces
+from unisono.parallel.structure import ModelStructure, plain_class, run_pieces
 from unisono.torch.control_data import on_rank_0
 from unisono.torch_internals.random_draws import StandIn
 from unisono.torch_internals.training import module_at
