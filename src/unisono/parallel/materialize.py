@@ -119,19 +119,16 @@ class Initializer:
         Args:
             kept: called with the first path and each new parameter, once its group is complete.
         """
-        made: dict[Tensor, Tensor] = {}  # what stands for it now: tied parameters stay one
-        for number, places in sorted(self._wanted(top.modules()).items()):
-            self._fill(number, places, made)
-            if kept is not None:
-                for first, value in {place.first: made[place.value] for place in places}.items():
-                    if isinstance(value, nn.Parameter):
-                        kept(first, value)
+        self.fill_own(top.modules(), kept)
 
-    def fill_own(self, modules: Iterable[nn.Module]) -> None:
+    def fill_own(self, modules: Iterable[nn.Module], kept: Kept | None = None) -> None:
         """Give these modules' own parameters and buffers their values, not those of modules in them."""
-        made: dict[Tensor, Tensor] = {}
+        made: dict[Tensor, Tensor] = {}  # what stands for it now: tied parameters stay one
         for number, places in sorted(self._wanted(modules).items()):
             self._fill(number, places, made)
+            for first, value in {place.first: made[place.value] for place in places}.items():
+                if kept is not None and isinstance(value, nn.Parameter):
+                    kept(first, value)
 
     def _wanted(self, modules: Iterable[nn.Module]) -> dict[int, list[_TensorSlot]]:
         """What has no values in these modules, by the group that makes them."""

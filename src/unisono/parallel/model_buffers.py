@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -65,6 +65,12 @@ class BufferSlot(NamedTuple):
         value = self.value
         return value, 0 if value is None or value.is_inference() else value._version
 
+    def changed(self, was: Tensor | None, version: int) -> bool:
+        """Whether it is another tensor than it was, or may have other values."""
+        now, count = self.mark
+        unseen = isinstance(self.module, NORMS) and self.module.training
+        return unseen or now is not was or count != version
+
 
 class _KeptBuffer(NamedTuple):
     """A buffer as it was: the tensor, its version, and a copy of its values."""
@@ -98,12 +104,8 @@ class ModelBuffers:
 
     def changed(self) -> list[bool]:
         """Which buffers changed since `note`: with one of a module all of it."""
-        moved = set[nn.Module]()
-        for place, (value, version) in zip(self._places, self._marks, strict=True):
-            now, count = place.mark
-            unseen = isinstance(place.module, NORMS) and place.module.training
-            if unseen or now is not value or count != version:
-                moved.add(place.module)
+        pairs = zip(self._places, self._marks, strict=True)
+        moved = {place.module for place, mark in pairs if place.changed(*mark)}
         return [place.module in moved for place in self._places]
 
     @property
@@ -131,12 +133,12 @@ class ModelBuffers:
     def restore(self, values: list[_KeptBuffer]) -> None:
         """Give those that changed since `values` their earlier values."""
         for place, (was, version, value) in zip(self._places, values, strict=True):
-            now, count = place.mark
-            unseen = isinstance(place.module, NORMS) and place.module.training
-            moved = unseen or now is not was or count != version
-            if moved and now is not None and value is not None and now.shape == value.shape:
+            now = place.value
+            if not place.changed(was, version):
+                continue
+            if now is not None and value is not None and now.shape == value.shape:
                 now.copy_(value)
-            elif moved:
+            else:
                 place.module._buffers[place.leaf] = value
         self.note()
 
@@ -148,14 +150,11 @@ class ModelBuffers:
         """The name of a persistent buffer that changed; `twice`: in a module whose forward runs twice."""
         for place, moved in zip(self._places, changed, strict=True):
             kept = moved and place.value is not None and persistent(place.module, place.leaf)
-            if kept and (not twice or self._moves_twice(place.module)):
+            again = place.module in self._again and not statistics_stand_apart(place.module)
+            if kept and (again or not twice):
                 return place.name
         return None
 
-    def _moves_twice(self, module: nn.Module) -> bool:
-        return module in self._again and not statistics_stand_apart(module)
-
-    @torch.no_grad()
     def synchronize(self, changed: list[bool]) -> None:
         """Make equal what changed on some data rank. All ranks call this.
 
@@ -163,8 +162,7 @@ class ModelBuffers:
             RuntimeError: a buffer of a checkpoint has different sizes on different ranks.
         """
         if self._groups and self._places and self._kind != "own":
-            with record_function("up::buffers|statistics"):
-                self._synchronize([place for place in self._agree(changed) if place.value is not None])
+            self._synchronize(changed)
         self.note()
 
     @contextlib.contextmanager
@@ -176,9 +174,7 @@ class ModelBuffers:
             return
         kept = self.values()
         try:
-            with torch.no_grad():
-                everywhere = self._agree([True] * len(self._places))
-                self._synchronize([place for place in everywhere if place.value is not None])
+            self._synchronize([True] * len(self._places))
             yield
         finally:
             self.restore(kept)
@@ -202,8 +198,12 @@ class ModelBuffers:
                 )
         return found
 
-    def _synchronize(self, places: list[BufferSlot]) -> None:
-        values: list[Any] = [place.value for place in places]
+    @torch.no_grad()
+    def _synchronize(self, changed: list[bool]) -> None:
+        with record_function("up::buffers|statistics"):
+            self._make_equal([place.value for place in self._agree(changed) if place.value is not None])
+
+    def _make_equal(self, values: list[Tensor]) -> None:
         floats = [_real(value) for value in values if _is_float(value)]
         others = [value for value in values if not _is_float(value)]
         averaged = self._kind == "average"

@@ -545,7 +545,9 @@ class Run:
     def _state(self, also: Mapping[str, Any] | None = None) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"epoch": self.epoch, "scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        kept = self.compression and CompressionCheckpoint(self.compression, self.mesh.everyone)
+        kept = (
+            None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh.everyone)
+        )
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
             seen = self.swap.mapped(*self._optimizers)
