@@ -33,6 +33,7 @@ from .batches import rows_of
 from .generators import drawing
 from .graph.containers import mapped, tensors_in
 from .loss_weights import count, kept_of, mean, pair
+from .model_buffers import buffers_kept
 
 ROWS = 8  # that are tried
 SEED = 0x5EED
@@ -179,20 +180,16 @@ def _untouched(loss: Any) -> Iterator[None]:
     """What the loss changes meanwhile is as before afterwards: attributes, buffers, Python's generators."""
     held = [*loss.modules()] if isinstance(loss, nn.Module) else [loss] if hasattr(loss, "__dict__") else []
     kept = [(vars(one), dict(vars(one))) for one in held]
-    buffers = [
-        (b, b.clone()) for one in held if isinstance(one, nn.Module) for b in one.buffers(recurse=False)
-    ]
     numbers = random.getstate(), np.random.get_state()
     try:
-        yield
+        with buffers_kept(one for one in held if isinstance(one, nn.Module)):
+            yield
     finally:
         random.setstate(numbers[0])
         np.random.set_state(numbers[1])
         for now, before in kept:
             now.clear()
             now.update(before)
-        for buffer, values in buffers:
-            buffer.copy_(values)
 
 
 # ---- parameters ----

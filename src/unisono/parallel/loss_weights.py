@@ -159,7 +159,7 @@ def pair(value: Any) -> tuple[Tensor, float]:
             f'weigh="counted": the loss returned a {type(value).__name__}, expected (sum, count), a tensor '
             "and the number of labels in it"
         )
-    return one_value(value[0]), count(value[1])
+    return _one_value(value[0]), count(value[1])
 
 
 def mean(value: Any) -> Tensor:
@@ -173,15 +173,10 @@ def mean(value: Any) -> Tensor:
             f"the loss returned a {type(value).__name__}, expected a tensor, the mean over the rows. One "
             'that returns (sum, count) needs parallelize(..., weigh="counted")'
         )
-    return one_value(value)
+    return _one_value(value)
 
 
-def one_value(value: Tensor) -> Tensor:
-    """A loss, which is one number.
-
-    Raises:
-        ValueError: it is several.
-    """
+def _one_value(value: Tensor) -> Tensor:
     if value.numel() != 1:
         raise ValueError(
             f"the loss returned {list(value.shape)} values, expected one: the mean over the rows, as of "

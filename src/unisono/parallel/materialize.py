@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from unisono.torch_internals.training import module_at
 
+from .gradients import part_of
 from .graph.fused import Split, like
 from .structure import entries
 
@@ -280,8 +280,5 @@ def _unwritten(value: Tensor) -> bool:
 
 def _in_place_of(meta: Tensor, value: Tensor) -> Tensor:
     """Return the replacement of `meta`: a parameter if it is one, cut if it is cut."""
-    if isinstance(meta, DTensor):
-        value = distribute_tensor(value, meta.device_mesh, meta.placements, src_data_rank=None)
-    if not isinstance(meta, nn.Parameter):
-        return value
-    return like(meta, value)
+    value = part_of(value, meta)
+    return like(meta, value) if isinstance(meta, nn.Parameter) else value

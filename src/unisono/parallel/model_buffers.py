@@ -218,6 +218,19 @@ class ModelBuffers:
             _unpack(flat, several)
 
 
+@contextlib.contextmanager
+def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """The own buffers of these modules are afterwards as they were, without a new version for autograd."""
+    places = [(module._buffers, leaf) for module in modules for leaf in module._buffers]
+    kept = [(held, leaf, value, value.clone()) for held, leaf in places if (value := held[leaf]) is not None]
+    try:
+        yield
+    finally:
+        for held, leaf, value, was in kept:
+            value.data.copy_(was)
+            held[leaf] = value
+
+
 def _is_float(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 

@@ -187,12 +187,17 @@ def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
-def step(optimizer: optim.Optimizer) -> None:
+def step(optimizer: optim.Optimizer, *, cut: bool) -> None:
     """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards.
 
+    Args:
+        cut: some parameters are DTensors.
     Raises:
         RuntimeError: the optimizer has an operation that PyTorch does not have for parameters that are cut.
     """
+    if not cut:
+        optimizer.step()
+        return
     if steps_parts(optimizer):
         with _parts(optimizer):
             optimizer.step()

@@ -449,11 +449,8 @@ class OutsideNames:
             if library and within not in (None, one.__module__):
                 continue
             self._read[id(one)] = one
-            names, closure, at = (
-                [*_names_in(one.__code__)],
-                _Closure(one),
-                f"{one.__qualname__} ({id(one):x})",
-            )
+            names, closure = [*_names_in(one.__code__)], _Closure(one)
+            at = f"{one.__qualname__} ({id(one):x})"
             self._names.update(() if library else names)
             self._add(f"module {one.__module__}", one.__globals__, names, library=library)
             self._add(f"closure of {at}", closure, closure, library=library)

@@ -829,10 +829,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                if self._cut:
-                    step(optimizer)
-                else:
-                    optimizer.step()
+                step(optimizer, cut=self._cut)
 
     def _clear(self) -> None:
         self._accumulated.clear()

@@ -23,6 +23,7 @@ from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode, arguments_of
 
 from .graph.containers import mapped, strange_in, tensors_in
+from .model_buffers import buffers_kept
 from .precision import BATCH_NORM
 from .structure import plain_class
 from .sync_batch_norm import statistics_stand_apart
@@ -75,14 +76,8 @@ def _contexts(norms: list[nn.Module], selective: bool) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def _statistics_stay(norms: list[nn.Module], inner: Any = None) -> Iterator[None]:
     """The statistics of a BatchNorm are afterwards as they were before."""
-    moving = [norm for norm in norms if statistics_stand_apart(norm)]
-    before = [(buffer, buffer.clone()) for norm in moving for buffer in norm.buffers(recurse=False)]
-    try:
-        with inner or contextlib.nullcontext():
-            yield
-    finally:
-        for buffer, value in before:
-            buffer.data.copy_(value)  # no new version: autograd may have saved the buffer
+    with buffers_kept(filter(statistics_stand_apart, norms)), inner or contextlib.nullcontext():
+        yield
 
 
 def _kept(*_: Any, **__: Any) -> CheckpointPolicy:
