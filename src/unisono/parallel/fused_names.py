@@ -21,8 +21,6 @@ from unisono.torch_internals.training import offsets
 
 from .graph.fused import Split
 
-__all__ = ["FusedLayer", "FusedNames", "fill_part", "fused_layers"]
-
 
 class FusedLayer:
     """One layer that several stand for.

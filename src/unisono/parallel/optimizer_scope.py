@@ -30,8 +30,6 @@ from unisono.torch_internals.training import without_hooks
 from .generators import default_generators, drawing
 from .graph.containers import tensors_in
 
-__all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "refuse_closure", "scope_of", "takes_closure"]
-
 VALUE, PARAMETER, ALL = range(3)
 # known as VALUE: the state of a parameter is numbers, and tensors that are cut as the parameter is
 ELEMENTWISE = (

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .pipeline.schedule import Schedule
     from .plan import Plan
 
-__all__ = ["OutputCheck"]
-
 ROWS = 4  # of a batch
 SEED = 0x5EED
 TOLERANCE = 1e-3  # of the largest value; what is right differs by 1e-6, what is wrong by 1e-1

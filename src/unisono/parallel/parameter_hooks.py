@@ -27,8 +27,6 @@ from .gradients import part_of
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["ParameterHooks"]
-
 OF_GRADIENTS, AFTER = "hooks of gradients", "hooks after gradients"
 OURS = __name__.partition(".")[0] + "."
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .model_setup import ModelSetup
     from .plan import Plan
 
-__all__ = ["joined", "prediction", "proved_schedule"]
-
 
 @contextlib.contextmanager
 def evaluating() -> Iterator[None]:

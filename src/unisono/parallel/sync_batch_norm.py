@@ -28,8 +28,6 @@ from .precision import BATCH_NORM
 if TYPE_CHECKING:
     from .mesh import PlanMesh
 
-__all__ = ["NormSums", "statistics_stand_apart", "sync_batch_norms"]
-
 FORWARDS = (BATCH_NORM.forward, nn.SyncBatchNorm.forward)
 BATCH_NORM_SIGNATURE = inspect.signature(functional.batch_norm)
 REMEDY = "Use PyTorch's nn.BatchNorm*d, or call functional.batch_norm in the forward"

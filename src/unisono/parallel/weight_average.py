@@ -13,8 +13,6 @@ from .gradients import local, wide_copy
 from .replicated_parameters import like
 from .run import Run
 
-__all__ = ["EMA"]
-
 
 class EMA:
     """An exponential moving average of the weights: average = decay * average + (1 - decay) * weight.

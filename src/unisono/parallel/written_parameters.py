@@ -37,8 +37,6 @@ from .swap import FORWARDS, ParameterSwap
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
 
-__all__ = ["WrittenParameters"]
-
 STEPS = 3  # of a run, in which bits are compared
 Sums = dict[str, int]
 REMEDY = (
