@@ -99,9 +99,8 @@ def cut_rows(batch: Any, first: int, stop: int) -> Any:
 
     def rows(tensor: Tensor) -> Tensor:
         if id(tensor) not in cut:
-            cut[id(tensor)] = (
-                tensor[first:stop].resolve_conj().resolve_neg()
-            )  # as a recorded program takes it
+            # as a recorded program takes it
+            cut[id(tensor)] = tensor[first:stop].resolve_conj().resolve_neg()
         return cut[id(tensor)]
 
     return mapped(batch, rows)

@@ -67,6 +67,16 @@ def fused_layers(model: nn.Module) -> list[FusedLayer]:
     ]
 
 
+def parts_of(layers: Iterable[FusedLayer]) -> dict[str, tuple[FusedLayer, str, int]]:
+    """Name of a parameter of one of the several -> (layer, parameter of the one, place in it)."""
+    return {
+        name: (layer, leaf, place)
+        for layer in layers
+        for leaf in layer.leaves
+        for place, name in enumerate(layer.parts(leaf))
+    }
+
+
 class FusedNames:
     """Reads parameters by the names that this model has, whatever those of the checkpoint are.
 
@@ -78,12 +88,7 @@ class FusedNames:
     def __init__(
         self, here: Iterable[FusedLayer], there: Iterable[FusedLayer], saved: Callable[[str], bool]
     ) -> None:
-        self._parts = {
-            name: (layer, leaf, place)
-            for layer in here
-            for leaf in layer.leaves
-            for place, name in enumerate(layer.parts(leaf))
-        }
+        self._parts = parts_of(here)
         self._there = {f"{layer.path}.{leaf}": (layer, leaf) for layer in there for leaf in layer.leaves}
         self._saved = saved
 

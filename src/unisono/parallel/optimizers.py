@@ -281,12 +281,12 @@ def steps_parts(optimizer: optim.Optimizer) -> bool:
 
 @contextlib.contextmanager
 def _parts(optimizer: optim.Optimizer) -> Iterator[None]:
-    """Meanwhile the optimizer has this rank's parts, with their gradients and state."""
-    state: Any = optimizer.state
+    """Meanwhile the optimizer's groups have this rank's parts, with their gradients and state."""
+    state, groups = optimizer.state, optimizer.param_groups
     held: Any = defaultdict(dict)
-    records, lists = [], []
+    records, stand_ins = [], []
     with torch.no_grad():
-        for group in optimizer.param_groups:
+        for group in groups:
             parts: list[Tensor] = []
             for parameter in group["params"]:
                 part = local(parameter).detach()
@@ -294,13 +294,14 @@ def _parts(optimizer: optim.Optimizer) -> Iterator[None]:
                 entries = held[part] = {key: local(value) for key, value in state.get(parameter, {}).items()}
                 records.append((parameter, part, entries, dict(entries)))
                 parts.append(part)
-            lists.append(parts)
-    optimizer.state = held
+            stand_ins.append({**group, "params": parts})
+    optimizer.state, optimizer.param_groups = held, stand_ins
     try:
-        with _groups(optimizer, lists):
-            yield
+        yield
     finally:
-        optimizer.state = state
+        optimizer.state, optimizer.param_groups = state, groups
+        for group, stand_in in zip(groups, stand_ins, strict=True):  # what the step wrote into a group
+            group.update({key: value for key, value in stand_in.items() if key != "params"})
     for parameter, part, entries, before in records:
         new = {key: value for key, value in entries.items() if before.get(key) is not value}
         if new:
@@ -311,17 +312,3 @@ def _as_cut(value: Any, part: Tensor, parameter: Tensor) -> Any:
     """New state of a part, as that of the parameter: a tensor of the part's shape is cut as the parameter."""
     cut = isinstance(value, Tensor) and value.dim() > 0 and value.shape == part.shape
     return like(value, parameter) if cut else value
-
-
-@contextlib.contextmanager
-def _groups(optimizer: optim.Optimizer, lists: list[list[Tensor]]) -> Iterator[None]:
-    """Meanwhile the groups of the optimizer have these parameters in place of their own."""
-    groups = optimizer.param_groups
-    stand_ins = [{**group, "params": some} for group, some in zip(groups, lists, strict=True)]
-    optimizer.param_groups = stand_ins
-    try:
-        yield
-    finally:
-        optimizer.param_groups = groups
-        for group, stand_in in zip(groups, stand_ins, strict=True):  # what the step wrote into a group
-            group.update({key: value for key, value in stand_in.items() if key != "params"})

@@ -30,7 +30,7 @@ from .compression.reducer import Compression
 from .gradients import gradient, local
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
@@ -252,29 +252,17 @@ def buckets_of(
     """
     if mesh.plan.copies == 1:
         return []
-    held = set() if experts is None else experts.parameters()
-    found = list(_buckets(root, mesh.group(axis), leave=held.union(leave)))
+    left, held = set(leave), set() if experts is None else experts.parameters()
+    named = [(name, value) for name, value in root.named_parameters() if value not in left]
+    trained = [(name, value) for name, value in named if value.requires_grad]
+    kinds = [(mesh.group(axis), [pair for pair in trained if pair[1] not in held], "")]
     if experts is not None and experts.mesh.plan.data > 1:
-        others = set(root.parameters()).difference(held).union(leave)
-        group = experts.mesh.group(axis)
-        found += _buckets(root, group, leave=others, first=len(found), of="experts, ")
+        kinds.append((experts.mesh.group(axis), [pair for pair in trained if pair[1] in held], "experts, "))
+    found: list[GradientBucket] = []
+    for group, some, of in kinds:
+        for indices in bucket_indices([value for _, value in some], backward=True):  # as backward comes to it
+            found.append(GradientBucket([some[index] for index in indices], len(found), group, of))
     return found
-
-
-def _buckets(
-    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[nn.Parameter], first: int = 0, of: str = ""
-) -> Iterator[GradientBucket]:
-    """Cut what is trained into buckets, in the order in which backward comes to it: the last one first.
-
-    Args:
-        leave: parameters that are in no bucket.
-        first: number of the first bucket.
-        of: what its label in a trace begins with.
-    """
-    named = [(name, value) for name, value in root.named_parameters() if value not in leave]
-    named = [(name, value) for name, value in named if value.requires_grad]
-    for number, indices in enumerate(bucket_indices([value for _, value in named], backward=True), first):
-        yield GradientBucket([named[index] for index in indices], number, group, of)
 
 
 def bucket_indices(values: Sequence[Tensor], *, backward: bool = False) -> Iterator[list[int]]:

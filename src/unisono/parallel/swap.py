@@ -245,9 +245,8 @@ class ParameterSwap:
             for p, value in values.items()
             if is_spilled(p) and p.device.type == "cpu"
         }
-        seen: dict[
-            tuple[nn.Parameter, str], tuple[Tensor, Tensor]
-        ] = {}  # where it is kept, and what stands for it
+        # where it is kept, and what stands for it
+        seen: dict[tuple[nn.Parameter, str], tuple[Tensor, Tensor]] = {}
         for parameter, number in self._number.items():
             for name, value in _state_of(optimizer, parameter):
                 seen[parameter, name] = self._store.view((number, name), value), value

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
-from .fused_names import FusedLayer, fused_layers
+from .fused_names import FusedLayer, fused_layers, parts_of
 from .structure import plain_class
 
 if TYPE_CHECKING:
@@ -114,14 +114,12 @@ class _Joiner:
     """Puts the one in place of the several that stand for a fused layer."""
 
     def __init__(self, layers: list[FusedLayer]) -> None:
-        self._of = {
-            name: (layer, leaf) for layer in layers for leaf in layer.leaves for name in layer.parts(leaf)
-        }
+        self._of = parts_of(layers)
         self._parts: dict[str, dict[str, Tensor | None]] = {}
 
     def take(self, name: str, value: Tensor | None) -> Iterator[tuple[str, Tensor | None]]:
         """Take one; yield what is complete."""
-        layer, leaf = self._of.get(name, (None, ""))
+        layer, leaf, _ = self._of.get(name, (None, "", 0))
         if layer is None:
             yield name, value
             return
