@@ -24,6 +24,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/batches.py": "what ranks get of a loader's batches, and their data compared",
     "src/unisono/parallel/checkpoint.py": "a checkpoint: what is in it, its folder, what another plan reads",
     "src/unisono/parallel/loss_weights.py": "what counts in a loss: of micro-batches, ranks, several calls",
+    "src/unisono/parallel/model_buffers.py": "buffers over the data ranks, and BatchNorm, which has most of them",
     "src/unisono/parallel/program_state.py": "the key of a program: settings of modules, what their methods read",
     "src/unisono/parallel/tensor_parallel.py": "modules that run on their part, and the check of their calls",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",

@@ -23,7 +23,7 @@ from .graph.fused import split_
 from .loss_check import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
-from .model_buffers import ModelBuffers
+from .model_buffers import ModelBuffers, sync_batch_norms
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
@@ -36,7 +36,6 @@ from .sharded_parameters import TYPES, shard_units
 from .shared import Decision
 from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
-from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:

@@ -105,9 +105,9 @@ class OutputCheck:
             ValueError: the outputs differ.
         """
         few = cut_rows(inputs, 0, min(ROWS, rows_of([inputs])))
-        if self._proof is not None:
-            _raise_any(self._proof.wrong(few, self._copy), mesh)
-            if self._proof.holds_on_all(mesh):
+        if (proof := self._proof) is not None:
+            _raise_any(proof.wrong(few, self._copy), mesh)
+            if not any(on_every_rank(lambda: proof.differs, mesh.world)):
                 return
         outputs: list[Any] = []
 
@@ -207,10 +207,6 @@ class _PiecesProof:
 
     def _program(self, forward: Callable[[Any], Any], inputs: Any) -> Graph:
         return Recorder(self._shapes).run(self._shapes.model, inputs, forward)
-
-    def holds_on_all(self, mesh: PlanMesh) -> bool:
-        """Whether the programs are equal on all ranks."""
-        return not any(on_every_rank(lambda: self.differs, mesh.world))
 
 
 def _operators(graph: Graph) -> list[tuple[Any, ...]]:

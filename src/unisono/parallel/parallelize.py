@@ -120,8 +120,15 @@ def _run(
     check_prediction(prediction, elastic=plan.elastic)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    if plan.elastic:
-        return _elastic(model, plan, options, optimizer, loss, weigh, on_change)
+    if plan.elastic:  # ranks change; a newcomer is alone at first
+        check_memory(model)
+        with contextlib.ExitStack() as stack:
+            membership = RunMembership(plan.data)
+            stack.callback(membership.close)
+            built = _set_up(model, plan.resized(membership.size), options)
+            run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
+            stack.pop_all()
+        return run
     more = plan, optimizer, loss, weigh, prediction
     begun = begin(model, plan, **options)
     if options["sample"] is None and needs_inputs(model, plan, options["pieces"]):
@@ -138,27 +145,6 @@ def _set_up(
 ) -> ModelSetup:
     with replaced_parameters_raise(model), planned(plan):
         return set_up(model, plan, begun, **options)
-
-
-def _elastic(
-    model: nn.Module,
-    plan: Plan,
-    options: dict[str, Any],
-    optimizer: Optimizer,
-    loss: Callable[[Any, Any], Any] | None,
-    weigh: Weigh,
-    on_change: Callable[[Change], object] | None,
-) -> ElasticRun:
-    """A run whose ranks change; a newcomer is alone at first."""
-    check_memory(model)
-    with contextlib.ExitStack() as stack:
-        membership = RunMembership(plan.data)
-        stack.callback(membership.close)
-        here = plan.resized(membership.size)
-        built = _set_up(model, here, options)
-        run = ElasticRun(built, plan, optimizer, loss, weigh, membership, on_change)
-        stack.pop_all()
-    return run
 
 
 # ---- set up by the first batch ----

@@ -23,10 +23,9 @@ from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode, arguments_of
 
 from .graph.containers import mapped, strange_in, tensors_in
-from .model_buffers import buffers_kept
+from .model_buffers import buffers_kept, statistics_stand_apart
 from .precision import BATCH_NORM
 from .structure import plain_class
-from .sync_batch_norm import statistics_stand_apart
 
 TAKEN = "_unisono_taken"  # the attribute of a unit while it runs
 DEAR = {

@@ -147,7 +147,9 @@ def export(
     Raises:
         RuntimeError: rank 0 could not write; on all ranks.
     """
-    shards = _Shards(folder, shard_bytes, _safetensors())  # whose absence is an error before a byte moves
+    from safetensors.torch import save_file  # its absence is an error before a byte moves
+
+    shards = _Shards(folder, shard_bytes, save_file)
     writer = FirstRankWriter(folder)
     for name, value in weights:
         if value is not None:
@@ -223,12 +225,6 @@ class _Shards:
         for old in (*self._folder.glob("model-*-of-*.safetensors"), self._folder / "model.safetensors"):
             if old.name not in where.values():
                 old.unlink(missing_ok=True)
-
-
-def _safetensors() -> Any:
-    from safetensors.torch import save_file
-
-    return save_file
 
 
 # ---- copies into a plain model ----

@@ -20,11 +20,11 @@ from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.single_texts import searches_packed_texts, single_texts
 from unisono.parallel.loss_weights import own_loss
+from unisono.parallel.model_buffers import statistics_stand_apart
 from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizers import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.structure import ModelStructure, structure_of
-from unisono.parallel.sync_batch_norm import statistics_stand_apart
 
 from .dry_tensor import cut_of_program
 from .memory_account import MemoryPeak
