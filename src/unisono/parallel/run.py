@@ -61,15 +61,7 @@ from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .weights import (
-    blanks_of,
-    copy_weights,
-    export,
-    places_in,
-    save_pretrained,
-    weights_of,
-    write_configuration,
-)
+from .weights import copy_weights, export, save_pretrained, weights_of, write_configuration
 from .written_parameters import WrittenParameters, raise_written
 
 
@@ -371,9 +363,7 @@ class Run:
         if not (model is None or isinstance(model, nn.Module)):
             raise TypeError(f"copy_to: model is a {type(model).__name__}, expected an nn.Module, or None")
         self._check_settled("copy_to")
-        blanks = blanks_of(self._built)
-        places = places_in(model, blanks, self._built.names, self.mesh)
-        copy_weights(self.weights(), blanks, places, self.mesh)
+        copy_weights(self.weights(), model, self._built)
 
     def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
         """Write safetensors in Hugging Face's layout, with the model's configuration if it has one.
@@ -401,7 +391,7 @@ class Run:
         """
         self._check_settled("save_pretrained")
         size = _bytes(shard_bytes)
-        save_pretrained(self.model, self.weights, blanks_of(self._built), Path(folder), size)
+        save_pretrained(self._built, self.weights, Path(folder), size)
 
     def save(
         self,

@@ -26,7 +26,6 @@ from .fused_names import FusedLayer, fused_layers, parts_of
 from .structure import plain_class
 
 if TYPE_CHECKING:
-    from .mesh import PlanMesh
     from .model_setup import ModelSetup
 
 
@@ -230,37 +229,44 @@ class _Shards:
 # ---- copies into a plain model ----
 
 
-Places = dict[str, list[Tensor]]
-
-
-def places_in(
-    model: nn.Module | None, blanks: Mapping[str, Tensor], names: Mapping[str, str], mesh: PlanMesh
-) -> Places:
-    """Where each weight goes in a plain model. All ranks call this.
+@torch.no_grad()
+def copy_weights(
+    weights: Iterator[tuple[str, Tensor | None]], model: nn.Module | None, built: ModelSetup
+) -> None:
+    """Fill a plain model of each rank. All ranks call this.
 
     Args:
+        weights: whole on rank 0, None on other ranks.
         model: None: this rank wants none.
-        blanks: each weight on the meta device, by its name.
-        names: every path of a parameter -> its name, where it is tied.
     Raises:
         ValueError: the model of some rank is another one; on all ranks.
     """
-    found: Places = {}
+    blanks, mesh = blanks_of(built), built.mesh
+    places: dict[str, list[Tensor]] = {}
 
     def find() -> None:
         try:
-            found.update({} if model is None else _places(model, blanks, names))
+            places.update({} if model is None else _places(model, blanks, built.names))
         except ValueError as error:
             raise ValueError(f"copy_to: the model of rank {dist.get_rank()} {error}") from error
 
     on_every_rank(find, mesh.everyone.world)
-    return found
+    for name, value in weights:
+        sent = torch.empty_like(blanks[name], device=mesh.axes.device_type)
+        if value is not None:
+            sent.copy_(value)
+        dist.broadcast(sent, src=0, group=mesh.everyone.world)
+        for place in places.get(name, ()):
+            place.copy_(sent)
 
 
-def _places(model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, str]) -> Places:
+def _places(
+    model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, list[Tensor]]:
+    """Where each weight goes in a plain model."""
     if any(isinstance(value, DTensor) for value in model.parameters()):
         raise ValueError("belongs to a run. Make another one as the first was made")
-    found: Places = {}
+    found: dict[str, list[Tensor]] = {}
     for path, value in model.state_dict(keep_vars=True).items():
         name = path if path in blanks else names.get(path, path)
         if name not in blanks:
@@ -279,43 +285,15 @@ def _places(model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, 
     return found
 
 
-@torch.no_grad()
-def copy_weights(
-    weights: Iterator[tuple[str, Tensor | None]],
-    blanks: Mapping[str, Tensor],
-    places: Places,
-    mesh: PlanMesh,
-) -> None:
-    """Fill `places` of every rank. All ranks call this.
-
-    Args:
-        weights: whole on rank 0, None on other ranks.
-    """
-    for name, value in weights:
-        blank = blanks[name]
-        sent = torch.empty(blank.shape, dtype=blank.dtype, device=mesh.axes.device_type)
-        if value is not None:
-            sent.copy_(value)
-        dist.broadcast(sent, src=0, group=mesh.everyone.world)
-        for place in places.get(name, ()):
-            place.copy_(sent)
-
-
 # ---- what save_pretrained writes ----
 
 
 Weights = Callable[[], Iterator[tuple[str, "Tensor | None"]]]
 
 
-def save_pretrained(
-    model: nn.Module, weights: Weights, blanks: Mapping[str, Tensor], folder: Path, shard_bytes: int
-) -> None:
-    """See `Run.save_pretrained`.
-
-    Args:
-        weights: of the run.
-        blanks: each of them on the meta device, by its name.
-    """
+def save_pretrained(built: ModelSetup, weights: Weights, folder: Path, shard_bytes: int) -> None:
+    """See `Run.save_pretrained`. `weights`: of the run."""
+    model, blanks = built.model, blanks_of(built)
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     adapters = _adapters(model, blanks)
     if adapters is None:
