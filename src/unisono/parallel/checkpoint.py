@@ -23,18 +23,20 @@ import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from unisono.torch.checkpoint_work import CheckpointWork
 from unisono.torch.control_data import on_rank_0
 from unisono.torch_internals.checkpoints import CheckpointReader
+from unisono.torch_internals.training import offsets
 
-from .fused_names import FusedLayer, FusedNames, fill_part
 from .gradients import local
 from .mesh import new_group
 from .sharded_parameters import reshard
+from .weights import FusedLayer, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
 
@@ -345,6 +347,74 @@ def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Te
             if room.shape == parameter.shape and parameter.dim() > 0:
                 found[key] = torch.zeros_like(parameter, dtype=room.dtype)
     return found
+
+
+# ---- fused layers ----
+
+
+class FusedNames:
+    """Reads parameters, and their optimizer state, by the names that this model has, whatever those of the
+    checkpoint are: some plans have several layers in place of one, see graph/fused.py.
+
+    | the checkpoint has | the model has | what is read |
+    |---|---|---|
+    | attn.in_proj_weight | attn.q.weight, attn.k.weight, attn.v.weight | the one, and a part of it is taken |
+    | attn.q.weight, attn.k.weight, attn.v.weight | attn.in_proj_weight | all three, one after the other |
+
+    A layer is read whole by each rank that has a part of it, one after the other.
+
+    Args:
+        here, there: fused layers of this model, and of the one that was saved.
+        saved: whether the checkpoint has a parameter of this name.
+    """
+
+    def __init__(
+        self, here: Iterable[FusedLayer], there: Iterable[FusedLayer], saved: Callable[[str], bool]
+    ) -> None:
+        self._parts = parts_of(here)
+        self._there = {f"{layer.path}.{leaf}": (layer, leaf) for layer in there for leaf in layer.leaves}
+        self._saved = saved
+
+    def sources(self, name: str) -> list[str]:
+        """The saved parameters of which this one is made; empty: there are none."""
+        layer, leaf, _ = self._parts.get(name, (None, "", 0))
+        if self._saved(name) and (layer is None or not self._other(layer, leaf)):
+            return [name]
+        whole = name if layer is None else f"{layer.path}.{leaf}"
+        if self._saved(whole):
+            return [whole]
+        found = self._there.get(whole)
+        return [] if found is None else found[0].parts(found[1])
+
+    def _other(self, layer: FusedLayer, leaf: str) -> bool:
+        """Whether the saved model has other layers in place of this one."""
+        found = self._there.get(f"{layer.path}.{leaf}")
+        return found is not None and found[0].about() != layer.about()
+
+    def made(self, name: str, values: list[Tensor]) -> Tensor:
+        """The whole parameter `name`, from those that `sources` names."""
+        layer, leaf, place = self._parts.get(name, (None, "", 0))
+        whole = name if layer is None else f"{layer.path}.{leaf}"
+        value = self._there[whole][0].join(values) if len(values) > 1 else values[0]
+        return value if layer is None else layer.cut(place, value)
+
+    def moved(self, names: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+        """Those of `names` that are not saved as they are, with what they are made of."""
+        for name in names:
+            sources = self.sources(name)
+            if sources and sources != [name]:
+                yield name, sources
+
+
+def fill_part(value: Tensor, whole: Tensor) -> None:
+    """Give a parameter, or this rank's part of one, its values from a whole one."""
+    if isinstance(value, DTensor):
+        begins, local = offsets(value), value.to_local()
+        for dim, (begin, size) in enumerate(zip(begins, local.shape, strict=True)):
+            whole = whole.narrow(dim, begin, size) if size else whole[:0]
+        value = local
+    if value.numel():
+        value.copy_(whole)
 
 
 # ---- the folder ----

@@ -23,10 +23,10 @@ from torch import nn
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals import fsdp
 
-from .fused_names import fused_layers
 from .graph.containers import tensors_in
 from .sharded_parameters import ShardedParameters
 from .swap import ParameterSwap
+from .weights import fused_layers
 
 if TYPE_CHECKING:
     from .mesh import PlanMesh

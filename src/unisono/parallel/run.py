@@ -28,7 +28,6 @@ from .costs.forecast_check import ForecastCheck
 from .costs.link import Link
 from .explained_errors import explained
 from .failures import RunFailures
-from .fused_names import fused_layers
 from .generators import drawing, reseed, seed_of
 from .gradients import add_up, local, scale_, squared_norm
 from .layouts.shard import planned
@@ -61,7 +60,7 @@ from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .weights import copy_weights, export, save_pretrained, weights_of, write_configuration
+from .weights import copy_weights, export, fused_layers, save_pretrained, weights_of, write_configuration
 from .written_parameters import WrittenParameters, raise_written
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,13 +22,14 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
-from .fused_names import FusedLayer, fused_layers, parts_of
+from .graph.fused import Split
 from .structure import plain_class
 
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
 
 
+Weights = Iterator[tuple[str, "Tensor | None"]]
 INDEX = "model.safetensors.index.json"  # Hugging Face's name
 
 
@@ -67,9 +68,7 @@ def blanks_of(built: ModelSetup) -> dict[str, Tensor]:
     return {name: value for name, value in pairs if value is not None}
 
 
-def weights_of(
-    built: ModelSetup, value_of: Callable[[nn.Parameter], Tensor]
-) -> Iterator[tuple[str, Tensor | None]]:
+def weights_of(built: ModelSetup, value_of: Callable[[nn.Parameter], Tensor]) -> Weights:
     """Yield the name and the value of each parameter and persistent buffer. All ranks iterate to the end.
 
     A value is whole and on the CPU on rank 0, and None on the others. Fused layers are as the user made them.
@@ -116,7 +115,7 @@ class _Joiner:
         self._of = parts_of(layers)
         self._parts: dict[str, dict[str, Tensor | None]] = {}
 
-    def take(self, name: str, value: Tensor | None) -> Iterator[tuple[str, Tensor | None]]:
+    def take(self, name: str, value: Tensor | None) -> Weights:
         """Take one; yield what is complete."""
         layer, leaf, _ = self._of.get(name, (None, "", 0))
         if layer is None:
@@ -132,12 +131,7 @@ class _Joiner:
             yield whole, layer.join(there).contiguous() if there else None
 
 
-def export(
-    weights: Iterator[tuple[str, Tensor | None]],
-    folder: Path,
-    shard_bytes: int,
-    about: Callable[[], object] = lambda: None,
-) -> None:
+def export(weights: Weights, folder: Path, shard_bytes: int, about: Callable[[], object]) -> None:
     """Write weights as safetensors, in Hugging Face's layout. All ranks call this.
 
     Args:
@@ -230,9 +224,7 @@ class _Shards:
 
 
 @torch.no_grad()
-def copy_weights(
-    weights: Iterator[tuple[str, Tensor | None]], model: nn.Module | None, built: ModelSetup
-) -> None:
+def copy_weights(weights: Weights, model: nn.Module | None, built: ModelSetup) -> None:
     """Fill a plain model of each rank. All ranks call this.
 
     Args:
@@ -288,10 +280,9 @@ def _places(
 # ---- what save_pretrained writes ----
 
 
-Weights = Callable[[], Iterator[tuple[str, "Tensor | None"]]]
-
-
-def save_pretrained(built: ModelSetup, weights: Weights, folder: Path, shard_bytes: int) -> None:
+def save_pretrained(
+    built: ModelSetup, weights: Callable[[], Weights], folder: Path, shard_bytes: int
+) -> None:
     """See `Run.save_pretrained`. `weights`: of the run."""
     model, blanks = built.model, blanks_of(built)
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -341,3 +332,61 @@ def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None
             "from_pretrained needs. Use run.export(folder), or run.state_dict()"
         )
     return None
+
+
+# ---- fused layers ----
+
+
+class FusedLayer:
+    """One layer that several stand for.
+
+    Args:
+        path: of it.
+        names: of the several, in it.
+        sizes: output features of each.
+        leaves: parameter of the one -> of each of the several.
+        turned: the one is [in, out].
+    """
+
+    def __init__(
+        self, path: str, names: Iterable[str], sizes: Iterable[int], leaves: Mapping[str, str], turned: object
+    ) -> None:
+        self.path, self.names, self.sizes = path, tuple(names), tuple(sizes)
+        self.leaves, self.turned = dict(leaves), bool(turned)
+
+    def about(self) -> dict[str, Any]:
+        """Itself as JSON."""
+        return dict(vars(self))
+
+    def parts(self, leaf: str) -> list[str]:
+        """The names of what stands for a parameter of the one."""
+        return [f"{self.path}.{name}.{self.leaves[leaf]}" for name in self.names]
+
+    def cut(self, place: int, whole: Tensor) -> Tensor:
+        """What the several have of a parameter of the one: that at `place`."""
+        part: Tensor = whole.split(self.sizes, -1 if self.turned else 0)[place]
+        return part.t() if self.turned and part.dim() == 2 else part
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The parameter of the one, from those of the several."""
+        turned = [part.t() if self.turned and part.dim() == 2 else part for part in parts]
+        return torch.cat(turned, -1 if self.turned else 0)
+
+
+def fused_layers(model: nn.Module) -> list[FusedLayer]:
+    """The layers of a model for which several stand."""
+    return [
+        FusedLayer(path, module.names, module._sizes, module.fused, module._turned)
+        for path, module in model.named_modules()
+        if isinstance(module, Split)
+    ]
+
+
+def parts_of(layers: Iterable[FusedLayer]) -> dict[str, tuple[FusedLayer, str, int]]:
+    """Name of a parameter of one of the several -> (layer, parameter of the one, place in it)."""
+    return {
+        name: (layer, leaf, place)
+        for layer in layers
+        for leaf in layer.leaves
+        for place, name in enumerate(layer.parts(leaf))
+    }
