@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from .dry_context import DryContext
     from .task import TrainingTask
 
-__all__ = ["DryStep", "RankModel", "StepSize"]
-
 DryAxis = DryReplicas | DryShards | DrySwap
 Specs = tuple[TensorSpec, ...]
 
@@ -226,8 +224,7 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            attention = gpu_attention(on_gpu=self._real)
-            with self._shapes.mode, self._watch, attention:
+            with self._shapes.mode, self._watch, gpu_attention(on_gpu=self._real):
                 yield
         except Exception as error:
             if is_about_data(error):
@@ -334,8 +331,7 @@ class DryStep:
         """What was reduced, which is counted already, as gradients."""
         for value in held.values():
             if value.requires_grad:
-                grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
-                value.grad = grad
+                value.grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
 
     def _optimizers(self, units: DryAxis, held: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""
