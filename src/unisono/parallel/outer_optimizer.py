@@ -120,7 +120,10 @@ class OuterOptimizer:
         try:
             self._exchange()
         except BaseException:
-            self._reset()
+            if self.compression is not None:
+                self.compression.reset()
+            for bucket in self._buckets:
+                bucket.reset()
             raise
         if self._sgd is not None:
             self._sgd.step()
@@ -136,13 +139,6 @@ class OuterOptimizer:
             self.compression.finish()
         for bucket in self._buckets:
             bucket.finish()
-
-    def _reset(self) -> None:
-        """Clean up after a meeting that ended with an error."""
-        if self.compression is not None:
-            self.compression.reset()
-        for bucket in self._buckets:
-            bucket.reset()
 
     # ---- what is saved: the anchors are the parameters at a meeting ----
 

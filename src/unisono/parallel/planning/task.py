@@ -175,7 +175,7 @@ class TrainingTask:
     def changed_buffer(self, rows: int) -> str:
         """A buffer that a forward changes, which recomputation would change twice; "": there is none.
 
-        A BatchNorm moves its statistics in the first forward only: see recomputation.py.
+        A BatchNorm moves its statistics in the first forward only: see unit_hooks.py.
         """
         norms = {path: module for path, module in self.model.named_modules() if _counts_rows(module)}
         apart = {path for path, module in norms.items() if statistics_stand_apart(module)}
