@@ -43,7 +43,7 @@ def local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
+def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
     """Return this rank's part of a tensor that all ranks have whole, cut as the parameter is."""
     if not isinstance(parameter, DTensor):
         return whole

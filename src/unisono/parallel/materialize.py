@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import module_at
 
-from .gradients import part_of
+from .gradients import cut_like
 from .graph.fused import Split, like
 from .structure import entries
 
@@ -280,5 +280,5 @@ def _unwritten(value: Tensor) -> bool:
 
 def _in_place_of(meta: Tensor, value: Tensor) -> Tensor:
     """Return the replacement of `meta`: a parameter if it is one, cut if it is cut."""
-    value = part_of(value, meta)
+    value = cut_like(value, meta)
     return like(meta, value) if isinstance(meta, nn.Parameter) else value

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch_internals.training import hooks_of, set_hooks
 
-from .gradients import part_of
+from .gradients import cut_like
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -93,7 +93,7 @@ class ParameterHooks:
                 for hook in hooks:
                     made = hook(whole)
                     whole = whole if made is None else made
-                parameter.grad = part_of(whole * scale, parameter)
+                parameter.grad = cut_like(whole * scale, parameter)
             for hook in [*kinds.get(AFTER, {}).values()]:
                 with torch.enable_grad():
                     hook(parameter)
