@@ -13,7 +13,7 @@ from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
 from unisono.parallel.costs.step_time import RankClock, StageTime
 from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
 from unisono.parallel.graph.shapes import Shapes
-from unisono.parallel.optimizer_groups import Parameters
+from unisono.parallel.optimizers import Parameters
 from unisono.parallel.planning.device_costs import LOW, POINTS
 from unisono.planner import operator_costs
 from unisono.planner.compute_calibration import ComputeCalibration

@@ -59,21 +59,23 @@ def drawing(seed: int, device_type: str) -> Iterator[None]:
 
 
 class RngRegion:
-    """The cut regions of one model, one after the other, on one rank of the tensor axis."""
+    """The cut regions of one model, one after the other, on one rank of the tensor axis.
 
-    def __init__(self, place: int, device_type: str) -> None:
+    Args:
+        place: of the rank; None: nothing is drawn.
+    """
+
+    def __init__(self, place: int | None, device_type: str) -> None:
         self._place, self._device_type = place, device_type
         self._kept: list[torch.Tensor] | None = None
 
     def begin(self) -> bool:
         """Draw this rank's own numbers from here on. Within a region nothing happens, and False returns."""
-        if self._kept is not None:
+        if self._place is None or self._kept is not None:
             return False
         seed = seed_of(int(torch.randint(2**62, (), device="cpu")), self._place)
-        generators = default_generators(self._device_type)
-        self._kept = [generator.get_state() for generator in generators]
-        for generator in generators:
-            generator.manual_seed(seed)
+        self._kept = [generator.get_state() for generator in default_generators(self._device_type)]
+        reseed(seed, self._device_type)
         return True
 
     def end(self) -> None:

@@ -24,8 +24,7 @@ from unisono.parallel.generators import RngRegion
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.cut import Cut
-from unisono.parallel.optimizer_groups import optimizers_of
-from unisono.parallel.optimizer_step import chooses_lists
+from unisono.parallel.optimizers import chooses_lists, optimizers_of
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
@@ -352,7 +351,7 @@ def _cut(shapes: Shapes, cut: Cut, mode: _StepMode) -> None:
         return value.narrow(dim, 0, value.shape[dim] // cut.parts).clone()
 
     with shapes.mode:
-        run_cut(shapes.model, cut, part, _NotedAxis(mode, 0, cut.parts), _NoDraws(0, "cpu"))
+        run_cut(shapes.model, cut, part, _NotedAxis(mode, 0, cut.parts), RngRegion(None, "cpu"))
 
 
 class _NotedAxis(TensorAxis):
@@ -371,17 +370,6 @@ class _NotedAxis(TensorAxis):
         if self.group.phase == "backward":
             self.group.note("all_gather", every.nbytes, "regather")
         self.group.note("reduce_scatter", every.nbytes)
-
-
-class _NoDraws(RngRegion):
-    """A region in which nothing is drawn."""
-
-    def begin(self) -> bool:
-        """Say that no region begins."""
-        return False
-
-    def end(self) -> None:
-        """Nothing has begun."""
 
 
 # ---- traces of other numbers of rows ----

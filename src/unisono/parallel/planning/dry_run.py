@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UnfitError
+from unisono.parallel.arguments import check_model
 from unisono.parallel.batches import rows_of, sizes
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import cast
@@ -18,7 +19,6 @@ from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.single_texts import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.model_check import check_model
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule
