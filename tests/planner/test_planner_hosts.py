@@ -14,13 +14,12 @@ import unisono as un
 from effort import times
 from loops import each
 from unisono.commands import cli
-from unisono.planner import Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
+from unisono.planner import ExpertShape, Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
 from unisono.planner.cluster import find_cluster
 from unisono.planner.cluster_model import ClusterModel, with_layers
 from unisono.planner.cluster_tree import ClusterTree, uneven_layers, uneven_rows
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.search import divisors, price, search
-from unisono.planner.sublayers import ExpertShape
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, TrainingJob
 
 GIB = 1 << 30

@@ -14,12 +14,11 @@ import pytest
 import unisono as un
 from effort import LONG, cases, times
 from loops import each
-from unisono.planner import NoPlanFitsError, TrainingPlan, find_hardware, shape_of
+from unisono.planner import ExpertShape, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.memory import MemoryModel
 from unisono.planner.search import PlanTree, divisors, price, search
 from unisono.planner.step_time import TimeModel
-from unisono.planner.sublayers import ExpertShape
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob
 
 GIB = 1 << 30

@@ -9,12 +9,11 @@ import unisono.parallel as up
 from loops import each
 from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.timeline import predict
-from unisono.planner import TrainingPlan, shape_of
+from unisono.planner import ExpertShape, TrainingPlan, shape_of
 from unisono.planner.runtime import runtime_problem
 from unisono.planner.search import PlanTree, plan_space, price
 from unisono.planner.stages import in_flight
 from unisono.planner.step_time import TimeModel
-from unisono.planner.sublayers import ExpertShape
 
 SIZES = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 3) for m in (1, 2, p, 2 * p, 4 * p)]
 SIZES = [(p, v, m) for p, v, m in SIZES if v == 1 or (p > 1 and m % p == 0)]

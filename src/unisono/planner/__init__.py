@@ -1,6 +1,6 @@
 """The planner: from a transformer's numbers, hardware and a network to the best plan, with its reasons.
 
-shape.py          TransformerShape: parameters and FLOPs;  sublayers.py: experts and latent attention
+shape.py          TransformerShape: parameters and FLOPs
 model_config.py   the shape of a Hugging Face config file
 hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices on them
 training_job.py   TrainingJob;  training_plan.py: TrainingPlan;  stages.py: what the ranks of a pipeline have
@@ -21,8 +21,7 @@ from __future__ import annotations
 from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Efficiency, Hardware, find_hardware
 from unisono.planner.planner import NoPlanFitsError, plan
-from unisono.planner.shape import TransformerShape, shape_of
-from unisono.planner.sublayers import ExpertShape, LatentShape
+from unisono.planner.shape import ExpertShape, LatentShape, TransformerShape, shape_of
 from unisono.planner.training_plan import TrainingPlan
 
 __all__ = [
