@@ -28,6 +28,8 @@ WHOLE: dict[str, str] = {
     "src/unisono/torch/process_group.py": "the process group as PyTorch asks it: identity, beginning, end",
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
+    "src/unisono/planner/memory.py": "the memory of a rank, from a layer's activations to the bound of a search",
+    "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",
     "src/unisono/commands/launch/job.py": "a job: its command line, its ranks' environment",

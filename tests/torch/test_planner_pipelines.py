@@ -10,7 +10,6 @@ from loops import each
 from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.timeline import predict
 from unisono.planner import ExpertShape, TrainingPlan, shape_of
-from unisono.planner.runtime import runtime_problem
 from unisono.planner.search import PlanTree, plan_space, price
 from unisono.planner.stages import in_flight
 from unisono.planner.step_time import TimeModel
@@ -127,7 +126,7 @@ def test_a_search_for_the_runtime_finds_the_best_of_what_it_runs(experts: Expert
     given = {"batch": 8, "gpus": 4, "hardware": "a100-80g", "compute": "f32"}
     choice = un.plan(shape, **given, runtime=up.Plan)
     job = choice.job
-    plans = [plan for plan in plan_space(PlanTree(job, {})) if not runtime_problem(up.Plan, plan, job)]
+    plans = [plan for plan in plan_space(PlanTree(job, {})) if not plan.problem(job, up.Plan)]
     assert choice.candidates == len(plans) < len(list(plan_space(PlanTree(job, {}))))
     fitting = sorted((price(TimeModel(job), plan) for plan in plans), key=lambda each_: each_.order)
     assert [choice.chosen, *choice.next_best] == fitting[:6]

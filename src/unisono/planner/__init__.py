@@ -3,14 +3,14 @@
 shape.py          TransformerShape: parameters and FLOPs
 model_config.py   the shape of a Hugging Face config file
 hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices on them
-training_job.py   TrainingJob;  training_plan.py: TrainingPlan;  stages.py: what the ranks of a pipeline have
+training_plan.py  TrainingJob, TrainingPlan, and a plan as arguments of `unisono.parallel.Plan`
+stages.py        : what the ranks of a pipeline have
 cluster.py        hosts that differ;  cluster_model.py: time and memory on them;  cluster_tree.py: their plans
 compute_types.py  several types of compute in one search
 collectives.py    prices of groups;  context_exchange.py, data_axis.py, expert_exchange.py: what they send
 memory.py         bytes of the fullest rank, by cause;  activations.py: of a layer
 operators.py      what a layer computes;  layer_time.py: its seconds;  swapping.py;  step_time.py: of a step
 search.py         the fastest plans that fit;  neighbours.py: what refuses the others
-runtime.py        a plan as arguments of `unisono.parallel.Plan`
 planner.py        plan;  choice.py: its answer
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.

@@ -19,9 +19,8 @@ from unisono.planner.collectives import PlannedCollective
 from unisono.planner.compute_types import model_of
 from unisono.planner.neighbours import RefusedNeighbour
 from unisono.planner.readable import readable_time, signed_time
-from unisono.planner.runtime import runtime_arguments
 from unisono.planner.search import PricedPlan
-from unisono.planner.training_plan import TrainingJob, TrainingPlan
+from unisono.planner.training_plan import TrainingJob, TrainingPlan, runtime_arguments
 
 __all__ = ["PlanChoice", "refusal_text"]
 

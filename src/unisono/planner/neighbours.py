@@ -8,9 +8,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from unisono.planner.compute_types import PlanModel
-from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, divisors, price
-from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingPlan
+from unisono.planner.training_plan import (
+    MOST_TAIL,
+    RECOMPUTE,
+    SCHEDULES,
+    SWAPS,
+    Runtime,
+    TrainingPlan,
+)
 
 __all__ = ["RefusedNeighbour", "refused_neighbours"]
 
@@ -45,7 +51,7 @@ def _refused(
     model: PlanModel, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
 ) -> RefusedNeighbour:
     change = plan.changes(chosen.plan)
-    if problem := plan.problem(model.job) or runtime_problem(runtime, plan, model.job):
+    if problem := plan.problem(model.job, runtime):
         return RefusedNeighbour(change, problem, 0, 0.0, ("", 0.0))
     priced = price(model, plan)
     grown = [

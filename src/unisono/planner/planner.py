@@ -18,11 +18,17 @@ from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.neighbours import refused_neighbours
 from unisono.planner.readable import readable_size
-from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
 from unisono.planner.shape import TransformerShape
-from unisono.planner.training_job import MOST
-from unisono.planner.training_plan import LISTS, TrainingJob, TrainingPlan, fields_text, parse_plan
+from unisono.planner.training_plan import (
+    LISTS,
+    MOST,
+    Runtime,
+    TrainingJob,
+    TrainingPlan,
+    fields_text,
+    parse_plan,
+)
 
 __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 
@@ -262,8 +268,7 @@ def _searched(model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None) 
     job, smallest = model.job, found.smallest
     if smallest is None and fixed:
         wanted = _with_defaults(fixed, job)
-        problem = wanted.problem(job) or runtime_problem(runtime, wanted, job)
-        problem = problem or "they cannot cut the batch or the model"
+        problem = wanted.problem(job, runtime) or "they cannot cut the batch or the model"
         raise NoPlanFitsError(f"no plan of {job.ranks} ranks has {fields_text(fixed)}: {problem}")
     if smallest is None:
         raise NoPlanFitsError(

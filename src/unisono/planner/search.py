@@ -17,9 +17,16 @@ import msgspec
 
 from unisono.planner.compute_types import PlanModel
 from unisono.planner.memory import MemoryUse
-from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.step_time import StepTime
-from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob, TrainingPlan
+from unisono.planner.training_plan import (
+    MOST_TAIL,
+    RECOMPUTE,
+    SCHEDULES,
+    SWAPS,
+    Runtime,
+    TrainingJob,
+    TrainingPlan,
+)
 
 __all__ = ["PlanTree", "PricedPlan", "SearchResult", "divisors", "plan_space", "price", "search"]
 
@@ -206,7 +213,7 @@ class PlanTree:
         )
 
     def _problem(self, plan: TrainingPlan) -> str:
-        return plan.problem(self.job) or runtime_problem(self._runtime, plan, self.job)
+        return plan.problem(self.job, self._runtime)
 
     def _choices(self, name: str, values: Iterable[Any]) -> Iterable[Any]:
         return [self._fixed[name]] if name in self._fixed else values

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono.planner import TransformerShape
-    from unisono.planner.runtime import Runtime
     from unisono.planner.shape import ExpertShape
+    from unisono.planner.training_plan import Runtime
 
 __all__ = ["add_arguments", "main"]
 
