@@ -10,9 +10,8 @@ from loops import each
 from unisono import networks
 from unisono.networks import Cable, Costs, Network
 from unisono.planner import ExpertShape, LatentShape, TrainingPlan, find_hardware, shape_of
-from unisono.planner.activations import layer_activations
 from unisono.planner.interconnect import RankLayout, all_to_all_s, interconnect_of
-from unisono.planner.memory import MemoryModel
+from unisono.planner.memory import MemoryModel, layer_activations
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import rank_layers, stage_layers
 from unisono.planner.step_time import TimeModel
