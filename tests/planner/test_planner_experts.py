@@ -8,7 +8,7 @@ import pytest
 import unisono as un
 from loops import each
 from unisono.planner import PlanChoice
-from unisono.planner.expert_exchange import places_hit
+from unisono.planner.collectives import places_hit
 from unisono.planner.memory import layer_activations
 from unisono.planner.model_config import read_shape
 from unisono.planner.training_plan import TrainingPlan

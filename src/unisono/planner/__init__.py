@@ -7,7 +7,7 @@ training_plan.py  TrainingJob, TrainingPlan, and a plan as arguments of `unisono
 stages.py        : what the ranks of a pipeline have
 cluster.py        hosts that differ;  cluster_model.py: time and memory on them;  cluster_tree.py: their plans
 compute_types.py  several types of compute in one search
-collectives.py    prices of groups;  context_exchange.py, data_axis.py, expert_exchange.py: what they send
+collectives.py    prices of groups, and what ranks that share sequences or experts send
 memory.py         bytes of the fullest rank, by cause
 operators.py      what a layer computes;  layer_time.py: its seconds;  swapping.py;  step_time.py: of a step
 search.py         the fastest plans that fit;  neighbours.py: what refuses the others

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.planner.collectives import GroupPrices, PlannedCollective
-from unisono.planner.context_exchange import context_exchange, sequence_part
-from unisono.planner.expert_exchange import expert_exchange
-from unisono.planner.operators import expert_rows, layer_compute
-from unisono.planner.stages import RankLayers
+from unisono.planner.collectives import GroupPrices, PlannedCollective, context_exchange, expert_exchange
+from unisono.planner.operators import layer_compute
+from unisono.planner.stages import RankLayers, expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["LayerPrices", "LayerTime"]

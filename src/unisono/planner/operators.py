@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.planner.context_exchange import sequence_part
 from unisono.planner.hardware import Hardware
 from unisono.planner.shape import TransformerShape
+from unisono.planner.stages import expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["ComputeTime", "LayerCompute", "expert_rows", "layer_compute", "output_compute", "update_s"]
+__all__ = ["ComputeTime", "LayerCompute", "layer_compute", "output_compute", "update_s"]
 
 OTHER_KERNELS = 12
 """Of a layer, forward and backward each: norms, dropout with addition, activation, transposes, softmax."""
@@ -149,12 +149,6 @@ def layer_compute(
         core_backward,
         weights,
     )
-
-
-def expert_rows(plan: TrainingPlan, job: TrainingJob) -> float:
-    """Rows that the experts of one rank have of a layer and a micro-batch: those of the fullest rank."""
-    rows = sequence_part(plan, job) * job.shape.mixed.top_k
-    return rows * job.imbalance if plan.expert > 1 else rows
 
 
 def _mlp_values(shape: TransformerShape, tokens: float, rows: float, *, experts: bool) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.planner.collectives import GroupPrices, PlannedCollective
-from unisono.planner.context_exchange import sequence_part
 from unisono.planner.data_axis import PassTime, codec_s, data_collectives
 from unisono.planner.layer_time import LayerPrices, LayerTime
 from unisono.planner.memory import MemoryModel, RankElements
 from unisono.planner.operators import ComputeTime, output_compute, update_s
-from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers
+from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers, sequence_part
 from unisono.planner.swapping import swap_s
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
