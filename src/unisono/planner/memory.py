@@ -245,10 +245,9 @@ class MemoryModel:
         for dense in {min(count, shape.dense_layers), 0 if shape.experts is not None else count}:
             mixed = count - dense
             kept = again = 0.0
-            for number, experts in ((dense, False), (mixed, True)):
-                if number:
-                    one, more = self._layer(plan, experts=experts)
-                    kept, again = kept + number * flying * one, max(again, more)
+            for number, experts in RankLayers(dense, mixed).kinds:
+                one, more = self._layer(plan, experts=experts)
+                kept, again = kept + number * flying * one, max(again, more)
             again = 0.0 if _alone(plan, self.job) else again
             elements = RankElements(dense * each.dense + mixed * each.mixed, mixed * each.experts)
             found.append(kept + again + self._least_states(plan, elements))
@@ -312,10 +311,9 @@ class MemoryModel:
         if job.expert_overlap and plan.expert > 1:  # that which is computed meanwhile
             flying = min(flying + 1, micro_batches)
         kept = again = 0.0
-        for count, experts in ((layers.dense, False), (layers.mixed, True)):
-            if count:
-                each, more = self._layer(plan, experts=experts)
-                kept, again = kept + count * flying * each, max(again, more)
+        for count, experts in layers.kinds:
+            each, more = self._layer(plan, experts=experts)
+            kept, again = kept + count * flying * each, max(again, more)
         tokens = sequence_part(plan, job)
         values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
         ends = values * flying if rank == 0 and job.shape.dropout else 0.0

@@ -39,6 +39,11 @@ class RankLayers(NamedTuple):
         """Both."""
         return self.dense + self.mixed
 
+    @property
+    def kinds(self) -> list[tuple[int, bool]]:
+        """How many there are of each kind that is there, and whether it has experts."""
+        return [(count, experts) for count, experts in ((self.dense, False), (self.mixed, True)) if count]
+
 
 def stage_layers(layers: int, plan: TrainingPlan) -> StageLayers:
     """The layers of the ranks: stages are equal; where that is more than there are, the two ends have fewer.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.planner.collectives import GroupPrices, PlannedCollective
-from unisono.planner.data_axis import PassTime, codec_s, data_collectives
-from unisono.planner.layer_time import LayerPrices, LayerTime
+from unisono.planner.data_axis import PassTime, codec_s, data_collectives, swap_s
+from unisono.planner.layer_time import ComputeTime, LayerPrices, LayerTime, output_compute, update_s
 from unisono.planner.memory import MemoryModel, RankElements
-from unisono.planner.operators import ComputeTime, output_compute, update_s
 from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers, sequence_part
-from unisono.planner.swapping import swap_s
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["RankStepTime", "StepTime", "TimeModel"]
@@ -148,8 +146,8 @@ class TimeModel:
         The slowest rank has at least the mean of all ranks; the bubble has one layer of each other stage.
         """
         shape, size = self.job.shape, plan.pipeline
-        kinds = shape.dense_layers, shape.layers - shape.dense_layers
-        layers = [self._layers.layer(plan, experts=bool(at)) for at, has in enumerate(kinds) if has]
+        kinds = RankLayers(shape.dense_layers, shape.layers - shape.dense_layers).kinds
+        layers = [self._layers.layer(plan, experts=experts) for _, experts in kinds]
         whole = shape.layers * min(each.total for each in layers) + self._output(plan).total_s
         pace = whole / size + self._messages_s(plan)
         bubble = (size - 1) * min(each.forward for each in layers)
