@@ -5,13 +5,13 @@ model_config.py   the shape of a Hugging Face config file
 hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices on them
 training_plan.py  TrainingJob, TrainingPlan, and a plan as arguments of `unisono.parallel.Plan`
 stages.py         what the ranks of a pipeline have: layers, micro-batches, tokens
-cluster.py        hosts that differ;  cluster_model.py: time and memory on them;  cluster_tree.py: their plans
-compute_types.py  several types of compute in one search
+cluster.py        hosts that differ
 collectives.py    prices of groups, and what ranks that share sequences or experts send
 memory.py         bytes of the fullest rank, by cause
 layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
 data_axis.py      what copies of a model exchange, and what is swapped
-search.py         the fastest plans that fit;  neighbours.py: what refuses the others
+cluster_model.py  what prices plans: one model, several types of compute, hosts that differ
+plan_tree.py      all plans of a job;  search.py: the fastest that fit, and what refuses those beside one
 planner.py        plan;  choice.py: its answer
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.

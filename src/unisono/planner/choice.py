@@ -14,12 +14,11 @@ from unisono.planner.choice_page import (
     PageCollective,
     point_of,
 )
-from unisono.planner.cluster_model import ClusterModel, HostUse, one_type_model
+from unisono.planner.cluster_model import ClusterModel, HostUse, PlanModels
 from unisono.planner.collectives import PlannedCollective
-from unisono.planner.compute_types import model_of
-from unisono.planner.neighbours import RefusedNeighbour
 from unisono.planner.readable import readable_time, signed_time
-from unisono.planner.search import PricedPlan
+from unisono.planner.search import PricedPlan, RefusedNeighbour
+from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, runtime_arguments
 
 __all__ = ["PlanChoice", "refusal_text"]
@@ -95,12 +94,12 @@ class PlanChoice(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether a rank has this memory."""
-        return not model_of(self.job).memory.excess_bytes(self.plan, self.chosen.memory)
+        return not self._model.memory.excess_bytes(self.plan, self.chosen.memory)
 
     @property
     def limit_bytes(self) -> int:
         """What the fullest rank may use; where hosts differ, the one that has least to spare."""
-        return model_of(self.job).memory.limit_bytes(self.plan)
+        return self._model.memory.limit_bytes(self.plan)
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -120,7 +119,7 @@ class PlanChoice(NamedTuple):
     @property
     def hosts(self) -> list[HostUse]:
         """What the hosts of each kind have, in the order of ranks; empty where all are equal."""
-        model = one_type_model(self.job.typed(self.plan.compute))
+        model = self._model
         return model.placement(self.plan) if isinstance(model, ClusterModel) else []
 
     def runtime_arguments(self, before: int = 1) -> dict[str, Any]:
@@ -201,6 +200,10 @@ class PlanChoice(NamedTuple):
         return "\n".join(
             [*self._head(), "", *self._parts(), *self._collective_lines(), *self._others(), *self._refusals()]
         )
+
+    @property
+    def _model(self) -> TimeModel | ClusterModel:
+        return PlanModels(self.job).of(self.plan)
 
     def _tflops(self, recompute: str) -> float:
         return self.job.shape.step_flops(self.job.batch, recompute) / self.job.ranks / self.seconds / 1e12

@@ -13,7 +13,7 @@ import msgspec
 
 from unisono.planner.collectives import GroupPrices, context_exchange
 from unisono.planner.shape import TransformerShape
-from unisono.planner.stages import in_flight, layers_of_rank, sequence_part
+from unisono.planner.stages import RankLayers, in_flight, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["MemoryModel", "MemoryUse", "RankElements", "layer_activations", "model_states"]

@@ -12,13 +12,12 @@ from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice import PlanChoice
 from unisono.planner.cluster import Cluster, HostKind, Hosts, find_cluster
-from unisono.planner.cluster_tree import tree_of
-from unisono.planner.compute_types import PlanModel, model_of
+from unisono.planner.cluster_model import PlanModels
 from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
-from unisono.planner.neighbours import refused_neighbours
+from unisono.planner.plan_tree import tree_of
 from unisono.planner.readable import readable_size
-from unisono.planner.search import PricedPlan, SearchResult, plan_space, price, search
+from unisono.planner.search import PricedPlan, SearchResult, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import (
     LISTS,
@@ -100,12 +99,17 @@ def plan(
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
         dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
     )  # fmt: skip
-    model = model_of(job)
-    result = _compared(model, plan, fix, runtime)
+    models = PlanModels(job)
+    result = _compared(models, plan, fix, runtime)
     chosen = result.best[0]
-    refused = refused_neighbours(model, chosen, runtime)
+    refused = refused_neighbours(models, chosen, runtime)
     return PlanChoice(
-        job, chosen, model.collectives(chosen.plan), result.best[1:], refused, result.candidates
+        job,
+        chosen,
+        models.of(chosen.plan).collectives(chosen.plan),
+        result.best[1:],
+        refused,
+        result.candidates,
     )
 
 
@@ -203,14 +207,14 @@ def all_plans(
     `like`: of `DETAILS`, which make them many, only those of this plan and the defaults; on hosts that
     differ with equal stages and rows.
     """
-    model = model_of(job)
+    models = PlanModels(job)
     kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
     fixed = _fields(fix)
     if like is not None and job.cluster is not None:
         fixed = {"layers": (), "rows": (), **fixed}
-    for each in plan_space(tree_of(job, fixed, runtime)):
+    for each in tree_of(job, fixed, runtime):
         if all(getattr(each, name) in values for name, values in kept):
-            yield price(model, each)
+            yield price(models, each)
 
 
 def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
@@ -223,14 +227,14 @@ def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compared(
-    model: PlanModel,
+    models: PlanModels,
     plan: str | Mapping[str, Any] | None,
     fix: str | Mapping[str, Any] | None,
     runtime: Runtime | None,
 ) -> SearchResult:
     if plan is not None:
-        return _priced(model, _fields(plan))
-    return _searched(model, {} if fix is None else _fields(fix), runtime)
+        return _priced(models, _fields(plan))
+    return _searched(models, {} if fix is None else _fields(fix), runtime)
 
 
 def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
@@ -261,11 +265,11 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
-def _searched(model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
-    found = search(model, tree_of(model.job, fixed, runtime), SHOWN)
+def _searched(models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
+    found = search(models, tree_of(models.job, fixed, runtime), SHOWN)
     if found.best:
         return found
-    job, smallest = model.job, found.smallest
+    job, smallest = models.job, found.smallest
     if smallest is None and fixed:
         wanted = _with_defaults(fixed, job)
         problem = wanted.problem(job, runtime) or "they cannot cut the batch or the model"
@@ -276,12 +280,14 @@ def _searched(model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None) 
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
     refused = NoPlanFitsError(
-        f"no plan fits {model.memory.limit_bytes(smallest.plan) / 2**30:.2f} GiB: of "
+        f"no plan fits {models.of(smallest.plan).memory.limit_bytes(smallest.plan) / 2**30:.2f} GiB: of "
         f"{found.candidates:,} the smallest needs "
         f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
     )
-    others = refused_neighbours(model, smallest, runtime)
-    refused.choice = PlanChoice(job, smallest, model.collectives(smallest.plan), [], others, found.candidates)
+    others = refused_neighbours(models, smallest, runtime)
+    refused.choice = PlanChoice(
+        job, smallest, models.of(smallest.plan).collectives(smallest.plan), [], others, found.candidates
+    )
     raise refused
 
 
@@ -295,17 +301,17 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     )
 
 
-def _priced(model: PlanModel, fields: dict[str, Any]) -> SearchResult:
+def _priced(models: PlanModels, fields: dict[str, Any]) -> SearchResult:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
-    job = model.job
+    job = models.job
     base = _with_defaults(fields, job)
     if problem := base.problem(job):
         raise ValueError(f"plan: {problem}")
     fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
-    plans = [price(model, each) for each in plan_space(tree_of(job, fixed))]
-    fitting = [each for each in plans if not model.memory.excess_bytes(each.plan, each.memory)]
+    plans = [price(models, each) for each in tree_of(job, fixed)]
+    fitting = [each for each in plans if not models.of(each.plan).memory.excess_bytes(each.plan, each.memory)]
     if fitting:
         return SearchResult(sorted(fitting, key=lambda each: each.order)[:SHOWN], len(plans), None)
     smallest: PricedPlan = min(plans, key=lambda each: each.memory.total)
