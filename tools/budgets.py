@@ -29,6 +29,7 @@ WHOLE: dict[str, str] = {
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/planner/memory.py": "the memory of a rank, from a layer's activations to the bound of a search",
+    "src/unisono/planner/operator_costs.py": "what an operator takes, by class: measured, a roofline, of a file",
     "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",

@@ -12,9 +12,8 @@ import pytest
 from loops import each
 from unisono.commands import cli
 from unisono.planner import find_hardware
-from unisono.planner.choice_page import ChoicePage, Neighbour
+from unisono.planner.choice_page import ChoicePage, Neighbour, TradePoint
 from unisono.planner.hardware import shipped
-from unisono.planner.trade_picture import TradePoint
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"

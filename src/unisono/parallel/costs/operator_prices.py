@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
     from unisono.planner.operator_costs import OperatorCosts
 
-__all__ = ["BY_BYTES", "OperatorPrices"]
-
-BY_BYTES = ("light", "strided", "sums")
-"""Classes whose size is bytes, which depend on the type."""
-
+__all__ = ["OperatorPrices"]
 
 LEAST_SHARE = 0.25
 """Of a price that a trial of the model leaves."""

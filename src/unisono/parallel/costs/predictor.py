@@ -33,6 +33,7 @@ from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.structure import structure_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
+from unisono.planner.operator_costs import BY_BYTES
 from unisono.torch_internals.training import module_at
 
 from .collective_calls import PricedCollective, collective_calls
@@ -41,7 +42,7 @@ from .exchanges import SpreadExperts, of_attentions, of_experts
 from .forecast import StepForecast
 from .hardware_prices import source_of, swap_rate
 from .host_prices import HostPricing
-from .operator_prices import BY_BYTES, OperatorPrices
+from .operator_prices import OperatorPrices
 from .predictor_arguments import check_plan, check_predictor
 from .stage_starts import StageStarts
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StepParts

@@ -12,9 +12,8 @@ from unisono.parallel.costs.collective_calls import PricedCollective
 from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
-from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective
+from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective, TradePoint
 from unisono.planner.readable import readable_size, readable_time, signed_time
-from unisono.planner.trade_picture import TradePoint
 
 from .candidates import RECOMPUTE, changes
 from .memory_account import CAUSES, MemoryPeak

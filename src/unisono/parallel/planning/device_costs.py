@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from unisono.parallel.calibration.operator_cases import call_of
-from unisono.planner.operator_costs import OperatorCosts, tables
+from unisono.planner.operator_costs import BY_BYTES, BY_ELEMENTS, OperatorCosts, tables
 
 __all__ = ["NEEDED_BYTES", "device_costs"]
 
@@ -28,19 +28,11 @@ POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
     "convolution_backward": ((16, 64, 256), (1e8, 1e9, 1e10)),
     "attention": ((128, 512, 2048), (1e8, 1e9, 1e10)),
     "attention_backward": ((128, 512, 2048), (1e8, 1e9, 1e10)),
-    **dict.fromkeys(("light", "strided", "sums"), (BYTES,)),
-    **dict.fromkeys(
-        (
-            "heavy", "softmax", "softmax_backward", "norm", "norm_backward", "batch_norm",
-            "batch_norm_backward", "pool", "pool_backward", "embedding", "embedding_backward", "index",
-            "random",
-        ),
-        (ELEMENTS,),
-    ),
-}  # fmt: skip
+    **dict.fromkeys(BY_BYTES, (BYTES,)),
+    **dict.fromkeys(BY_ELEMENTS, (ELEMENTS,)),
+}
 """Where each class is measured. On a GPU both types have a table of their own."""
 
-BY_BYTES = ("light", "strided", "sums")
 LOW = {f"{kind}_low": axes for kind, axes in POINTS.items() if kind not in BY_BYTES}
 
 NEEDED_BYTES = 2 << 30

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.hardware_costs import operator_costs_of
-from unisono.planner.operator_costs import OperatorCosts, roofline_of
+from unisono.planner.operator_costs import OperatorCosts, operator_costs_of, roofline_of
 from unisono.planner.readable import readable_size
 from unisono.torch.control_data import on_every_rank
 
