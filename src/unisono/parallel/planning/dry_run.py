@@ -35,10 +35,8 @@ from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.structure import identity
 
-from .dry_context import DryContext
-from .dry_experts import spread_by_chance
+from .dry_axes import DryContext, run_parts, spread_by_chance
 from .dry_step import DryStep, RankModel, Specs, StepSize
-from .dry_tensor import run_parts
 from .memory_account import MemoryPeak
 
 if TYPE_CHECKING:

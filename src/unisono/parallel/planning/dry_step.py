@@ -34,20 +34,16 @@ from unisono.parallel.sharded_parameters import apart, gathered_units, own_units
 from unisono.parallel.unit_outputs import own_memory
 from unisono.torch_internals.fake import is_about_data
 
-from .allocator import CachingAllocator, allowed
-from .dry_compression import DryCompression
-from .dry_replicas import DryMeetings, DryReplicas
-from .dry_swap import DrySwap
+from .dry_replicas import DryCompression, DryMeetings, DryReplicas, DrySwap
 from .dry_units import DryShards, parts_of, shard_of
-from .kernel_memory import kernel_memory
-from .memory_account import MemoryPeak, MemoryTracker
-from .storage_watch import StorageWatch
+from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, allowed
+from .storage_watch import StorageWatch, kernel_memory
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.shapes import Shapes
     from unisono.parallel.structure import ModelStructure
 
-    from .dry_context import DryContext
+    from .dry_axes import DryContext
     from .task import TrainingTask
 
 __all__ = ["DryStep", "RankModel", "StepSize"]

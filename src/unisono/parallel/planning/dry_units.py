@@ -18,9 +18,8 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.torch_internals import find, fsdp
 
-from .kernel_memory import copy_in
 from .memory_account import Charge
-from .storage_watch import StorageWatch
+from .storage_watch import StorageWatch, copy_in
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan

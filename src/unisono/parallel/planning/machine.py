@@ -1,4 +1,9 @@
-"""The ranks of this job, in numbers: their memory, their hosts, and what operators take on their devices."""
+"""The ranks of this job, in numbers: their memory, their hosts, and what operators take on their devices.
+
+On a GPU that is measured in some seconds. It runs what the host has queued. So each call is timed on the
+device while a queue is full, and apart from it the host's seconds of operators too small for the device to
+count.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +14,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
+from unisono.parallel.calibration.operator_cases import call_of
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import OperatorCosts, operator_costs_of, roofline_of
+from unisono.planner.operator_costs import (
+    BY_BYTES,
+    BY_ELEMENTS,
+    OperatorCosts,
+    operator_costs_of,
+    roofline_of,
+    tables,
+)
 from unisono.planner.readable import readable_size
 from unisono.torch.control_data import on_every_rank
 
-from .device_costs import NEEDED_BYTES, device_costs
 from .job_hosts import JobHost, bytes_of
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
     from unisono.planner.hardware import Hardware
 
-__all__ = ["JobMachine", "machine_of", "measure"]
+__all__ = ["NEEDED_BYTES", "JobMachine", "device_costs", "machine_of", "measure"]
 
 SHARE = 0.9  # of what is free: the rest is for libraries, messages and fragmentation
 SIDES = (512, 4096)  # of the matrices whose product is timed
@@ -33,7 +46,7 @@ LONG_S = 1e-3  # what is timed takes at least as long
 COPIED = 64 << 20  # bytes
 ROUNDS = 5
 NOISE = 1.1  # rates of equal devices differ by up to so much
-MANY = 100  # small operators
+MANY = 200  # small operators
 FAST = 1e12
 """FLOP/s in f32 of a device whose operators are all measured: it does that in seconds."""
 
@@ -143,35 +156,32 @@ def measure(device_type: str, held: int) -> JobMachine:
         held: bytes that this process has taken already for what is planned.
     """
     on_host = device_type == "cpu"
-    told = on_every_rank(lambda: (_host(), *_costs_and_free(device_type, held)))
+
+    def here() -> tuple[str, int, int, OperatorCosts | None]:
+        costs = None if on_host else _costs(device_type)  # libraries take their workspaces before one looks
+        return _host(), _free(device_type), held, costs
+
+    told = on_every_rank(here)
     names = [host for host, *_ in told]
-    here = Counter(names)
+    ranks = Counter(names)
     memory = tuple(  # the ranks of a host share what is free there
-        max(1, int(SHARE * (free // (here[host] if on_host else 1) + taken))) for host, free, taken, _ in told
+        max(1, int(SHARE * (free // (ranks[host] if on_host else 1) + taken)))
+        for host, free, taken, _ in told
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     costs = [each for *_, each in told if each is not None]
     products = [_product_s(each) for each in costs]
     slowest = max(products, default=1.0)
-    rates = tuple(_rounded(slowest / each) for each in products) or (1.0,) * len(told)
+    rates = tuple(rate if (rate := slowest / each) > NOISE else 1.0 for each in products) or (1.0,) * len(
+        told
+    )
     hosts = tuple(numbers[name] for name in names)
     return JobMachine(memory, hosts, rates, _of_devices(costs), shared=on_host)
-
-
-def _costs_and_free(device_type: str, held: int) -> tuple[int, int, OperatorCosts | None]:
-    """Bytes that are free beside the libraries' workspaces, bytes held, and what operators take."""
-    costs = None if device_type == "cpu" else _costs(device_type)
-    return _free(device_type), held, costs
 
 
 def _product_s(costs: OperatorCosts) -> float:
     """Seconds of a large product."""
     return costs.at("product", SIDES[-1], SIDES[-1], SIDES[-1])
-
-
-def _rounded(rate: float) -> float:
-    """The rate of a device beside the slowest; what may be noise is none."""
-    return rate if rate > NOISE else 1.0
 
 
 def _of_devices(costs: list[OperatorCosts]) -> ComputeCalibration | None:
@@ -287,3 +297,111 @@ def _allowed(group: Path) -> int | None:
     if most == "max":
         return None
     return max(0, int(most) - int(used) + int(stat.get("inactive_file", 0)))
+
+
+BYTES = (1e5, 3e6, 3e7, 3e8)
+ELEMENTS = (1e5, 1e6, 1e7, 4e7)
+POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
+    "product": ((64, 1024, 8192), (256, 1024, 4096), (256, 1024, 8192)),
+    "batched": ((32, 128, 512), (1e7, 1e9, 3e10)),
+    "convolution": ((16, 64, 256), (1e8, 1e9, 1e10)),
+    "convolution_backward": ((16, 64, 256), (1e8, 1e9, 1e10)),
+    "attention": ((128, 512, 2048), (1e8, 1e9, 1e10)),
+    "attention_backward": ((128, 512, 2048), (1e8, 1e9, 1e10)),
+    **dict.fromkeys(BY_BYTES, (BYTES,)),
+    **dict.fromkeys(BY_ELEMENTS, (ELEMENTS,)),
+}
+"""Where each class is measured. On a GPU both types have a table of their own."""
+
+LOW = {f"{kind}_low": axes for kind, axes in POINTS.items() if kind not in BY_BYTES}
+
+NEEDED_BYTES = 2 << 30
+"""Of free memory, for the largest of these calls."""
+
+DEVICE_ROUNDS, CALLS = 3, 6
+AHEAD = 1e-3
+"""So long the device is busy before timed calls begin: by then the host has queued all of them."""
+
+LEAST = 1e-7
+
+
+def device_costs(flops: float) -> OperatorCosts:
+    """The costs of operators on this GPU. Its generator of random numbers has its state again after it.
+
+    Args:
+        flops: of a product of f32, per second.
+    """
+    queue = _DeviceQueue(flops)
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        measured = tables(lambda kind, *point: queue.seconds(kind, torch.float32, point), POINTS)
+        measured |= tables(
+            lambda kind, *point: queue.seconds(kind.removesuffix("_low"), torch.bfloat16, point), LOW
+        )
+    torch.cuda.empty_cache()
+    launch, forward, backward, view = _host_seconds()
+    return OperatorCosts(
+        1, 1, measured, max(0.0, forward - launch), max(0.0, backward - launch), view, launch_s=launch
+    )
+
+
+class _DeviceQueue:
+    """Times calls on the device alone."""
+
+    def __init__(self, flops: float) -> None:
+        self._busy = torch.ones(2048, 2048, device="cuda")
+        self._ahead = max(1, math.ceil(AHEAD / (2 * 2048**3 / flops)))
+
+    def seconds(self, kind: str, dtype: torch.dtype, point: tuple[float, ...]) -> float:
+        """The least seconds of one call, of some rounds."""
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(dtype)  # the cases make their tensors of it
+            with torch.device("cuda"):
+                call = call_of(kind, point)
+                call()
+                return max(LEAST, min(self._round(call) for _ in range(DEVICE_ROUNDS)))
+        finally:
+            torch.set_default_dtype(before)
+
+    def _round(self, call: Callable[[], Any]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(self._ahead):
+            torch.mm(self._busy, self._busy)
+        begin.record()
+        for _ in range(CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / CALLS
+
+
+def _host_seconds() -> tuple[float, float, float, float]:
+    """Of the host: an operator, one of a module that autograd follows, its backward, and a view."""
+    small = torch.ones(8, device="cuda")
+    model = nn.Sequential(*(nn.Hardtanh() for _ in range(MANY)))
+    followed = small.clone().requires_grad_()
+
+    def alone() -> None:
+        for _ in range(MANY):
+            small.mul(2.0)
+
+    def views() -> None:
+        for _ in range(MANY):
+            small.view(2, 4)
+
+    def forward() -> None:
+        made.append(model(followed).sum())
+
+    def backward() -> None:
+        made.pop().backward()
+
+    made: list[torch.Tensor] = []
+    found = [math.inf] * 4
+    for _ in range(DEVICE_ROUNDS + 1):  # the first is slower
+        for place, work in enumerate((alone, forward, backward, views)):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            found[place] = min(found[place], (time.perf_counter() - began) / MANY)
+    launch, ahead, back, view = found
+    return launch, ahead, back, view

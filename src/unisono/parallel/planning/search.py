@@ -24,12 +24,11 @@ from unisono.planner.planner import NoPlanFitsError
 from unisono.planner.readable import readable_size
 from unisono.torch_internals.fake import is_about_data
 
-from .candidates import changes, divisors, neighbours, plans
+from .candidates import ROWS, StageCuts, changes, divisors, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
 from .memory_account import MemoryPeak
-from .stage_cuts import ROWS, StageCuts
 from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]

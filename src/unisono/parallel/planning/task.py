@@ -26,7 +26,7 @@ from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.structure import ModelStructure, structure_of
 from unisono.parallel.sync_batch_norm import statistics_stand_apart
 
-from .dry_tensor import cut_of_program
+from .dry_axes import cut_of_program
 from .memory_account import MemoryPeak
 
 __all__ = ["DeviceShapes", "TrainingTask"]

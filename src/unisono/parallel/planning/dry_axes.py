@@ -1,27 +1,173 @@
-"""The expert axis in a dry run: layers of stacked experts on one rank, which gets the rows of a full one.
+"""The axes that cut a model, in a dry run: one rank's part of it runs, and no message is sent.
 
-Values decide which rows go where, and there are none. Rows are counted as if a router drew the experts of
-each row by chance: the mean, and DEVIATIONS standard deviations more, as on a rank that is fuller than most.
-A run whose router prefers some experts needs more on their ranks.
+Tensor: the modules run on the first rank's parts. Context: the program of the last rank on its positions.
+Experts: layers of stacked experts on one rank, which gets the rows of a full one. Values decide which rows go
+where, and there are none. Rows are counted as if a router drew the experts of each row by chance: the mean,
+and DEVIATIONS standard deviations more, as on a rank that is fuller than most. A run whose router prefers
+some experts needs more on their ranks.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unisono.errors import UnfitError
+from unisono.parallel.context.exchange import ContextGroup
+from unisono.parallel.context.program import ContextProgram
+from unisono.parallel.context.runtime import ContextModel
 from unisono.parallel.experts.exchange import RowExchange
 from unisono.parallel.experts.stacked import numbers_of_experts
+from unisono.parallel.generators import RngRegion
+from unisono.parallel.graph.capture import CaptureError
+from unisono.parallel.graph.cut import Cut
+from unisono.parallel.graph.fused import split_
+from unisono.parallel.graph.proof import prove
+from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.written import Forward
 from unisono.parallel.plan import Plan
+from unisono.parallel.sharded_parameters import TYPES
+from unisono.parallel.structure import ModelStructure, chained
+from unisono.parallel.tensor_moves import TensorAxis
+from unisono.parallel.tensor_parallel import run_cut
 
-__all__ = ["DrawnRows", "spread_by_chance"]
+if TYPE_CHECKING:
+    from unisono.parallel.mesh import PlanMesh
+
+__all__ = ["DrawnRows", "DryContext", "cut_of_program", "run_parts", "spread_by_chance"]
+
+
+class _TensorAlone(TensorAxis):
+    """An axis whose other ranks are not there."""
+
+    def sum_(self, value: Tensor) -> None:
+        """Leave the values."""
+
+    def gather_into(self, every: Tensor, mine: Tensor) -> None:
+        """Leave the values."""
+
+    def scatter_into(self, mine: Tensor, every: Tensor) -> None:
+        """Leave the values."""
+
+
+class _NoDraws(RngRegion):
+    """Nothing is drawn."""
+
+    def begin(self) -> bool:
+        """Say that no region begins."""
+        return False
+
+    def end(self) -> None:
+        """Nothing has begun."""
+
+
+def cut_of_program(
+    shapes: Shapes,
+    inputs: Any,
+    parts: int,
+    *,
+    sequence: bool,
+    structure: ModelStructure | None,
+    opened: frozenset[str],
+) -> Cut:
+    """The cut that `parallelize` would choose.
+
+    Args:
+        shapes: the model without values.    structure: of it, in a pipeline of pieces.
+        opened: modules that span stages.
+    Raises:
+        CaptureError: the program cannot be recorded, or nothing of it can be cut.
+    """
+    forward = None
+    if structure is not None:
+        shapes, forward = Shapes(shapes.model, structure.pieces), chained(spreads=structure.spreads)
+    cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
+    if not cut.dims:
+        raise CaptureError(f"tensor={parts} cuts nothing of the model")
+    return cut
+
+
+def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) -> set[nn.Parameter]:
+    """Have each module of a model without values run on the first rank's parts; return the parameters that
+    are parts.
+    """
+    for path, sizes in cut.fused.items():
+        split_(model, path, sizes)
+    whole = set(model.parameters())
+
+    def part(value: Tensor, dim: int) -> Tensor:
+        return value.new_empty([n // cut.parts if at == dim else n for at, n in enumerate(value.shape)])
+
+    run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
+    return set(model.parameters()) - whole
+
+
+# ---- context ---------------------------------------------------------------------------------------------
+
+
+def _refuse(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
+    """Raise UnfitError for an axis with another one with which its memory is not predicted."""
+    for other in beside:
+        if (size := getattr(plan, other)) > 1:
+            raise UnfitError(f"{axis}={getattr(plan, axis)} with {other}={size}: its memory is not predicted")
+
+
+class DryContext(ContextModel):
+    """A model without values whose sequence is cut, on the last rank: no other one has more in memory.
+
+    Args:
+        model: before it is wrapped.    output: what the loss gets of what it returns.
+    Raises:
+        ValueError: the plan has another axis, too, with which the memory is not predicted.
+    """
+
+    def __init__(self, model: nn.Module, output: Callable[[Any], Any], plan: Plan, device_type: str) -> None:
+        _refuse(plan, "context", beside=("tensor", "pipeline"))
+        dtype = TYPES[plan.precision] if plan.low else None
+        axes = SimpleNamespace(device_type=device_type)
+        mesh: Any = SimpleNamespace(plan=plan, axes=axes, context=None)
+        super().__init__(model, dtype, output, mesh, None, None)
+
+    def _group(self, mesh: PlanMesh) -> ContextGroup:
+        return _ContextAlone(None, mesh.plan.context - 1, mesh.plan.context)
+
+    def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
+        return self._program(inputs, targets, loss)
+
+    def _shared_seed(self) -> int:
+        return 0
+
+    def _drawing(self, shared: int) -> AbstractContextManager[None]:
+        del shared
+        return nullcontext()
+
+
+class _ContextAlone(ContextGroup):
+    """A group whose other ranks are not there."""
+
+    def sum_(self, value: Tensor) -> None:
+        """Leave the values."""
+
+    def gather(self, every: list[Tensor], mine: Tensor) -> None:
+        """Leave the values."""
+
+    def exchange(self, came: Tensor, sent: Tensor, gets: list[int], gives: list[int]) -> None:
+        """Leave the values."""
+
+    def hop(self, came: Tensor, sent: Tensor) -> list[Any]:
+        """Everything has arrived."""
+        del came, sent
+        return []
+
+
+# ---- experts ---------------------------------------------------------------------------------------------
 
 DEVIATIONS = 2.0
 
@@ -71,11 +217,7 @@ def spread_by_chance(model: nn.Module, plan: Plan) -> list[nn.Module]:
     """
     if plan.expert == 1:
         return []
-    for axis in ("tensor", "context"):
-        if getattr(plan, axis) > 1:
-            raise UnfitError(
-                f"expert={plan.expert} with {axis}={getattr(plan, axis)}: its memory is not predicted"
-            )
+    _refuse(plan, "expert", beside=("tensor", "context"))
     layers = {module: count for module in model.modules() if (count := _stacked(module))}
     if not layers:
         raise UnfitError(
