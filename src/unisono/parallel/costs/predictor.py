@@ -279,7 +279,7 @@ class StepPredictor:
         update = self._updated(plan, traced)
         if update is None:
             return None
-        parts = 1 / (plan.shards * plan.context if plan.zero else 1)
+        parts = 1 / plan.sharers
         key = *self._key(plan), parts, prices
         if key not in self._update_seconds:
             wide = 1 if plan.precision == "f32" else 2  # its parameters are f32, the traced ones are not

@@ -84,7 +84,6 @@ class ModelChoice(NamedTuple):
         next_best: up to five others that fit.    refused: the plans one step away.
         candidates: how many plans were compared.    tried: how many of them in a dry run.
         speed: where the costs of operators come from: a calibration's file, or a roofline.
-        complete: no plan that may be faster was left out.
         collectives: of a step on a rank, what takes longest first.
         links: where the costs of collectives come from: a calibration's file, the defaults, or hardware.
         batch_norm_rows: rows whose mean and variance a BatchNorm of the model takes; 0: there is none.
@@ -101,11 +100,13 @@ class ModelChoice(NamedTuple):
     candidates: int
     tried: int
     speed: str
-    complete: bool
     collectives: list[PricedCollective]
     links: str = ""
     batch_norm_rows: int = 0
     inputs: Any = None
+
+    complete = True
+    """No plan that may be faster was left out: plans are tried in the order of their seconds."""
 
     @property
     def plan(self) -> Plan:
@@ -217,7 +218,6 @@ class ModelChoice(NamedTuple):
         yield f"{self.model}: {self.parameters:,} parameters, {self.batch} rows a step, {ranks} ranks"
         yield f"  {self.plan}"
         among = f"; the fastest of {self.candidates:,} plans, {self.tried} of them in a dry run"
-        among += "" if self.complete else "; a faster one may be among those that were not tried"
         rate = f"{readable_time(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s"
         yield f"  {rate}{among if self.candidates > 1 else ''}"
         yield f"  prices of operators: {_told(self.speed)}"

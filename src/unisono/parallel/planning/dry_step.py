@@ -35,7 +35,7 @@ from unisono.parallel.unit_outputs import own_memory
 from unisono.torch_internals.fake import is_about_data
 
 from .dry_replicas import DryCompression, DryMeetings, DryReplicas, DrySwap
-from .dry_units import DryShards, parts_of, shard_of
+from .dry_units import DryShards, shard_of
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, allowed
 from .storage_watch import StorageWatch, kernel_memory
 
@@ -316,7 +316,7 @@ class DryStep:
 
     def _shard(self, value: nn.Parameter, spread: set[nn.Parameter]) -> nn.Parameter:
         """What this rank keeps. `spread`: parameters that fewer ranks hold."""
-        parts = parts_of(self._plan.of_experts() if value in spread else self._plan)
+        parts = (self._plan.of_experts() if value in spread else self._plan).sharers
         shape = shard_of(value.shape, parts) if self._plan.zero else value.shape
         dtype = torch.float32 if value.is_floating_point() else value.dtype
         made = torch.empty(shape, dtype=dtype, device=value.device)

@@ -24,15 +24,10 @@ from .storage_watch import StorageWatch, copy_in
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = ["DryShards", "parts_of", "shard_of"]
+__all__ = ["DryShards", "shard_of"]
 
 REDUCING = 1  # the stream on which fully_shard reduces
 GATHERING = 2  # the one on which it gathers, where nothing is gathered ahead
-
-
-def parts_of(plan: Plan) -> int:
-    """Ranks that share a parameter."""
-    return plan.shards * plan.context if plan.zero else 1
 
 
 def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -90,7 +85,7 @@ class DryShards:
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
         self._fused = fused
-        self._parts = parts_of(plan)
+        self._parts = plan.sharers
         self._replicas = plan.copies > self._parts  # which add up what they have reduced
         self._adds_in_leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
         self._reduces = self._resharding = self._last = True
@@ -108,7 +103,7 @@ class DryShards:
             inside = set(unit.modules())
             for layer in experts:
                 if layer in inside and layer not in made:
-                    made[layer] = self._wrap(layer, low, parts=parts_of(plan.of_experts()))
+                    made[layer] = self._wrap(layer, low, parts=plan.of_experts().sharers)
             out = torch.float32 if unit is root and low and plan.pipeline == 1 else None
             made[unit] = self._wrap(unit, low, out=out)
         self._root = made[root]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
@@ -20,11 +19,13 @@ from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
+from unisono.planner.plan_tree import divisors
 from unisono.planner.planner import NoPlanFitsError
 from unisono.planner.readable import readable_size
+from unisono.planner.search import best_first
 from unisono.torch_internals.fake import is_about_data
 
-from .candidates import ROWS, StageCuts, changes, divisors, neighbours, plans
+from .candidates import ROWS, StageCuts, changes, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
@@ -41,6 +42,9 @@ IN_PASSES = ("forward", "backward", "recomputation")
 """Phases whose peak says what a plan needs beside its state; an update has temporaries of its own."""
 
 RECOMPUTED = {False: 0, "selective": 1, True: 2}
+
+
+Found = TypeVar("Found")
 
 
 class _Queued(NamedTuple):
@@ -91,31 +95,27 @@ class PlanSearch:
         self._axes = axes
         self._leave_out_context()
         self._leave_out_experts()
-        queue = [*self._queued()]
-        heapq.heapify(queue)
-        candidates, tried = len(queue), len(self._known)
+        queue, tried = [*self._queued()], len(self._known)
         fitting: list[PlanForecast] = []
-        complete = True
-        while queue:
-            entry = heapq.heappop(queue)
-            if len(self._known) == tried + MOST_TRIED or len(fitting) > SHOWN:
-                complete = bool(fitting)
-                break
-            if self._floor(entry.plan) > self._most:
-                continue
-            time = entry.time
-            if time is None:  # only a bound is known
-                time = self._time(entry.plan)
-                if time is not None:
-                    heapq.heappush(queue, entry._replace(seconds=time.total, time=time))
-                continue
-            found = self._try(time, entry.plan)
+        for entry in best_first(queue, self._priced):
+            found = None if entry.time is None else self._try(entry.time, entry.plan)
             if found is not None and not found.peak.exceeded:
                 fitting.append(found)
+            if len(self._known) == tried + MOST_TRIED or len(fitting) > SHOWN:
+                break
         if not fitting:
-            raise NoPlanFitsError(self._nothing(candidates))
+            raise NoPlanFitsError(self._nothing(len(queue)))
         chosen, *others = _distinct(fitting)
-        return self._choice(chosen, others, self._refused(chosen), candidates, complete=complete)
+        return self._choice(chosen, others, self._refused(chosen), len(queue))
+
+    def _priced(self, entry: _Queued) -> list[_Queued] | None:
+        """What takes the place of a plan: its price where only a bound is known; nothing if it cannot fit."""
+        if self._floor(entry.plan) > self._most:
+            return []
+        if entry.time is not None:
+            return None
+        time = self._time(entry.plan)
+        return [] if time is None else [entry._replace(seconds=time.total, time=time)]
 
     def _recorded(self) -> None:
         """Record the model, or say how it trains without that."""
@@ -137,7 +137,7 @@ class PlanSearch:
         """
         staged = self._staged(plan)[0]
         found = self._dry(self._predictor.forecast(staged), staged)
-        return self._choice(found, [], [], 1, complete=True)
+        return self._choice(found, [], [], 1)
 
     def _choice(
         self,
@@ -145,13 +145,11 @@ class PlanSearch:
         others: list[PlanForecast],
         refused: list[RefusedPlan],
         candidates: int,
-        *,
-        complete: bool,
     ) -> ModelChoice:
         task = self._task
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
-            len(self._known), self._predictor.source, complete, self._predictor.collectives(chosen.plan),
+            len(self._known), self._predictor.source, self._predictor.collectives(chosen.plan),
             links_of(self._machine.hardware, recall(env.read()).source), _batch_norm_rows(task, chosen.plan),
         )  # fmt: skip
 
@@ -196,11 +194,14 @@ class PlanSearch:
 
     def _time(self, plan: Plan) -> StepForecast | None:
         """The seconds of a step; None: the model has no such axes."""
-        axes = self._timed(plan)
+        return self._unless_refused(self._timed(plan), lambda: self._predictor.forecast(plan))
+
+    def _unless_refused(self, axes: tuple[Any, ...], work: Callable[[], Found]) -> Found | None:
+        """What `work` finds; None: plans with these axes are refused, now or before."""
         if axes in self._problems:
             return None
         try:
-            return self._predictor.forecast(plan)
+            return work()
         except UnfitError as error:
             self._problems[axes] = str(error)
             return None
@@ -220,16 +221,8 @@ class PlanSearch:
 
     def _try(self, time: StepForecast, plan: Plan) -> PlanForecast | None:
         """A dry run; None: the plan cannot run."""
-        if plan in self._known:
-            return self._known[plan]
-        axes = _dried(plan)
-        if axes in self._problems:
-            return None
-        try:
-            return self._dry(time, plan)
-        except UnfitError as error:
-            self._problems[axes] = str(error)
-            return None
+        known = self._known.get(plan)
+        return known or self._unless_refused(_dried(plan), lambda: self._dry(time, plan))
 
     def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
@@ -267,7 +260,6 @@ class PlanSearch:
         cut = plan.tensor * plan.pipeline * plan.expert
         held, trained, moments = (0.0 if plan.swap else each / cut for each in self._task.state_bytes)
         low = 0.5 if plan.low else 1
-        shards = plan.shards * plan.context if plan.zero else 1
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
             nbytes
@@ -278,9 +270,9 @@ class PlanSearch:
             and plan.pipeline == 1
         ]
         share = 0.5 if plan.tensor > 1 else 1.0  # not all is cut evenly
-        kept = (held + moments) / shards
+        kept = (held + moments) / plan.sharers
         backward = share * (kept + gathered) + max(lean, default=0)
-        return FLOOR * max(backward, share * (kept + low * trained / shards))
+        return FLOOR * max(backward, share * (kept + low * trained / plan.sharers))
 
     # ---- reasons ----
 
