@@ -226,7 +226,7 @@ def test_a_choice_fits_and_says_why() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert any(each.excess_bytes > 0 for each in tight.refused), text
     assert "too many" in text
-    assert f"limit of the step: {TIME_NAMES[tight.limit]}" in text
+    assert f"limit: {TIME_NAMES[tight.limit]}" in text
     page = tight.html()
     assert "too many" in page
     assert str(tight.plan) in page

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from unisono.engine.base.validation import whole
 from unisono.planner.choice_page import (
     RECOMPUTE_GROUPS,
     ChoicePage,
-    Neighbour,
     PageCollective,
     point_of,
 )
@@ -24,7 +22,6 @@ from unisono.planner.training_plan import TrainingJob, TrainingPlan, runtime_arg
 __all__ = ["PlanChoice", "refusal_text"]
 
 GIB = 1 << 30
-MOST_COLLECTIVES, MOST_REFUSED = 5, 8
 
 CAUSES = {
     "matrix": "matrix products",
@@ -175,31 +172,26 @@ class PlanChoice(NamedTuple):
             title=head[0],
             chosen=point_of(chosen),
             summary=[line.strip() for line in head[2:4]],
-            time={CAUSES[name]: value for name, value in chosen.time._asdict().items()},
+            time={
+                CAUSES[name]: value
+                for name, value in chosen.time._asdict().items()
+                if value or name not in RARE
+            },
             memory={MEMORY_CAUSES[name]: value for name, value in chosen.memory._asdict().items()},
             limit_bytes=self.limit_bytes,
             fits=self.fits,
+            limit=CAUSES[self.limit],
             collectives=[
-                PageCollective(
-                    f"{one.collective} ({one.axis})",
-                    one.ranks,
-                    one.nbytes,
-                    one.calls,
-                    one.seconds,
-                    one.exposed,
-                )
-                for one in self.collectives
+                PageCollective(f"{one.collective} ({one.axis})", *one[2:]) for one in self.collectives
             ],
-            others=[point_of(each) for each in self.next_best],
-            refused=[Neighbour(each.change, refusal_text(each)) for each in self.refused],
+            others=[point_of(each, chosen) for each in self.next_best],
+            refused=[(each.change, refusal_text(each)) for each in self.refused],
             points=[point_of(each) for each in (chosen, *self.next_best, *plans)],
             groups=RECOMPUTE_GROUPS,
         )
 
     def __str__(self) -> str:
-        return "\n".join(
-            [*self._head(), "", *self._parts(), *self._collective_lines(), *self._others(), *self._refusals()]
-        )
+        return "\n".join([*self._head(), "", *self.page().lines()])
 
     @property
     def _model(self) -> TimeModel | ClusterModel:
@@ -231,42 +223,6 @@ class PlanChoice(NamedTuple):
     def _accelerators(self) -> str:
         name, count = self.job.hardware.name, self.job.ranks
         return f"{count} x {name}" if self.job.cluster is None else f"{count} on hosts {name}"
-
-    def _parts(self) -> Iterator[str]:
-        time, memory = self.chosen.time, self.chosen.memory
-        left = [
-            f"{CAUSES[name]:<19}{readable_time(value):>9}{100 * value / time.total:>6.1f} %"
-            for name, value in time._asdict().items()
-            if value or name not in RARE
-        ]
-        right = [f"{MEMORY_CAUSES[name]:<17}{_gib(value):>8} GiB" for name, value in memory._asdict().items()]
-        right.append(f"limit: {CAUSES[self.limit]}")
-        for one, other in zip_longest(left, right, fillvalue=""):
-            yield f"  {one:<36}    {other}".rstrip()
-
-    def _collective_lines(self) -> Iterator[str]:
-        if self.collectives:
-            columns = f"{'ranks':>7}{'MiB':>10}{'calls':>10}{'time':>11}{'not hidden':>12}"
-            yield f"  {'collectives of a rank':<26}{columns}"
-        for each in self.collectives[:MOST_COLLECTIVES]:
-            name = f"{each.collective} ({each.axis})"
-            size = f"{each.ranks:>7,}{each.nbytes / (1 << 20):>10,.1f}{each.calls:>10,}"
-            yield f"    {name:<24}{size}{readable_time(each.seconds):>11}{readable_time(each.exposed):>12}"
-
-    def _others(self) -> Iterator[str]:
-        if self.next_best:
-            yield "  next best"
-        for each in self.next_best:
-            seconds, gib = readable_time(each.time.total), _gib(each.memory.total)
-            yield f"    {seconds:>9}{gib:>8} GiB  {each.plan.changes(self.plan)}"
-
-    def _refusals(self) -> Iterator[str]:
-        if self.refused:
-            yield "  one step away"
-        shown = self.refused[:MOST_REFUSED]
-        width = max((len(each.change) for each in shown), default=0)
-        for each in shown:
-            yield f"    {each.change:<{width}}  {refusal_text(each)}"
 
 
 def _host_line(each: HostUse) -> str:

@@ -1,7 +1,7 @@
-"""A choice of a plan as one page of HTML that needs no network and no script, and its picture as SVG.
+"""What a choice of a plan shows: tables as text, and one page of HTML that needs no network and no script.
 
-The picture is the trade: the time of a step over the memory of a rank, for any plans. `ChoicePage` is plain
-data: a choice from a model's numbers fills one in (`PlanChoice.page`), and so may one from a recorded model.
+`ChoicePage` is plain data: a choice from a model's numbers fills one in (`PlanChoice.page`), and so does one
+from a recorded model. The picture of the page is the trade: the time of a step over the memory of a rank.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.readable import readable_size, readable_time
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RECOMPUTE_GROUPS",
     "ChoicePage",
-    "Neighbour",
     "PageCollective",
     "TradePoint",
     "point_of",
@@ -44,12 +44,16 @@ PICTURE_STYLE = (
 
 
 class TradePoint(NamedTuple):
-    """A plan: its name, seconds of a step, bytes of the fullest rank, and the group that has its colour."""
+    """A plan: its name, seconds of a step, bytes of the fullest rank, and the group that has its colour.
+
+    `change`: the fields in which it differs from the chosen one.
+    """
 
     name: str
     seconds: float
     memory_bytes: float
     group: str = ""
+    change: str = ""
 
 
 def trade_svg(
@@ -135,6 +139,10 @@ def _scales(x_axis: _LogScale, y_axis: _LogScale) -> list[str]:
     return lines
 
 
+MOST_COLLECTIVES, MOST_REFUSED = 5, 8
+WIDEST_CHANGE, COLUMNS = 40, (7, 12, 10, 11, 12)
+"""Of the tables as text."""
+
 RECOMPUTE_GROUPS = {name: f"recompute={name}" for name in RECOMPUTE}
 STYLE = """
 :root{color-scheme:light dark}
@@ -151,21 +159,25 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 
 
 class PageCollective(NamedTuple):
-    """One kind of collective of a step: bytes and seconds of all its calls, and those that nothing hides."""
+    """One kind of collective of a step: bytes, and seconds of all its calls.
+
+    `exposed`: those that nothing hides; None: they are not known.
+    """
 
     name: str
     ranks: int
     nbytes: float
-    calls: int
+    calls: float
     seconds: float
-    exposed: float
+    exposed: float | None = None
 
-
-class Neighbour(NamedTuple):
-    """A plan one step away, and the byte or second that refuses it."""
-
-    change: str
-    why: str
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its numbers, as tables show them."""
+        whole = self.calls == round(self.calls)
+        calls = f"{round(self.calls):,}" if whole else f"{self.calls:.4g}"
+        found = f"{self.ranks:,}", readable_size(self.nbytes), calls, readable_time(self.seconds)
+        return found if self.exposed is None else (*found, readable_time(self.exposed))
 
 
 class ChoicePage(NamedTuple):
@@ -175,7 +187,9 @@ class ChoicePage(NamedTuple):
         title: what is trained, on what.  summary: sentences below the plan.
         time, memory: parts by cause; their sums are those of the chosen point.
         limit_bytes: what a rank may use.  fits: whether the chosen plan does.
-        others: further plans that fit, the fastest first.  refused: the plans one step away.
+        limit: the part of the time that is largest.
+        others: further plans that fit, the fastest first.
+        refused: the plans one step away: what changes, and the byte or second that refuses it.
         points: of the picture; groups: their colours' legend.
     """
 
@@ -186,15 +200,49 @@ class ChoicePage(NamedTuple):
     memory: Mapping[str, float]
     limit_bytes: float
     fits: bool
+    limit: str
     collectives: Sequence[PageCollective]
     others: Sequence[TradePoint]
-    refused: Sequence[Neighbour]
+    refused: Sequence[tuple[str, str]]
     points: Sequence[TradePoint]
     groups: Mapping[str, str]
 
     def html(self) -> str:
         """The page."""
         return "\n".join([*self._head(), *self._trade(), *self._parts(), *self._tables(), "</html>", ""])
+
+    def lines(self) -> Iterator[str]:
+        """Its tables as text."""
+        total, width = sum(self.time.values()), max(map(len, self.memory)) + 2
+        left = [
+            f"{name:<19}{readable_time(value):>9}{100 * value / total:>6.1f} %"
+            for name, value in self.time.items()
+        ]
+        right = [f"{name:<{width}}{readable_size(value):>12}" for name, value in self.memory.items()]
+        right.append(f"limit: {self.limit}")
+        for one, other in zip_longest(left, right, fillvalue=""):
+            yield f"  {one:<36}    {other}".rstrip()
+        if self.collectives:
+            yield f"  {'collectives of a rank':<26}{_columns(self.heads)}"
+        yield from (
+            f"    {each.name:<24}{_columns(each.cells)}" for each in self.collectives[:MOST_COLLECTIVES]
+        )
+        if self.others:
+            yield "  next best"
+        for point in self.others:
+            seconds, size = readable_time(point.seconds), readable_size(point.memory_bytes)
+            yield f"    {seconds:>9}{size:>12}  {point.change}"
+        if self.refused:
+            yield "  one step away"
+        shown = self.refused[:MOST_REFUSED]
+        widest = min(WIDEST_CHANGE, max((len(change) for change, _ in shown), default=0))
+        yield from (f"    {change:<{widest}}  {why}" for change, why in shown)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Of the columns of collectives."""
+        known = any(each.exposed is not None for each in self.collectives)
+        return ("ranks", "bytes", "calls", "time", *["not hidden"] * known)
 
     def _head(self) -> Iterator[str]:
         state = "fits" if self.fits else '<span class="bad">DOES NOT FIT</span>'
@@ -229,12 +277,9 @@ class ChoicePage(NamedTuple):
     def _tables(self) -> Iterator[str]:
         if self.collectives:
             yield "<h2>Collectives of a rank</h2><table>"
-            heads = ("collective", "ranks", "bytes", "calls", "time", "not hidden")
-            yield _row(heads, numbers=range(1, 6), cell="th")
+            yield _row(("collective", *self.heads), numbers=range(1, 6), cell="th")
             for each in self.collectives:
-                size = (f"{each.ranks:,}", readable_size(each.nbytes), f"{each.calls:,}")
-                times = readable_time(each.seconds), readable_time(each.exposed)
-                yield _row([escape(each.name), *size, *times], numbers=range(1, 6))
+                yield _row([escape(each.name), *each.cells], numbers=range(1, 6))
             yield "</table>"
         if self.others:
             yield "<h2>Next best</h2><table>"
@@ -244,13 +289,18 @@ class ChoicePage(NamedTuple):
             yield "</table>"
         if self.refused:
             yield "<h2>One step away</h2><table>"
-            yield from (_row([escape(each.change), escape(each.why)]) for each in self.refused)
+            yield from (_row([escape(text) for text in each]) for each in self.refused)
             yield "</table>"
 
 
-def point_of(priced: PricedPlan) -> TradePoint:
-    """A priced plan as a point."""
-    return TradePoint(str(priced.plan), priced.time.total, priced.memory.total, priced.plan.recompute)
+def point_of(priced: PricedPlan, chosen: PricedPlan | None = None) -> TradePoint:
+    """A priced plan as a point, beside the chosen one."""
+    plan, change = priced.plan, "" if chosen is None else priced.plan.changes(chosen.plan)
+    return TradePoint(str(plan), priced.time.total, priced.memory.total, plan.recompute, change)
+
+
+def _columns(texts: Sequence[str]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, COLUMNS, strict=False))
 
 
 def _row(texts: Sequence[str], *, numbers: Sequence[int] = (), cell: str = "td") -> str:

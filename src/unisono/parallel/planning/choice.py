@@ -5,24 +5,22 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from unisono.parallel.costs.collective_calls import PricedCollective
 from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
-from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective, TradePoint
+from unisono.planner.choice_page import ChoicePage, PageCollective, TradePoint
 from unisono.planner.readable import readable_size, readable_time, signed_time
 
 from .candidates import RECOMPUTE, changes
-from .memory_account import CAUSES, MemoryPeak
+from .memory_account import MemoryPeak
 
 __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
-MOST_CALLS, MOST_REFUSED = 4, 8
 ROUNDING = 1e-9  # seconds; plans that differ by less are as fast
-WIDTH, WIDEST_CHANGE = 100, 40  # columns: of the text, and of a change in its table
+WIDTH = 100  # columns of the text
 TIME_NAMES = {
     "forward": "forward",
     "backward": "backward",
@@ -151,31 +149,28 @@ class ModelChoice(NamedTuple):
 
     def html(self) -> str:
         """One page with all of it, which needs no network."""
-        head, found = list(self._head()), [_point(self.chosen), *map(_point, self.next_best)]
+        return self._page().html()
+
+    def _page(self) -> ChoicePage:
+        head, seconds = list(self._head()), self.chosen.time.seconds
+        chosen, *others = (_point(each, self.plan) for each in (self.chosen, *self.next_best))
         return ChoicePage(
             title=head[0],
-            chosen=found[0],
+            chosen=chosen,
             summary=[line.strip() for line in (*head[2:5], *head[6:])],
-            time={TIME_NAMES[cause]: value for cause, value in self.chosen.time.seconds.items()},
+            time={TIME_NAMES[cause]: seconds[cause] for cause in TIMES if seconds.get(cause)},
             memory={_named(cause): nbytes for cause, nbytes in self.chosen.peak.parts.items()},
             limit_bytes=self.limit_bytes,
             fits=self.fits,
+            limit=TIME_NAMES[self.limit],
             collectives=[
-                PageCollective(
-                    f"{each.collective} ({each.axis})",
-                    each.ranks,
-                    each.nbytes,
-                    round(each.calls),
-                    each.seconds,
-                    each.seconds,
-                )
-                for each in self.collectives
+                PageCollective(f"{one.collective} ({one.axis})", *one[2:]) for one in self.collectives
             ],
-            others=found[1:],
-            refused=[Neighbour(each.change, _refusal(each)) for each in self.refused],
-            points=found,
+            others=others,
+            refused=[(each.change, _refusal(each)) for each in self.refused],
+            points=[chosen, *others],
             groups={str(each): f"recompute={each}" for each in RECOMPUTE},
-        ).html()
+        )
 
     def record(self) -> dict[str, Any]:
         """All of it as plain data; seconds and bytes."""
@@ -210,7 +205,7 @@ class ModelChoice(NamedTuple):
         }
 
     def __str__(self) -> str:
-        lines = [*self._head(), "", *self._parts(), *self._calls(), *self._others(), *self._refusals()]
+        lines = [*self._head(), "", *self._page().lines()]
         return "\n".join(part for line in lines for part in _folded(line))
 
     def _head(self) -> Iterator[str]:
@@ -229,40 +224,6 @@ class ModelChoice(NamedTuple):
         if self.batch_norm_rows:
             yield f"  BatchNorm takes its mean and variance of {self.batch_norm_rows} rows"
 
-    def _parts(self) -> Iterator[str]:
-        seconds = self.chosen.time.seconds
-        time = {cause: seconds[cause] for cause in TIMES if seconds.get(cause)}
-        left = [
-            f"{TIME_NAMES[cause]:<19}{readable_time(value):>10}{100 * value / self.seconds:>6.1f} %"
-            for cause, value in time.items()
-        ]
-        right = [f"{_named(cause):<23}{readable_size(self.chosen.peak.parts[cause]):>11}" for cause in CAUSES]
-        right.append(f"limit of the step: {TIME_NAMES[self.limit]}")
-        for one, other in zip_longest(left, right, fillvalue=""):
-            yield f"  {one:<37}    {other}".rstrip()
-
-    def _calls(self) -> Iterator[str]:
-        if self.collectives:
-            yield f"  {'collectives of a rank':<30}{'ranks':>6}{'calls':>9}{'bytes':>12}{'time':>12}"
-        for each in self.collectives[:MOST_CALLS]:
-            name, size = f"{each.collective} ({each.axis})", f"{each.ranks:>6}{each.calls:>9,.4g}"
-            yield f"    {name:<28}{size}{readable_size(each.nbytes):>12}{readable_time(each.seconds):>12}"
-
-    def _others(self) -> Iterator[str]:
-        if self.next_best:
-            yield "  next best"
-        for each in self.next_best:
-            text = changes(each.plan, self.plan)
-            yield f"    {readable_time(each.time.total):>10}{readable_size(each.peak.reserved):>12}  {text}"
-
-    def _refusals(self) -> Iterator[str]:
-        if self.refused:
-            yield "  one step away"
-        shown = self.refused[:MOST_REFUSED]
-        width = min(WIDEST_CHANGE, max((len(each.change) for each in shown), default=0))
-        for each in shown:
-            yield f"    {each.change:<{width}}  {_refusal(each)}"
-
 
 def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanForecast | None) -> RefusedPlan:
     """What speaks against another plan: the bytes that are missing, or the seconds more."""
@@ -274,8 +235,9 @@ def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanFor
     return RefusedPlan(changes(plan, chosen.plan), "", excess, time.total - chosen.time.total, cause)
 
 
-def _point(each: PlanForecast) -> TradePoint:
-    return TradePoint(str(each.plan), each.time.total, each.peak.reserved, str(each.plan.recompute))
+def _point(each: PlanForecast, chosen: Plan) -> TradePoint:
+    plan, nbytes = each.plan, each.peak.reserved
+    return TradePoint(str(plan), each.time.total, nbytes, str(plan.recompute), changes(plan, chosen))
 
 
 def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:
