@@ -16,10 +16,9 @@ import msgspec
 
 from unisono.engine.base.validation import instance, whole
 from unisono.networks.cost_table import known, quantity
-from unisono.networks.places import At, DescriptionError, line_of
+from unisono.networks.places import At, DescriptionError
 from unisono.networks.quantities import nbytes
-from unisono.networks.toml import tables_of, text_of
-from unisono.planner.hardware import Efficiency, Hardware, LinkRate, find_hardware
+from unisono.planner.hardware import Efficiency, Hardware, LinkRate, described, find_hardware
 
 __all__ = ["Cluster", "HostKind", "Hosts", "KindRanks", "find_cluster", "slowest"]
 
@@ -157,26 +156,20 @@ def find_cluster(hosts: Hosts) -> Cluster:
     if isinstance(hosts, Path) or (
         isinstance(hosts, str) and hosts.endswith(".toml") and not ENTRY.fullmatch(hosts)
     ):
-        return _cluster(_read(Path(hosts)))
-    if isinstance(hosts, str):
-        pairs: list[tuple[Any, Any]] = [_entry(text.strip()) for text in hosts.split(",")]
+        file = Path(hosts)
+        kinds = described(file, lambda tables: _read(tables, file.parent))
+    elif isinstance(hosts, str):
+        kinds = [_pair(_entry(text.strip())) for text in hosts.split(",")]
+    elif isinstance(hosts, (list, tuple)):
+        kinds = list(map(_pair, hosts))
     else:
-        pairs = [_pair(each) for each in _listed(hosts)]
-    return _cluster([HostKind(_count(count), _hardware(name)) for count, name in pairs])
-
-
-def _listed(hosts: object) -> list[Any]:
-    if not isinstance(hosts, (list, tuple)):
-        raise TypeError(
-            f"hosts is a {type(hosts).__name__}, expected a text, a Path or pairs (count, hardware)"
-        )
-    return list(hosts)
-
-
-def _pair(each: object) -> tuple[Any, Any]:
-    if not isinstance(each, (list, tuple)) or len(each) != 2:
-        raise TypeError(f"hosts: {each!r} is no pair (count, hardware)")
-    return each[0], each[1]
+        kind = type(hosts).__name__
+        raise TypeError(f"hosts is a {kind}, expected a text, a Path or pairs (count, hardware)")
+    if not 1 <= len(kinds) <= MOST_KINDS:
+        raise ValueError(f"hosts: {len(kinds)} kinds, expected 1 to {MOST_KINDS}")
+    found = Cluster(tuple(kinds))
+    found.slowest()  # or raise: they have no type of compute in common
+    return found
 
 
 def _entry(text: str) -> tuple[int, str]:
@@ -186,34 +179,20 @@ def _entry(text: str) -> tuple[int, str]:
     return int(found[1]), found[2]
 
 
-def _count(count: object) -> int:
-    return int(whole(count, "hosts: a count", 1, MOST_HOSTS))
+def _pair(each: object) -> HostKind:
+    if not isinstance(each, (list, tuple)) or len(each) != 2:
+        raise TypeError(f"hosts: {each!r} is no pair (count, hardware)")
+    count, hardware = each
+    instance(hardware, (Hardware, str, Path), "hosts: hardware")
+    return HostKind(int(whole(count, "hosts: a count", 1, MOST_HOSTS)), find_hardware(hardware))
 
 
-def _hardware(name: object) -> Hardware:
-    instance(name, (Hardware, str, Path), "hosts: hardware")
-    return name if isinstance(name, Hardware) else find_hardware(name)  # type: ignore[arg-type]
-
-
-def _cluster(kinds: list[HostKind]) -> Cluster:
-    if not 1 <= len(kinds) <= MOST_KINDS:
-        raise ValueError(f"hosts: {len(kinds)} kinds, expected 1 to {MOST_KINDS}")
-    found = Cluster(tuple(kinds))
-    found.slowest()  # or raise: they have no type of compute in common
-    return found
-
-
-def _read(file: Path) -> list[HostKind]:
-    text = text_of(file)
-    tables = tables_of(text, str(file))
-    try:
-        known(tables, At(()), {"hosts"})
-        listed = tables.get("hosts")
-        if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
-            raise DescriptionError(At(()), "lacks [[hosts]]")
-        return [_kind(each, At(("hosts", at)), file.parent) for at, each in enumerate(listed)]
-    except DescriptionError as error:
-        raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
+def _read(tables: dict[str, Any], folder: Path) -> list[HostKind]:
+    known(tables, At(()), {"hosts"})
+    listed = tables.get("hosts")
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise DescriptionError(At(()), "lacks [[hosts]]")
+    return [_kind(each, At(("hosts", at)), folder) for at, each in enumerate(listed)]
 
 
 def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
@@ -233,18 +212,15 @@ def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
         limit = quantity(nbytes, table["memory"], at / "memory")
         if not 0 < limit <= found.memory_bytes:
             raise DescriptionError(at / "memory", f"is {limit}, expected 1 to {found.memory_bytes} bytes")
-        found = msgspec.structs.replace(found, memory_bytes=limit, reserved_bytes=0)
+        found = found.limited(limit)
     speed = table.get("speed", 1.0)
     if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed <= 1:
         raise DescriptionError(at / "speed", f"is {speed!r}, expected a share above 0, at most 1")
-    return HostKind(count, found if speed == 1 else _slower(found, float(speed)))
-
-
-def _slower(hardware: Hardware, speed: float) -> Hardware:
-    """The same at a share of its rates of compute and memory."""
-    return msgspec.structs.replace(
-        hardware,
-        name=f"{hardware.name} at {speed:g}",
-        flops={name: rate * speed for name, rate in hardware.flops.items()},
-        memory_bytes_per_s=hardware.memory_bytes_per_s * speed,
-    )
+    if speed != 1:
+        found = msgspec.structs.replace(
+            found,
+            name=f"{found.name} at {float(speed):g}",
+            flops={name: rate * speed for name, rate in found.flops.items()},
+            memory_bytes_per_s=found.memory_bytes_per_s * speed,
+        )
+    return HostKind(count, found)

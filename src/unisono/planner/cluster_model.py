@@ -33,6 +33,10 @@ class PlanModels:
         """The model of a plan's type."""
         return self._models[plan.compute or self.job.compute]
 
+    def excess_bytes(self, plan: TrainingPlan, use: MemoryUse) -> int:
+        """What is missing of memory; 0: the plan fits."""
+        return self.of(plan).memory.excess_bytes(plan, use)
+
 
 def with_layers(job: TrainingJob, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the layers of each rank of its pipeline written out."""

@@ -5,8 +5,9 @@ The files are small; `shipped/` has some, with the sources of their figures.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,14 +16,16 @@ from unisono.networks.cost_table import known, quantity
 from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds
 from unisono.networks.toml import tables_of, text_of
+from unisono.planner.readable import readable_size
 
-__all__ = ["Efficiency", "Hardware", "HostMemory", "LinkRate", "find_hardware", "shipped"]
+__all__ = ["Efficiency", "Hardware", "HostMemory", "LinkRate", "described", "find_hardware", "shipped"]
 
 FOLDER = Path(__file__).parent / "shipped"
 LEAST_FLOPS, LEAST_RATE, MOST_RATE, MOST_S = 1e6, 1e3, 1e24, 60.0
 """Of accelerators, memory and links: FLOP/s, bytes per second, and seconds of a latency or a kernel."""
 
 COMPUTE = ("bf16", "fp16", "f32", "fp8")
+Described = TypeVar("Described")
 
 
 class LinkRate(NamedTuple):
@@ -126,20 +129,33 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         """What a plan may use."""
         return self.memory_bytes - self.reserved_bytes
 
+    def limited(self, limit_bytes: int) -> Hardware:
+        """The same where a plan may use so much, or all that there is."""
+        least = min(limit_bytes, self.memory_bytes)
+        return msgspec.structs.replace(self, memory_bytes=least, reserved_bytes=0)
+
+    def check_limit(self, limit_bytes: int, who: str = "") -> None:
+        """Raise ValueError where a plan may use more than there is."""
+        if limit_bytes > self.memory_bytes:
+            given, have = readable_size(limit_bytes), readable_size(self.memory_bytes)
+            raise ValueError(f"{who}memory is {given}, and {self.name} has {have}")
+
 
 def shipped() -> list[str]:
     """The names of the hardware that is shipped."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
-def find_hardware(name: str | Path) -> Hardware:
-    """The hardware in a file, or the shipped one of this name.
+def find_hardware(name: Hardware | str | Path) -> Hardware:
+    """The hardware in a file, or the shipped one of this name; or as it is given.
 
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
-        TypeError: it is neither a text nor a Path.
+        TypeError: it is none of these.
     """
-    instance(name, (str, Path), "hardware")
+    instance(name, (Hardware, str, Path), "hardware")
+    if isinstance(name, Hardware):
+        return name
     if isinstance(name, str) and "," in name:
         raise ValueError(f"hardware is {name!r}: hosts that differ are given as hosts: 4xa100-80g,2xh100-80g")
     if isinstance(name, Path) or "/" in name or name.endswith(".toml"):
@@ -150,10 +166,15 @@ def find_hardware(name: str | Path) -> Hardware:
 
 
 def _read(file: Path) -> Hardware:
+    return described(file, lambda tables: _hardware(tables, file.stem))
+
+
+def described(file: Path, read: Callable[[dict[str, Any]], Described]) -> Described:
+    """What a TOML file describes; a ValueError of `read` says in which line it is wrong."""
     text = text_of(file)
     tables = tables_of(text, str(file))
     try:
-        return _hardware(tables, file.stem)
+        return read(tables)
     except DescriptionError as error:
         raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
 

@@ -17,7 +17,7 @@ from unisono.planner.hardware import Hardware, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.plan_tree import tree_of
 from unisono.planner.readable import readable_size
-from unisono.planner.search import PricedPlan, SearchResult, price, refused_neighbours, search
+from unisono.planner.search import PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import (
     LISTS,
@@ -100,17 +100,21 @@ def plan(
         dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
     )  # fmt: skip
     models = PlanModels(job)
-    result = _compared(models, plan, fix, runtime)
-    chosen = result.best[0]
+    if plan is not None:
+        best, candidates = _priced(models, _fields(plan))
+    else:
+        best, candidates = _searched(models, {} if fix is None else _fields(fix), runtime)
+    return _choice(models, best, candidates, runtime)
+
+
+def _choice(
+    models: PlanModels, best: list[PricedPlan], candidates: int, runtime: Runtime | None
+) -> PlanChoice:
+    """The first of these plans, with its reasons."""
+    chosen, *others = best
+    collectives = models.of(chosen.plan).collectives(chosen.plan)
     refused = refused_neighbours(models, chosen, runtime)
-    return PlanChoice(
-        job,
-        chosen,
-        models.of(chosen.plan).collectives(chosen.plan),
-        result.best[1:],
-        refused,
-        result.candidates,
-    )
+    return PlanChoice(models.job, chosen, collectives, others, refused, candidates)
 
 
 def _check_asked(plan: object, fix: object, runtime: object) -> None:
@@ -142,8 +146,7 @@ def _job(
     else:
         if gpus is None or hardware is None:
             raise ValueError("give gpus and hardware, or hosts")
-        instance(hardware, (Hardware, str, Path), "hardware")
-        found = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+        found = find_hardware(hardware)
     gpus = int(whole(gpus, "gpus", 1, MOST))
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
     computes, overlap = _computes(given.pop("compute"), found), given.pop("overlap")
@@ -188,12 +191,7 @@ def _cluster(
     if limit > most:
         have = readable_size(most)
         raise ValueError(f"memory is {readable_size(limit)}, and the largest of {found.name} has {have}")
-    return Cluster(tuple(HostKind(kind.hosts, _limited(kind.hardware, limit)) for kind in found.kinds))
-
-
-def _limited(hardware: Hardware, limit_bytes: int) -> Hardware:
-    least = min(limit_bytes, hardware.memory_bytes)
-    return msgspec.structs.replace(hardware, memory_bytes=least, reserved_bytes=0)
+    return Cluster(tuple(HostKind(kind.hosts, kind.hardware.limited(limit)) for kind in found.kinds))
 
 
 def all_plans(
@@ -226,24 +224,11 @@ def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _compared(
-    models: PlanModels,
-    plan: str | Mapping[str, Any] | None,
-    fix: str | Mapping[str, Any] | None,
-    runtime: Runtime | None,
-) -> SearchResult:
-    if plan is not None:
-        return _priced(models, _fields(plan))
-    return _searched(models, {} if fix is None else _fields(fix), runtime)
-
-
 def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
     if memory is None:
         return hardware.usable_bytes
     limit_bytes = int(whole(memory, "memory", 1))
-    if limit_bytes > hardware.memory_bytes:
-        have = readable_size(hardware.memory_bytes)
-        raise ValueError(f"memory is {readable_size(limit_bytes)}, and {hardware.name} has {have}")
+    hardware.check_limit(limit_bytes)
     return limit_bytes
 
 
@@ -265,10 +250,13 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
     return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
 
 
-def _searched(models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None) -> SearchResult:
+def _searched(
+    models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None
+) -> tuple[list[PricedPlan], int]:
+    """The fastest plans with these fields that fit, and how many were compared."""
     found = search(models, tree_of(models.job, fixed, runtime), SHOWN)
     if found.best:
-        return found
+        return found.best, found.candidates
     job, smallest = models.job, found.smallest
     if smallest is None and fixed:
         wanted = _with_defaults(fixed, job)
@@ -279,29 +267,23 @@ def _searched(models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
+    limit_bytes = models.of(smallest.plan).memory.limit_bytes(smallest.plan)
     refused = NoPlanFitsError(
-        f"no plan fits {models.of(smallest.plan).memory.limit_bytes(smallest.plan) / 2**30:.2f} GiB: of "
-        f"{found.candidates:,} the smallest needs "
+        f"no plan fits {limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
         f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
     )
-    others = refused_neighbours(models, smallest, runtime)
-    refused.choice = PlanChoice(
-        job, smallest, models.of(smallest.plan).collectives(smallest.plan), [], others, found.candidates
-    )
+    refused.choice = _choice(models, [smallest], found.candidates, runtime)
     raise refused
 
 
 def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     """The plan with these fields; `data` follows from the ranks."""
     plan = TrainingPlan(**fields)
-    if "data" in fields:
-        return plan
-    return msgspec.structs.replace(
-        plan, data=max(1, job.ranks // (plan.tensor * plan.context * plan.pipeline))
-    )
+    data = max(1, job.ranks // (plan.tensor * plan.context * plan.pipeline))
+    return plan if "data" in fields else msgspec.structs.replace(plan, data=data)
 
 
-def _priced(models: PlanModels, fields: dict[str, Any]) -> SearchResult:
+def _priced(models: PlanModels, fields: dict[str, Any]) -> tuple[list[PricedPlan], int]:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
     job = models.job
     base = _with_defaults(fields, job)
@@ -311,8 +293,6 @@ def _priced(models: PlanModels, fields: dict[str, Any]) -> SearchResult:
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
     plans = [price(models, each) for each in tree_of(job, fixed)]
-    fitting = [each for each in plans if not models.of(each.plan).memory.excess_bytes(each.plan, each.memory)]
-    if fitting:
-        return SearchResult(sorted(fitting, key=lambda each: each.order)[:SHOWN], len(plans), None)
-    smallest: PricedPlan = min(plans, key=lambda each: each.memory.total)
-    return SearchResult([smallest], len(plans), None)
+    fitting = [each for each in plans if not models.excess_bytes(each.plan, each.memory)]
+    best = sorted(fitting, key=lambda each: each.order)[:SHOWN]
+    return best or [min(plans, key=lambda each: each.memory.total)], len(plans)

@@ -206,7 +206,7 @@ def _refused(
         for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
     ]
     seconds, name = max(grown)
-    excess = models.of(plan).memory.excess_bytes(plan, priced.memory)
+    excess = models.excess_bytes(plan, priced.memory)
     return RefusedNeighbour(change, "", excess, priced.time.total - chosen.time.total, (name, seconds))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from unisono.engine.environment.env import parse_size
 from unisono.planner.cluster import Cluster, find_cluster
 from unisono.planner.hardware import Hardware, find_hardware
-from unisono.planner.readable import readable_size
 
 __all__ = ["MOST_RANKS", "JobHost", "bytes_of", "hosts_of"]
 
@@ -72,9 +71,8 @@ class JobHost:
             return
         if self.ranks > gpu.ranks:
             raise ValueError(f"JobHost: ranks is {self.ranks}, and a host of {gpu.name} has {gpu.ranks} GPUs")
-        if memory is not None and memory > gpu.memory_bytes:
-            have = readable_size(gpu.memory_bytes)
-            raise ValueError(f"JobHost: memory is {readable_size(memory)}, and {gpu.name} has {have}")
+        if memory is not None:
+            gpu.check_limit(memory, "JobHost: ")
 
     @property
     def gpu(self) -> Hardware | None:

@@ -29,7 +29,6 @@ from unisono.planner.operator_costs import (
     roofline_of,
     tables,
 )
-from unisono.planner.readable import readable_size
 from unisono.torch.control_data import on_every_rank
 
 from .job_hosts import JobHost, bytes_of
@@ -127,9 +126,8 @@ def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[s
     for host in hosts:
         gpu = host.gpu
         assert gpu is not None
-        if memory is not None and memory > gpu.memory_bytes:
-            have = readable_size(gpu.memory_bytes)
-            raise ValueError(f"plan: memory is {readable_size(memory)}, and {gpu.name} has {have}")
+        if memory is not None:
+            gpu.check_limit(memory, "plan: ")
         if gpu not in kinds:
             kinds.append(gpu)
     hardware = tuple(kinds[kinds.index(gpu)] for host in hosts if (gpu := host.gpu) is not None)
