@@ -103,13 +103,15 @@ class ModelChoice(NamedTuple):
     batch_norm_rows: int = 0
     inputs: Any = None
 
-    complete = True
-    """No plan that may be faster was left out: plans are tried in the order of their seconds."""
-
     @property
     def plan(self) -> Plan:
         """The plan."""
         return self.chosen.plan
+
+    @property
+    def complete(self) -> bool:
+        """No plan that may be faster was left out: they are tried in the order of their seconds."""
+        return True
 
     @property
     def seconds(self) -> float:
