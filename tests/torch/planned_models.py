@@ -185,7 +185,7 @@ def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
     optimizer.zero_grad()
     watch = StorageWatch("cpu", kernel_memory(on_gpu=False, virtual=False))
     account = MemoryTracker(None, watch.place)
-    watch.begin(account)
+    watch.account = account
     state = [t for held in optimizer.state.values() for t in held.values()]
     for tensor in [*model.parameters(), *state, *sample]:
         watch.see(tensor)

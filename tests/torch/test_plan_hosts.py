@@ -11,8 +11,7 @@ from planned_models import adamw, features
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.collectives import CollectiveCosts
 from unisono.parallel.costs.rank_groups import RankGroups
-from unisono.parallel.planning.job_hosts import JobHost
-from unisono.parallel.planning.machine import JobMachine, _of_control_groups
+from unisono.parallel.planning.machine import JobHost, JobMachine, _of_control_groups
 
 CROSS = nn.functional.cross_entropy
 

@@ -9,7 +9,6 @@ some experts needs more on their ranks.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,24 +23,21 @@ from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.program import ContextProgram
 from unisono.parallel.context.runtime import ContextModel
 from unisono.parallel.experts.exchange import RowExchange
+from unisono.parallel.experts.layers import stacked_experts
 from unisono.parallel.experts.stacked import numbers_of_experts
 from unisono.parallel.generators import RngRegion
-from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.fused import split_
-from unisono.parallel.graph.proof import prove
-from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.written import Forward
 from unisono.parallel.plan import Plan
 from unisono.parallel.sharded_parameters import TYPES
-from unisono.parallel.structure import ModelStructure, chained
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 
 if TYPE_CHECKING:
     from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DrawnRows", "DryContext", "cut_of_program", "run_parts", "spread_by_chance"]
+__all__ = ["DrawnRows", "DryContext", "run_parts", "spread_by_chance"]
 
 
 class _TensorAlone(TensorAxis):
@@ -66,32 +62,6 @@ class _NoDraws(RngRegion):
 
     def end(self) -> None:
         """Nothing has begun."""
-
-
-def cut_of_program(
-    shapes: Shapes,
-    inputs: Any,
-    parts: int,
-    *,
-    sequence: bool,
-    structure: ModelStructure | None,
-    opened: frozenset[str],
-) -> Cut:
-    """The cut that `parallelize` would choose.
-
-    Args:
-        shapes: the model without values.    structure: of it, in a pipeline of pieces.
-        opened: modules that span stages.
-    Raises:
-        CaptureError: the program cannot be recorded, or nothing of it can be cut.
-    """
-    forward = None
-    if structure is not None:
-        shapes, forward = Shapes(shapes.model, structure.pieces), chained(spreads=structure.spreads)
-    cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
-    if not cut.dims:
-        raise CaptureError(f"tensor={parts} cuts nothing of the model")
-    return cut
 
 
 def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) -> set[nn.Parameter]:
@@ -218,7 +188,7 @@ def spread_by_chance(model: nn.Module, plan: Plan) -> list[nn.Module]:
     if plan.expert == 1:
         return []
     _refuse(plan, "expert", beside=("tensor", "context"))
-    layers = {module: count for module in model.modules() if (count := _stacked(module))}
+    layers = {module: count for module in model.modules() if (count := stacked_experts(module))}
     if not layers:
         raise UnfitError(
             f"expert={plan.expert}: {type(model).__name__} has no layers of stacked experts, and the memory "
@@ -234,17 +204,6 @@ def spread_by_chance(model: nn.Module, plan: Plan) -> list[nn.Module]:
             setattr(module, name, count // plan.expert)
         ExpertsByChance(module, count, plan.expert)
     return [*layers]
-
-
-def _stacked(module: nn.Module) -> int:
-    """How many experts a layer has; 0: it is none."""
-    own = [*module.parameters(recurse=False)]
-    if not own or own[0].dim() < 2 or len(own) != len([*module.parameters()]):
-        return 0
-    count = own[0].shape[0]
-    alike = count > 1 and all(value.shape[0] == count for value in own)
-    routed = len(inspect.signature(module.forward).parameters) == 3  # rows, experts, weights
-    return count if alike and routed and numbers_of_experts(module, count) else 0
 
 
 class ExpertsByChance(Forward):

@@ -322,7 +322,7 @@ class _DryStep:
         self._real = run.task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
         self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
         self._account = MemoryTracker(CachingAllocator(limit) if self._on_gpu else None, self._watch.place)
-        self._watch.begin(self._account)
+        self._watch.account = self._account
         self._mesh: Any = SimpleNamespace(
             plan=run.plan,
             stage=here.rank,

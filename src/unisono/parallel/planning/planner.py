@@ -26,8 +26,7 @@ from unisono.torch.control_data import on_rank_0
 
 from .candidates import values
 from .choice import ModelChoice
-from .job_hosts import MOST_RANKS, JobHost, bytes_of, hosts_of
-from .machine import JobMachine, machine_of, measure
+from .machine import MOST_RANKS, JobHost, JobMachine, bytes_of, hosts_of, machine_of, measure
 from .search import PlanSearch
 from .task import TrainingTask
 

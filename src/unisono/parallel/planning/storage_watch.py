@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from unisono.torch_internals import autograd
 from unisono.torch_internals.fake import OperatorMode, memory_of, number_read
 
-from .memory_account import Charge, MemoryTracker, ProgramLocation
+from .memory_account import Charge, ProgramLocation
 
 __all__ = ["KernelMemory", "StorageWatch", "copy_in", "kernel_memory"]
 
@@ -160,10 +160,6 @@ class StorageWatch(OperatorMode):
         self._ends: dict[int, Any] = {}
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
-
-    def begin(self, account: MemoryTracker) -> None:
-        """Charge to this account from now on."""
-        self.account = account
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.numbers and (number := number_read(func, args)) is not None:
