@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from unisono.engine.base.validation import whole
 from unisono.planner.choice_page import (
     RECOMPUTE_GROUPS,
@@ -49,6 +51,13 @@ MEMORY_CAUSES = {
     "ends": "embedding, loss",
     "buffers": "buffers",
 }
+
+
+RECORDED = (
+    "seconds", "tflops_per_gpu", "model_tflops_per_gpu", "memory_bytes", "limit_bytes", "fits", "limit",
+    "candidates", "compute",
+)  # fmt: skip
+"""What is in a record as it is called here."""
 
 
 class PlanChoice(NamedTuple):
@@ -133,25 +142,21 @@ class PlanChoice(NamedTuple):
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
         chosen, job = self.chosen, self.job
         return {
-            "plan": _fields(chosen.plan),
-            "seconds": self.seconds,
-            "tflops_per_gpu": self.tflops_per_gpu,
-            "model_tflops_per_gpu": self.model_tflops_per_gpu,
-            "memory_bytes": self.memory_bytes,
-            "limit_bytes": self.limit_bytes,
-            "fits": self.fits,
-            "limit": self.limit,
+            **{name: getattr(self, name) for name in RECORDED},
+            "plan": msgspec.structs.asdict(chosen.plan),
             "bubble_seconds": chosen.time.bubble,
             "time": chosen.time._asdict(),
             "memory": {name: round(value) for name, value in chosen.memory._asdict().items()},
             "collectives": [{**each._asdict(), "nbytes": round(each.nbytes)} for each in self.collectives],
             "next_best": [
-                {"plan": _fields(each.plan), "seconds": each.time.total, "memory_bytes": each.memory.total}
+                {
+                    "plan": msgspec.structs.asdict(each.plan),
+                    "seconds": each.time.total,
+                    "memory_bytes": each.memory.total,
+                }
                 for each in self.next_best
             ],
             "refused": [each._asdict() for each in self.refused],
-            "candidates": self.candidates,
-            "compute": self.compute,
             "hosts": [each._asdict() for each in self.hosts],
             "parameters": job.shape.parameters,
             "gpus": job.ranks,
@@ -240,10 +245,6 @@ def refusal_text(each: RefusedNeighbour) -> str:
     if each.excess_bytes:
         return f"{_gib(each.excess_bytes)} GiB too many; {slower}"
     return f"{slower} ({CAUSES[each.cause[0]]} {signed_time(each.cause[1])})"
-
-
-def _fields(plan: TrainingPlan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in plan.__struct_fields__}
 
 
 def _count(number: int) -> str:

@@ -35,13 +35,19 @@ TIME_NAMES = {
     "swap": "swapping",
     "waiting": "waiting",
 }
-MEMORY_NAMES = {
+NAMES = {
+    **TIME_NAMES,
     "gathered": "gathered parameters",
     "buffers": "buffers of collectives",
     "inputs": "batch",
 }
-NAMES = {**TIME_NAMES, **MEMORY_NAMES}
 """Causes as people read them; other causes are as they are called."""
+
+RECORDED = (
+    "model", "parameters", "batch", "seconds", "limit", "bubble_seconds", "memory_bytes", "limit_bytes",
+    "fits", "candidates", "tried", "complete", "speed", "links", "batch_norm_rows",
+)  # fmt: skip
+"""What is in a record as it is called here."""
 
 
 class PlanForecast(NamedTuple):
@@ -178,32 +184,18 @@ class ModelChoice(NamedTuple):
         """All of it as plain data; seconds and bytes."""
         peak = self.chosen.peak
         return {
-            "model": self.model,
-            "parameters": self.parameters,
-            "batch": self.batch,
+            **{name: getattr(self, name) for name in RECORDED},
             "plan": str(self.plan),
-            "seconds": self.seconds,
             "time": dict(self.chosen.time.seconds),
-            "limit": self.limit,
-            "bubble_seconds": self.bubble_seconds,
-            "memory_bytes": self.memory_bytes,
             "tensor_bytes": peak.nbytes,
             "memory": dict(peak.parts),
             "peak": {"rank": self.chosen.rank, **peak.place._asdict()},
-            "limit_bytes": self.limit_bytes,
-            "fits": self.fits,
             "next_best": [
                 {"plan": str(each.plan), "seconds": each.time.total, "memory_bytes": each.peak.reserved}
                 for each in self.next_best
             ],
             "collectives": [each._asdict() for each in self.collectives],
             "refused": [each._asdict() for each in self.refused],
-            "candidates": self.candidates,
-            "tried": self.tried,
-            "complete": self.complete,
-            "speed": self.speed,
-            "links": self.links,
-            "batch_norm_rows": self.batch_norm_rows,
         }
 
     def __str__(self) -> str:

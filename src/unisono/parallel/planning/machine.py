@@ -1,8 +1,8 @@
 """The hosts and ranks of a job, as they are given, and in numbers: memory, speed, what operators take there.
 
-On the GPU of this machine that is measured in some seconds. It runs what the host has queued. So each call is timed on the
-device while a queue is full, and apart from it the host's seconds of operators too small for the device to
-count.
+On the GPU of this machine that is measured in some seconds. It runs what the host has queued. So each call is
+timed on the device while a queue is full, and apart from it the host's seconds of operators too small for the
+device to count.
 """
 
 from __future__ import annotations
