@@ -182,9 +182,9 @@ def _entry(text: str) -> tuple[int, str]:
 def _pair(each: object) -> HostKind:
     if not isinstance(each, (list, tuple)) or len(each) != 2:
         raise TypeError(f"hosts: {each!r} is no pair (count, hardware)")
-    count, hardware = each
+    count, hardware = int(whole(each[0], "hosts: a count", 1, MOST_HOSTS)), each[1]
     instance(hardware, (Hardware, str, Path), "hosts: hardware")
-    return HostKind(int(whole(count, "hosts: a count", 1, MOST_HOSTS)), find_hardware(hardware))
+    return HostKind(count, find_hardware(hardware))
 
 
 def _read(tables: dict[str, Any], folder: Path) -> list[HostKind]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from unisono.parallel.compression.compression_state import CompressionState
 from unisono.parallel.compression.exchange_queue import length
 from unisono.parallel.gradients import local
 from unisono.parallel.outer_optimizer import OuterOptimizer
-from unisono.parallel.replicated_parameters import GradientBucket, buckets_of
+from unisono.parallel.replicated_parameters import GradientBucket, ReplicatedParameters
 from unisono.parallel.spill import Host, Key, SpillStorage
 from unisono.parallel.swap import ParameterSwap
 
@@ -30,10 +29,22 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
+Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
+
 __all__ = ["DryCompression", "DryMeetings", "DryReplicas", "DrySwap"]
 
 
-class DryCompression:
+class NoMessages:
+    """Stands for `Compression` where whole gradients are averaged."""
+
+    def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:
+        """Send nothing."""
+
+    def finish(self) -> None:
+        """All messages have arrived."""
+
+
+class DryCompression(NoMessages):
     """What `Compression` keeps in memory, when a step was made before.
 
     Args:
@@ -59,20 +70,17 @@ class DryCompression:
                     held.factor = torch.zeros(held.rank, part.shape[1:].numel())
                 self._held[value] = held
 
-    def exchange(self, pairs: Sequence[tuple[Tensor, Tensor]], used: int = 0) -> None:
-        """Average a bucket. The messages of the one before are under way until this one's are.
-
-        Args:
-            pairs: parameters, and their gradients.    used: further values, which are sent exactly.
-        """
+    def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:
+        """Average a bucket. The messages of the one before are under way until this one's are."""
+        del flat, label
         with self._watch.labelled("buffers"):
-            self._live = [*self._live[-1:], self._sent(pairs, used)]
+            self._live = [*self._live[-1:], self._sent(pairs, sum(each.numel() for each in exact))]
 
     def finish(self) -> None:
         """All messages have arrived."""
         self._live = []
 
-    def _sent(self, pairs: Sequence[tuple[Tensor, Tensor]], used: int) -> list[Tensor]:
+    def _sent(self, pairs: Sequence[Pair], used: int) -> list[Tensor]:
         exact, ranked, made = used, 0, []
         coded: dict[Codec, int] = {}
         for parameter, gradient in pairs:
@@ -96,12 +104,11 @@ class DryCompression:
         return made
 
 
-class DryReplicas:
-    """Every rank holds all parameters in f32; gradients are averaged in buckets.
+class DryReplicas(ReplicatedParameters):
+    """What `ReplicatedParameters` keeps in memory.
 
     Args:
-        experts: parameters that one in `expert` ranks holds.
-        compression: of gradients; None: they are whole.
+        experts: parameters that one in `expert` ranks holds.    sends: gradients.
     """
 
     def __init__(
@@ -110,59 +117,22 @@ class DryReplicas:
         plan: Plan,
         watch: StorageWatch,
         experts: set[nn.Parameter],
-        compression: DryCompression | None = None,
+        sends: NoMessages,
     ) -> None:
-        self.root, self.compression = root, None
-        self._compression, self._reducing = compression, False
-        self._sent = 0  # buckets
         spread: Any = None
         if experts:
             spread = SimpleNamespace(parameters=lambda: experts, mesh=_mesh(plan.of_experts()))
         with watch.labelled("buffers"):
-            self._buckets = buckets_of(root, _mesh(plan), spread)
-        for bucket in self._buckets if compression is not None else ():
-            for value in bucket.parameters:
-                value.register_post_accumulate_grad_hook(partial(self._count, bucket))
-
-    def _count(self, bucket: GradientBucket, value: nn.Parameter) -> None:
-        """The gradient of a parameter is complete; buckets are sent in their order."""
-        if self._reducing:
-            bucket.missing.discard(value)
-            while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
-                self._send()
-
-    def _send(self) -> None:
-        parts = self._buckets[self._sent].parts()
-        self._sent += 1
-        if self._compression is not None:
-            self._compression.exchange(parts, used=len(parts))
-
-    def before_backward(self, *, last: bool) -> None:
-        """Whether the next backward is the last one of the step."""
-        self._reducing = last
+            super().__init__(root, _mesh(plan), spread)
+        self.compression: Any = sends
 
     def after_backward(self) -> None:
         """Nothing changes."""
 
-    def after_weights(self) -> None:
-        """Gradients add up in place."""
-
-    def reduce_now(self) -> None:
-        """`finish` does it."""
-
-    def reset(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> None:
-        """The averages take the place of the gradients."""
-        while self._sent < len(self._buckets):
-            self._send()
-        if self._compression is not None:
-            self._compression.finish()
-        for bucket in self._buckets:
-            for value, part in bucket.parts():
-                if value.grad is not None:
-                    value.grad = part
+    def _finish_step(self, bucket: GradientBucket) -> None:
+        for value, part in bucket.parts():
+            if value.grad is not None:  # else no rank has used it
+                value.grad = part
 
 
 def _mesh(plan: Plan) -> Any:
@@ -170,39 +140,24 @@ def _mesh(plan: Plan) -> Any:
     return SimpleNamespace(plan=plan, group=lambda _: None)
 
 
-# ---- outer steps ----
-
-
 class DryMeetings(OuterOptimizer):
     """What `OuterOptimizer` keeps in memory.
 
     Args:
         trained: this rank's parameters by name.    plan: of all replicas.
-        compressed: of differences; None: they are whole.
+        sends: differences.
     """
 
-    def __init__(
-        self, trained: Mapping[str, Tensor], plan: Plan, compressed: DryCompression | None = None
-    ) -> None:
-        self._compressed = compressed
+    def __init__(self, trained: Mapping[str, Tensor], plan: Plan, sends: NoMessages) -> None:
         buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
         mesh: Any = SimpleNamespace(everyone=_mesh(plan))
         super().__init__(trained, buffers, mesh)
+        self.compression: Any = sends
 
     @property
     def optimizer(self) -> torch.optim.SGD | None:
         """What steps the anchors; None: nothing is trained."""
         return self._sgd
-
-    def _exchange(self) -> None:
-        for bucket in self._buckets:
-            bucket.fill()
-            if self._compressed is not None:
-                self._compressed.exchange(list(zip(bucket.parameters, bucket.parts, strict=True)))
-        if self._compressed is not None:
-            self._compressed.finish()
-        for bucket in self._buckets:
-            bucket.finish()
 
 
 class DrySwap(ParameterSwap):

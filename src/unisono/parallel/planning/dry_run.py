@@ -50,7 +50,7 @@ from unisono.parallel.unit_outputs import own_memory
 from unisono.torch_internals.fake import is_about_data
 
 from .dry_axes import DryContext, run_parts, spread_by_chance
-from .dry_replicas import DryCompression, DryMeetings, DryReplicas, DrySwap
+from .dry_replicas import DryCompression, DryMeetings, DryReplicas, DrySwap, NoMessages
 from .dry_units import DryShards, shard_of
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, allowed
 from .storage_watch import StorageWatch, kernel_memory
@@ -445,10 +445,10 @@ class _DryStep:
         outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
         return DryShards(root, outer, alone, plan, watch, experts=experts, fused=self._real), held
 
-    def _compression(self, plan: Plan, root: Any) -> DryCompression | None:
-        """The compression of a plan's gradients, or of its differences; None: they are sent whole."""
+    def _compression(self, plan: Plan, root: Any) -> NoMessages:
+        """How gradients of a plan, or its differences, are sent."""
         if plan.compression is None or plan.copies == 1:
-            return None
+            return NoMessages()
         inside = {value for value in root.parameters() if value.requires_grad}
         named = {
             f"{path}.{leaf}".lstrip("."): value
