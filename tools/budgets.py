@@ -25,6 +25,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/graph/rules.py": "the rule of each operator, and their table",
     "src/unisono/parallel/planning/dry_run.py": "one step without values: what is built, what runs, its peak",
     "src/unisono/parallel/planning/machine.py": "the ranks of a job: as they are given, as they are measured",
+    "src/unisono/parallel/planning/memory_account.py": "memory on shapes: storages, kernels, allocator, peak",
     "src/unisono/parallel/run.py": "Run: every call of the user; mostly signatures and docstrings",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",
     "src/unisono/torch/process_group.py": "the process group as PyTorch asks it: identity, beginning, end",

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from unisono.parallel.pipeline.stages import balance, counted_costs
-from unisono.parallel.planning.memory_account import MemoryTracker
-from unisono.parallel.planning.storage_watch import StorageWatch, kernel_memory
+from unisono.parallel.planning.memory_account import MemoryTracker, StorageWatch, kernel_memory
 from unisono.parallel.planning.task import TrainingTask
 
 WORDS, LENGTH, WIDTH = 64, 16, 64

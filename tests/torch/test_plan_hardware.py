@@ -16,7 +16,7 @@ from planned_models import adamw, features, mlp, planned
 from unisono.parallel.costs.hardware_prices import LinkCosts
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.machine import hosts_of
-from unisono.parallel.planning.storage_watch import column_sum, convolution
+from unisono.parallel.planning.memory_account import column_sum, convolution
 from unisono.parallel.planning.task import TrainingTask
 from unisono.planner import find_hardware
 from unisono.planner.operator_costs import operator_costs_of

@@ -23,7 +23,7 @@ from unisono.parallel.replicated_parameters import GradientBucket, ReplicatedPar
 from unisono.parallel.spill import Host, Key, SpillStorage
 from unisono.parallel.swap import ParameterSwap
 
-from .storage_watch import StorageWatch
+from .memory_account import StorageWatch
 
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings

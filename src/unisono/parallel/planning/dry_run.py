@@ -52,8 +52,7 @@ from unisono.torch_internals.fake import is_about_data
 from .dry_axes import DryContext, run_parts, spread_by_chance
 from .dry_replicas import DryCompression, DryMeetings, DryReplicas, DrySwap, NoMessages
 from .dry_units import DryShards, shard_of
-from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, allowed
-from .storage_watch import StorageWatch, kernel_memory
+from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.shapes import Shapes

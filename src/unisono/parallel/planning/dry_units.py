@@ -18,8 +18,7 @@ from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.torch_internals import find, fsdp
 
-from .memory_account import Charge
-from .storage_watch import StorageWatch, copy_in
+from .memory_account import Charge, StorageWatch, copy_in
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
