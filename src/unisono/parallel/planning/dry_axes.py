@@ -26,6 +26,7 @@ from unisono.parallel.experts.exchange import RowExchange
 from unisono.parallel.experts.layers import stacked_experts
 from unisono.parallel.experts.stacked import numbers_of_experts
 from unisono.parallel.generators import RngRegion
+from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.written import Forward
@@ -214,7 +215,7 @@ class ExpertsByChance(Forward):
         self._experts, self._ranks = experts, ranks
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
-        tensors = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
+        tensors = [*tensors_in((args, named))]
         rows, weight = (each for each in tensors if each.is_floating_point())
         (index,) = (each for each in tensors if not each.is_floating_point())
         given, ranks = rows, self._ranks
@@ -238,15 +239,8 @@ class ExpertsByChance(Forward):
         row, slot = index.new_empty(pairs, 2).unbind(1)
         floating = iter((rows[row], weight[row, slot].unsqueeze(1)))
         chosen = index[row, slot].unsqueeze(1)
-        args, named = given
-
-        def paired(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return next(floating) if value.is_floating_point() else chosen
-
-        called = [paired(value) for value in args], {name: paired(value) for name, value in named.items()}
-        made: Tensor = self._run(*called[0], **called[1])
+        args, named = mapped(given, lambda value: next(floating) if value.is_floating_point() else chosen)
+        made: Tensor = self._run(*args, **named)
         return made.new_zeros(rows.shape).index_add(0, row, made)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.torch_internals import find, fsdp
 
@@ -134,8 +134,7 @@ class DryShards:
 
     def _pre(self, group: _DryUnit, low: torch.dtype | None) -> Callable[..., Any]:
         def pre(_module: nn.Module, args: Any, named: Any) -> Any:
-            if low is not None:
-                args, named = mapped((args, named), lambda tensor: _cast(tensor, low))
+            args, named = cast((args, named), low)
             if self._watch.phase == "backward":  # computed again
                 self._gather(group)
                 self._unshard(group)
@@ -172,7 +171,7 @@ class DryShards:
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
                         tensor.register_hook(lambda _: self._begin(group))
-            return output if out is None else mapped(output, lambda tensor: _cast(tensor, out))
+            return cast(output, out)
 
         return post
 
@@ -382,7 +381,3 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.ended()
         return None, *grads
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from unisono.engine.costs.machine import recall
@@ -92,9 +93,7 @@ class PlanSearch:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
         self._recorded()
-        self._axes = axes
-        self._leave_out_context()
-        self._leave_out_experts()
+        self._axes = {axis for axis in axes if axis in self._given or self._has(axis)}
         queue, tried = [*self._queued()], len(self._known)
         fitting: list[PlanForecast] = []
         for entry in best_first(queue, self._priced):
@@ -155,27 +154,17 @@ class PlanSearch:
 
     # ---- candidates ----
 
-    def _leave_out_context(self) -> None:
-        """Search no context axis where the model has none: a dry run says so, once for all plans."""
-        parts = next((n for n in divisors(self._ranks)[1:] if self._task.batch % (self._ranks // n) == 0), 0)
-        if "context" not in self._axes or "context" in self._given or not parts:
-            return
-        try:
-            DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._most).peak_of(0)
-        except UnfitError:
-            self._axes = {axis for axis in self._axes if axis != "context"}
-
-    def _leave_out_experts(self) -> None:
-        """Search no expert axis where no layer of the model has experts that some ranks could share."""
-        if "expert" not in self._axes or "expert" in self._given:
-            return
-        for parts in divisors(self._ranks)[1:]:
-            try:
-                expert_layers(self._task.model, None, Plan(data=self._ranks, expert=parts))
-            except UnfitError:
-                continue
-            return
-        self._axes = {axis for axis in self._axes if axis != "expert"}
+    def _has(self, axis: str) -> bool:
+        """Whether the model has such an axis: what says so is asked once for all plans."""
+        task, parts = self._task, divisors(self._ranks)[1:]
+        if axis == "context":
+            one = next((n for n in parts if task.batch % (self._ranks // n) == 0), None)
+            plan = Plan(data=self._ranks // (one or 1), context=one or 1)
+            return one is None or _goes(lambda: DryRun(task, plan, self._most).peak_of(0))
+        if axis == "expert":
+            spread = (Plan(data=self._ranks, expert=n) for n in parts)
+            return any(_goes(partial(expert_layers, task.model, None, plan)) for plan in spread)
+        return True
 
     def _queued(self) -> Iterable[_Queued]:
         """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
@@ -327,6 +316,15 @@ class PlanSearch:
             f"rank; the leanest that was tried, {plan}, needs {readable_size(least)}. Use more ranks, a "
             "smaller batch, or more memory"
         )
+
+
+def _goes(work: Callable[[], object]) -> bool:
+    """Whether something does not refuse a plan."""
+    try:
+        work()
+    except UnfitError:
+        return False
+    return True
 
 
 def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
