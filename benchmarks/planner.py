@@ -24,12 +24,11 @@ from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
 import unisono as un
-from unisono.planner import Hardware, TransformerShape, find_hardware, shape_of
+from unisono.planner import Hardware, TrainingPlan, TransformerShape, find_hardware, shape_of
 from unisono.planner.memory import RankElements, layer_activations, model_states
 from unisono.planner.model_config import read_shape
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import in_flight
-from unisono.planner.training_plan import TrainingPlan
 
 GIB = 1 << 30
 HARDWARE = "a100-80g"

@@ -15,11 +15,10 @@ from effort import times
 from loops import each
 from unisono.commands import cli
 from unisono.planner import ExpertShape, Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
-from unisono.planner.cluster import find_cluster
 from unisono.planner.cluster_model import PlanModels, with_layers
+from unisono.planner.hardware import find_cluster
 from unisono.planner.interconnect import interconnect_of
-from unisono.planner.plan_tree import divisors, tree_of, uneven_layers, uneven_rows
-from unisono.planner.search import price, search
+from unisono.planner.search import divisors, price, search, tree_of, uneven_layers, uneven_rows
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, TrainingJob
 
 GIB = 1 << 30

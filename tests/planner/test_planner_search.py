@@ -18,8 +18,7 @@ from unisono.planner import ExpertShape, NoPlanFitsError, TrainingPlan, find_har
 from unisono.planner.cluster_model import PlanModels
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.memory import MemoryModel
-from unisono.planner.plan_tree import PlanTree, divisors
-from unisono.planner.search import price, search
+from unisono.planner.search import PlanTree, divisors, price, search
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob
 
 GIB = 1 << 30

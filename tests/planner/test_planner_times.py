@@ -14,9 +14,8 @@ from unisono.networks import Cable, Costs, Network
 from unisono.planner import find_hardware, shape_of
 from unisono.planner.cluster_model import PlanModels
 from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
-from unisono.planner.plan_tree import PlanTree
 from unisono.planner.planner import PlanChoice
-from unisono.planner.search import price
+from unisono.planner.search import PlanTree, price
 from unisono.plans import ALGORITHMS
 
 A100 = find_hardware("a100-80g")

@@ -11,8 +11,7 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.timeline import predict
 from unisono.planner import ExpertShape, TrainingPlan, shape_of
 from unisono.planner.cluster_model import PlanModels
-from unisono.planner.plan_tree import PlanTree
-from unisono.planner.search import price
+from unisono.planner.search import PlanTree, price
 from unisono.planner.stages import in_flight
 
 SIZES = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 3) for m in (1, 2, p, 2 * p, 4 * p)]

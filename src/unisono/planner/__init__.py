@@ -1,18 +1,16 @@
 """The planner: from a transformer's numbers, hardware and a network to the best plan, with its reasons.
 
-shape.py          TransformerShape: parameters and FLOPs
-model_config.py   the shape of a Hugging Face config file
-hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices on them
+shape.py          TransformerShape: parameters and FLOPs;  model_config.py: that of a Hugging Face config file
+hardware.py       accelerators from files, hosts that differ;  interconnect.py: links in two levels, prices
 training_plan.py  TrainingJob, TrainingPlan, and a plan as arguments of `unisono.parallel.Plan`
 stages.py         what the ranks of a pipeline have: layers, micro-batches, tokens
-cluster.py        hosts that differ
 collectives.py    prices of groups, and what ranks that share sequences or experts send
 memory.py         bytes of the fullest rank, by cause
 layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
-data_axis.py      what copies of a model exchange, and what is swapped
 cluster_model.py  what prices plans: one model, several types of compute, hosts that differ
-plan_tree.py      all plans of a job;  search.py: the fastest that fit, and what refuses those beside one
-planner.py        plan;  choice.py: its answer
+search.py         all plans of a job, the fastest that fit, and what refuses those beside one
+planner.py        plan;  choice.py: its answer;  choice_page.py: as text and as a page
+operator_costs.py, compute_calibration.py: what operators take, for `unisono.parallel`
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.
 """

@@ -11,13 +11,11 @@ import msgspec
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice import PlanChoice
-from unisono.planner.cluster import Cluster, HostKind, Hosts, find_cluster
 from unisono.planner.cluster_model import PlanModels
-from unisono.planner.hardware import Hardware, find_hardware
+from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.interconnect import interconnect_of
-from unisono.planner.plan_tree import tree_of
 from unisono.planner.readable import readable_size
-from unisono.planner.search import PricedPlan, price, refused_neighbours, search
+from unisono.planner.search import PricedPlan, price, refused_neighbours, search, tree_of
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import (
     LISTS,

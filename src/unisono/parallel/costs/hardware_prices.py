@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unisono.errors import UnfitError
 from unisono.parallel.plan import Plan
-from unisono.planner.cluster import slowest
+from unisono.planner.hardware import slowest
 from unisono.planner.interconnect import Interconnect, RankLayout, all_to_all_s, collective_s, message_s
 
 from .collectives import CollectiveCosts

@@ -17,7 +17,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.pipeline.schedule import schedule
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import SPLIT_BACKWARD, Plan
-from unisono.planner.plan_tree import beside, divisors
+from unisono.planner.search import beside, divisors
 
 if TYPE_CHECKING:
     from .machine import JobMachine

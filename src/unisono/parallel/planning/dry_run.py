@@ -394,7 +394,8 @@ class _DryStep:
             return
         if isinstance(units, DryShards):
             self._give(held)
-        parts = [local(value.grad).flatten() for value in self._added(held) if value.grad is not None]
+        added = [held[name] for name, value in self._root.named_parameters() if value in self._here.sums]
+        parts = [local(value.grad).flatten() for value in added if value.grad is not None]
         if parts:
             torch.cat(parts)
         del parts
@@ -402,10 +403,6 @@ class _DryStep:
             squared_norm({name: value for name, value in held.items() if value.requires_grad}, (), self._mesh)
         for optimizer in optimizers:
             optimizer.step()
-
-    def _added(self, held: dict[str, nn.Parameter]) -> list[nn.Parameter]:
-        named = self._root.named_parameters()
-        return [held[name] for name, value in named if value in self._here.sums and value.requires_grad]
 
     def _units(self) -> tuple[DryAxis, dict[str, nn.Parameter]]:
         """The data axis, and what the optimizer gets."""
@@ -438,17 +435,17 @@ class _DryStep:
         if plan.swap is not None:
             return DrySwap(root, given, plan, watch, self._task.memory_type), held
         if replicas:
-            return DryReplicas(root, plan, watch, spread, self._compression(plan, root)), held
+            return DryReplicas(root, plan, watch, spread, self._compression(plan)), held
         alone = apart(root, exact)
         covered = {part for module in alone for part in module.modules()}
         outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
         return DryShards(root, outer, alone, plan, watch, experts=experts, fused=self._real), held
 
-    def _compression(self, plan: Plan, root: Any) -> NoMessages:
+    def _compression(self, plan: Plan) -> NoMessages:
         """How gradients of a plan, or its differences, are sent."""
         if plan.compression is None or plan.copies == 1:
             return NoMessages()
-        inside = {value for value in root.parameters() if value.requires_grad}
+        inside = {value for value in self._root.parameters() if value.requires_grad}
         named = {
             f"{path}.{leaf}".lstrip("."): value
             for module, path in self._here.names.items()
@@ -514,9 +511,7 @@ class _DryStep:
         watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
         with watch.labelled("moments"):
             watch.numbers = True
-            meetings = DryMeetings(
-                trained, self._run.everyone, self._compression(self._run.everyone, self._root)
-            )
+            meetings = DryMeetings(trained, self._run.everyone, self._compression(self._run.everyone))
             if meetings.optimizer is not None:
                 self._together(meetings.optimizer, plain=True)
             meetings.meet()

@@ -22,9 +22,8 @@ from torch import nn
 
 from unisono.engine.environment.env import parse_size
 from unisono.parallel.calibration.operator_cases import call_of
-from unisono.planner.cluster import Cluster, find_cluster
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.hardware import Hardware, find_hardware
+from unisono.planner.hardware import Cluster, Hardware, find_cluster, find_hardware
 from unisono.planner.operator_costs import (
     BY_BYTES,
     BY_ELEMENTS,

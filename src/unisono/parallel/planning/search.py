@@ -20,10 +20,9 @@ from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
-from unisono.planner.plan_tree import divisors
 from unisono.planner.planner import NoPlanFitsError
 from unisono.planner.readable import readable_size
-from unisono.planner.search import best_first
+from unisono.planner.search import best_first, divisors
 from unisono.torch_internals.fake import is_about_data
 
 from .candidates import ROWS, StageCuts, changes, neighbours, plans
@@ -228,18 +227,18 @@ class PlanSearch:
         return found
 
     def _peaks(self, plan: Plan) -> list[tuple[MemoryPeak, int]]:
-        """The peak of each place of a pipeline, and its limit."""
-        return [
-            (_checked(self._peak(plan, place, limit), limit), limit)
-            for place, (limit, _) in enumerate(self._machine.of_places(plan))
-        ]
-
-    def _peak(self, plan: Plan, place: int, limit: int) -> MemoryPeak:
-        """A dry run; on a host its limit changes nothing, and it is of every search."""
-        key = plan, place, limit if self._task.memory_type == "cuda" else None
-        if key not in self._task.peaks:
-            self._task.peaks[key] = DryRun(self._task, plan, limit).peak_of(place)
-        return self._task.peaks[key]
+        """The peak of each place of a pipeline, and its limit. What an earlier search has found counts."""
+        task, found = self._task, []
+        for place, (limit, _) in enumerate(self._machine.of_places(plan)):
+            on_host = task.memory_type != "cuda"  # whose allocator knows no limit
+            key = plan, place, None if on_host else limit
+            if key not in task.peaks:
+                task.peaks[key] = DryRun(task, plan, limit).peak_of(place)
+            peak = task.peaks[key]
+            if on_host and peak.reserved > limit:
+                peak = peak._replace(exceeded=peak.reserved - limit)
+            found.append((peak, limit))
+        return found
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least, in backward and in the update.
@@ -364,13 +363,6 @@ def _batch_norm_rows(task: TrainingTask, plan: Plan) -> int:
 def _plain(plan: Plan) -> Plan:
     """The plan with 1F1B."""
     return replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
-
-
-def _checked(peak: MemoryPeak, limit: int) -> MemoryPeak:
-    """A peak of the host's memory beside the limit, which its allocator does not know."""
-    if peak.exceeded or peak.reserved <= limit:
-        return peak
-    return peak._replace(exceeded=peak.reserved - limit)
 
 
 def _simplicity(plan: Plan) -> tuple[Any, ...]:
