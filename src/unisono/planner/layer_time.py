@@ -265,7 +265,8 @@ class LayerPrices:
 
     def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
         """The `total` of some layers of both kinds."""
-        return sum(count * self.layer(plan, experts=experts).total for count, experts in layers.kinds)
+        found = layers.dense * self.layer(plan, experts=False).total if layers.dense else 0.0
+        return found + layers.mixed * self.layer(plan, experts=True).total if layers.mixed else found
 
     def layer(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         """One layer, with experts or without."""

@@ -202,6 +202,9 @@ class OperatorCosts(msgspec.Struct, frozen=True):
 CORE_FLOPS = 4e10
 """FLOP/s of a core in f32, where nothing was measured: 16 a cycle at 2.5 GHz."""
 
+WORK_OF = {"convolution_backward": 2.0, "attention_backward": 2.5}
+"""FLOPs of a class, beside those of forward."""
+
 SMALLER = 0.5
 """FLOP/s of batched products, convolutions and attention, beside those of one product."""
 
@@ -249,30 +252,18 @@ def roofline_of(
         nbytes = 4 * (rows * inner + inner * columns + rows * columns)
         return max(2 * rows * inner * columns / flops, nbytes / rate)
 
-    smaller = SMALLER * flops
-    formulas: dict[str, Callable[..., float]] = {
-        "product": product,
-        "product_low": lambda *sizes: product(*sizes) / low,
-        "batched": lambda _, work: work / smaller,
-        "convolution": lambda _, work: work / smaller,
-        "convolution_backward": lambda _, work: 2 * work / smaller,
-        "attention": lambda _, work: work / smaller,
-        "attention_backward": lambda _, work: 2.5 * work / smaller,
-        "light": lambda nbytes: nbytes / 2 / rate,
-        "sums": lambda nbytes: nbytes / 2 / rate,
-        "strided": lambda nbytes: nbytes / rate,
-    }
-    return OperatorCosts(
-        ranks, threads,
-        tables(
-            lambda kind, *point: kernel_s + _formula(formulas, kind, rate)(*point),
-            {**POINTS, "product_low": POINTS["product"]},
-        ),
-    )  # fmt: skip
+    def seconds(kind: str, *point: float) -> float:
+        kind, whole = kind.removesuffix("_low"), kind
+        if kind == "product":
+            return product(*point) / (1 if kind == whole else low)
+        if len(point) == 2:
+            return WORK_OF.get(kind, 1.0) * point[1] / (SMALLER * flops)
+        width = 0.5 if kind in BY_BYTES else 4  # of what is read, and written
+        return PASSES.get(kind, 1.0) * width * point[0] / rate
 
-
-def _formula(formulas: Mapping[str, Callable[..., float]], kind: str, rate: float) -> Callable[..., float]:
-    return formulas.get(kind) or (lambda elements: PASSES[kind] * 4 * elements / rate)
+    points = {**POINTS, "product_low": POINTS["product"]}
+    found = tables(lambda kind, *point: kernel_s + seconds(kind, *point), points)
+    return OperatorCosts(ranks, threads, found)
 
 
 def tables(
@@ -421,8 +412,7 @@ class _Kernels:
             return self._product(work, 1.5 * self._width * work / side)
         if kind in self._shares:
             size, work = point
-            work *= {"convolution_backward": 2.0, "attention_backward": 2.5}.get(kind, 1.0)
-            return work / (self._shares[kind](size) * self._flops)
+            return WORK_OF.get(kind, 1.0) * work / (self._shares[kind](size) * self._flops)
         (size,) = point
         nbytes = 2 * size * (1 if kind in BY_BYTES else self._width)
         return self._passes(kind, size) * nbytes / self._bytes_per_s

@@ -20,6 +20,7 @@ from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import (
     LISTS,
     MOST,
+    NUMBERS,
     Runtime,
     TrainingJob,
     TrainingPlan,
@@ -32,8 +33,6 @@ __all__ = ["NoPlanFitsError", "all_plans", "plan"]
 SHOWN = 6
 DETAILS = ("tail", "shard", "swap", "codec")
 DEFAULT = msgspec.structs.asdict(TrainingPlan())
-TEXTS = {"sequence", "recompute", "schedule", "swap", "codec", "order", "layers", "rows", "compute"}
-COUNTS = set(TrainingPlan.__struct_fields__) - TEXTS
 
 
 class NoPlanFitsError(ValueError):
@@ -245,7 +244,7 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(fields.get(name), list):
             fields[name] = tuple(fields[name])
     TrainingPlan(**fields)
-    return {name: int(value) if name in COUNTS else value for name, value in fields.items()}
+    return {name: int(value) if name in NUMBERS else value for name, value in fields.items()}
 
 
 def _searched(

@@ -260,15 +260,13 @@ def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[s
     Raises:
         ValueError: the hardware has no rate for one of these types, or less memory.
     """
-    kinds: list[Hardware] = []
-    for host in hosts:
-        gpu = host.gpu
-        assert gpu is not None
+    found, kinds = [gpu for host in hosts if (gpu := host.gpu) is not None], list[Hardware]()
+    for gpu in found:
         if memory is not None:
             gpu.check_limit(memory, "plan: ")
         if gpu not in kinds:
             kinds.append(gpu)
-    hardware = tuple(kinds[kinds.index(gpu)] for host in hosts if (gpu := host.gpu) is not None)
+    hardware = tuple(kinds[kinds.index(gpu)] for gpu in found)
     costs = {id(gpu): operator_costs_of(gpu, types) for gpu in kinds}
     slowest = max(map(_product_s, costs.values()))
     every = [
