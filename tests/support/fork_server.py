@@ -9,7 +9,6 @@ PATH: where modules are. With GPUS, ranks have that many virtual GPUs. See forks
 """
 
 import atexit
-import faulthandler
 import gc
 import importlib
 import json
@@ -64,7 +63,6 @@ def fork(job: dict[str, Any], rank: int) -> int:
         os.dup2(out, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if "module" in job:
-            faulthandler.enable()
             sys.modules[job["module"]].main(rank, job["size"], Path(job["folder"]), *job["args"])
             code = 0
         else:
