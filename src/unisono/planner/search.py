@@ -97,9 +97,8 @@ class PlanTree:
                 yield from self.sharings(stages)
 
     def axes(self) -> Iterator[TrainingPlan]:
-        """Axes and micro-batches of all plans."""
+        """Axes, micro-batches and orders of all plans. Without a pipeline the order makes no difference."""
         job, ranks = self.job, self.job.ranks
-        experts = job.shape.experts
         for tensor in self._choices("tensor", divisors(ranks)):
             for context in self._choices("context", divisors(ranks // tensor)):
                 for pipeline in self._choices("pipeline", divisors(ranks // tensor // context)):
@@ -109,16 +108,14 @@ class PlanTree:
                     plan = TrainingPlan(data=data, tensor=tensor, context=context, pipeline=pipeline)
                     if self._problem(plan):
                         continue
-                    spread = divisors(data) if experts is not None else [1]
-                    for compute, expert in itertools.product(
-                        self._choices("compute", job.computes or ("",)), self._choices("expert", spread)
-                    ):
-                        for micro_batch in self._choices("micro_batch", divisors(job.batch // data)):
-                            for sequence in self._choices("sequence", [False, True]):
-                                fields = {"expert": expert, "micro_batch": micro_batch, "sequence": sequence}
-                                found = msgspec.structs.replace(plan, compute=compute, **fields)
-                                if not self._problem(found):
-                                    yield found
+                    choices: dict[str, Iterable[Any]] = {
+                        "compute": job.computes or ("",),
+                        "expert": divisors(data) if job.shape.experts is not None else [1],
+                        "micro_batch": divisors(job.batch // data),
+                        "sequence": [False, True],
+                        "order": [()] if job.cluster is None or pipeline == 1 else job.cluster.orders,
+                    }
+                    yield from (found for _, found in self._allowed(plan, **choices))
 
     def recomputations(self, axes: Iterable[TrainingPlan]) -> Iterator[TrainingPlan]:
         """The same, each with all recomputations."""
@@ -160,9 +157,10 @@ class PlanTree:
         if key not in self._stages:
             chunks = divisors(-(-self.job.shape.layers // axes.pipeline)) if axes.pipeline > 1 else [1]
             tails = range(MOST_TAIL + 1) if axes.pipeline > 1 else [0]
-            self._stages[key] = self._allowed(
+            found = self._allowed(
                 axes, interleave=chunks, tail=tails, schedule=SCHEDULES, recompute=RECOMPUTE
             )
+            self._stages[key] = [fields for fields, _ in found]
         return self._stages[key]
 
     def _sharing_fields(self, stages: TrainingPlan) -> list[dict[str, Any]]:
@@ -172,21 +170,25 @@ class PlanTree:
         if key not in self._sharings:
             swaps = SWAPS if self.job.hardware.host is not None else SWAPS[:1]
             shards = [0, *divisors(stages.data)[1:-1]]
-            self._sharings[key] = self._allowed(
-                stages, zero=range(4), shard=shards, swap=swaps, codec=("none", *self.job.codecs)
-            )
+            codecs = ("none", *self.job.codecs)
+            found = self._allowed(stages, zero=range(4), shard=shards, swap=swaps, codec=codecs)
+            self._sharings[key] = [fields for fields, _ in found]
         return self._sharings[key]
 
     def _of_runtime(self, plan: TrainingPlan) -> TrainingPlan | None:
         """What a runtime may look at; the rules of `TrainingPlan.problem` look at less."""
         return None if self._runtime is None else msgspec.structs.replace(plan, micro_batch=1)
 
-    def _allowed(self, base: TrainingPlan, **choices: Iterable[Any]) -> list[dict[str, Any]]:
-        """The combinations of these fields which `base` can have."""
-        found: list[dict[str, Any]] = [{}]
-        for name, values in choices.items():
-            found = [{**fields, name: value} for fields in found for value in self._choices(name, values)]
-        return [fields for fields in found if not self._problem(msgspec.structs.replace(base, **fields))]
+    def _allowed(
+        self, base: TrainingPlan, **choices: Iterable[Any]
+    ) -> Iterator[tuple[dict[str, Any], TrainingPlan]]:
+        """The combinations of these fields which `base` can have, and what it is with them."""
+        values = (self._choices(name, each) for name, each in choices.items())
+        for chosen in itertools.product(*values):
+            fields = dict(zip(choices, chosen, strict=True))
+            found = msgspec.structs.replace(base, **fields)
+            if not self._problem(found):
+                yield fields, found
 
 
 class ClusterTree(PlanTree):
@@ -198,15 +200,6 @@ class ClusterTree(PlanTree):
             raise ValueError("the hosts of this job do not differ")
         self._cluster = job.cluster
         self._layers: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
-
-    def axes(self) -> Iterator[TrainingPlan]:
-        """Axes, micro-batches and orders of all plans. Without a pipeline the order makes no difference."""
-        for plan in super().axes():
-            orders: Iterable[tuple[int, ...]] = [()] if plan.pipeline == 1 else self._cluster.orders
-            for order in self._choices("order", orders):
-                found = msgspec.structs.replace(plan, order=order)
-                if not self._problem(found):
-                    yield found
 
     def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
         """The plans of these axes with all stages and rows."""

@@ -236,7 +236,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         for name, allowed in CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")
-        codec_rank(self.codec)
+        if self.codec not in CODECS:
+            codec_rank(self.codec)
         text(self.compute, "compute")
         for name in LISTS:
             if (values := getattr(self, name)) != ():
