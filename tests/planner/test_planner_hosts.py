@@ -114,7 +114,7 @@ def _below(root: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
 
 
 def _stages(base: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
-    """With all layers that the rule of `plan_tree` allows, among all that there are, or all rows."""
+    """With all layers that the rule of `search` allows, among all that there are, or all rows."""
     assert job.cluster is not None
     layers, pipeline = job.shape.layers, base.pipeline
     if pipeline > 1:

@@ -80,14 +80,14 @@ def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) 
     return set(model.parameters()) - whole
 
 
-# ---- context ---------------------------------------------------------------------------------------------
-
-
 def _refuse(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
     """Raise UnfitError for an axis with another one with which its memory is not predicted."""
     for other in beside:
         if (size := getattr(plan, other)) > 1:
             raise UnfitError(f"{axis}={getattr(plan, axis)} with {other}={size}: its memory is not predicted")
+
+
+# ---- context ---------------------------------------------------------------------------------------------
 
 
 class DryContext(ContextModel):

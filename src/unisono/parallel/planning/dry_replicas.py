@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
-Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
+__all__ = ["DryCompression", "DryMeetings", "DryReplicas", "DrySwap", "NoMessages"]
 
-__all__ = ["DryCompression", "DryMeetings", "DryReplicas", "DrySwap"]
+Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 
 
 class NoMessages:
@@ -42,6 +42,9 @@ class NoMessages:
 
     def finish(self) -> None:
         """All messages have arrived."""
+
+    def reset(self) -> None:
+        """None is under way."""
 
 
 class DryCompression(NoMessages):
