@@ -25,7 +25,7 @@ from unisono.planner.readable import readable_size
 from unisono.planner.search import best_first, divisors
 from unisono.torch_internals.fake import is_about_data
 
-from .candidates import ROWS, StageCuts, changes, neighbours, plans
+from .candidates import RECOMPUTE, ROWS, StageCuts, changes, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
@@ -40,8 +40,6 @@ CLOSE = 9  # decimals of a second: plans that agree in them are as fast
 FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at least
 IN_PASSES = ("forward", "backward", "recomputation")
 """Phases whose peak says what a plan needs beside its state; an update has temporaries of its own."""
-
-RECOMPUTED = {False: 0, "selective": 1, True: 2}
 
 
 Found = TypeVar("Found")
@@ -254,7 +252,7 @@ class PlanSearch:
             for other, nbytes in self._needs
             if _kept_alike(other) == _kept_alike(plan)
             and other.micro_batches >= plan.micro_batches
-            and RECOMPUTED[other.recompute] >= RECOMPUTED[plan.recompute]
+            and RECOMPUTE.index(other.recompute) >= RECOMPUTE.index(plan.recompute)
             and plan.pipeline == 1
         ]
         share = 0.5 if plan.tensor > 1 else 1.0  # not all is cut evenly
@@ -374,7 +372,7 @@ def _simplicity(plan: Plan) -> tuple[Any, ...]:
         plan.expert,
         plan.zero,
         plan.sequence,
-        RECOMPUTED[plan.recompute],
+        RECOMPUTE.index(plan.recompute),
         plan.micro_batches,
         plan.schedule,
         plan.chunks,
