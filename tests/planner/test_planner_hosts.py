@@ -18,7 +18,7 @@ from unisono.planner import ExpertShape, Hardware, NoPlanFitsError, TrainingPlan
 from unisono.planner.cluster_model import PlanModels, with_layers
 from unisono.planner.hardware import find_cluster
 from unisono.planner.interconnect import interconnect_of
-from unisono.planner.search import divisors, price, search, tree_of, uneven_layers, uneven_rows
+from unisono.planner.search import PlanTree, divisors, price, search, uneven_layers, uneven_rows
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, TrainingJob
 
 GIB = 1 << 30
@@ -163,7 +163,7 @@ def test_the_search_is_exact(seed: int) -> None:
     fitting = sorted(
         (p for p in priced if not model.memory.excess_bytes(p.plan, p.memory)), key=lambda p: p.order
     )
-    found = search(PlanModels(job), tree_of(job, {}), 6)
+    found = search(PlanModels(job), PlanTree(job, {}), 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
     if plans and not fitting:
@@ -182,7 +182,7 @@ def test_the_search_is_exact(seed: int) -> None:
 
 def test_random_spaces_are_of_all_kinds() -> None:
     jobs = [random_job(seed) for seed in range(25)]
-    found = [search(PlanModels(job), tree_of(job, {}), 6) for job in jobs]
+    found = [search(PlanModels(job), PlanTree(job, {}), 6) for job in jobs]
     best = [priced.plan for result in found for priced in result.best]
     assert any(plan.rows for plan in best)
     assert any(len(set(plan.layers)) > 1 for plan in best)

@@ -15,7 +15,7 @@ from unisono.planner.cluster_model import PlanModels
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.readable import readable_size
-from unisono.planner.search import PricedPlan, price, refused_neighbours, search, tree_of
+from unisono.planner.search import PlanTree, PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import (
     LISTS,
@@ -207,7 +207,7 @@ def all_plans(
     fixed = _fields(fix)
     if like is not None and job.cluster is not None:
         fixed = {"layers": (), "rows": (), **fixed}
-    for each in tree_of(job, fixed, runtime):
+    for each in PlanTree(job, fixed, runtime):
         if all(getattr(each, name) in values for name, values in kept):
             yield price(models, each)
 
@@ -251,7 +251,7 @@ def _searched(
     models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None
 ) -> tuple[list[PricedPlan], int]:
     """The fastest plans with these fields that fit, and how many were compared."""
-    found = search(models, tree_of(models.job, fixed, runtime), SHOWN)
+    found = search(models, PlanTree(models.job, fixed, runtime), SHOWN)
     if found.best:
         return found.best, found.candidates
     job, smallest = models.job, found.smallest
@@ -289,7 +289,7 @@ def _priced(models: PlanModels, fields: dict[str, Any]) -> tuple[list[PricedPlan
     fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
-    plans = [price(models, each) for each in tree_of(job, fixed)]
+    plans = [price(models, each) for each in PlanTree(job, fixed)]
     fitting = [each for each in plans if not models.excess_bytes(each.plan, each.memory)]
     best = sorted(fitting, key=lambda each: each.order)[:SHOWN]
     return best or [min(plans, key=lambda each: each.memory.total)], len(plans)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from unisono.planner.cluster_model import PlanModels
-from unisono.planner.hardware import MOST_KINDS
+from unisono.planner.hardware import MOST_KINDS, Cluster
 from unisono.planner.memory import MemoryUse
 from unisono.planner.step_time import StepTime
 from unisono.planner.training_plan import (
@@ -38,7 +38,6 @@ from unisono.planner.training_plan import (
 )
 
 __all__ = [
-    "ClusterTree",
     "PlanTree",
     "PricedPlan",
     "RefusedNeighbour",
@@ -49,7 +48,6 @@ __all__ = [
     "price",
     "refused_neighbours",
     "search",
-    "tree_of",
     "uneven_layers",
     "uneven_rows",
 ]
@@ -66,29 +64,22 @@ def beside(values: Sequence[int], value: int) -> list[int]:
     return [*[each for each in values if each < value][-1:], *[each for each in values if each > value][:1]]
 
 
-def tree_of(job: TrainingJob, fixed: Any, runtime: Any = None) -> PlanTree:
-    """The space of a job's plans that have some fixed fields, and that the runtime runs.
+class PlanTree:
+    """The space of a job's plans that have some fixed fields, and that the runtime runs, as a tree.
+
+    Which stages and which sharings there are depends on few numbers: they are found once for each.
 
     Raises:
         ValueError: a field is fixed that only hosts that differ have.
     """
-    if job.cluster is not None:
-        return ClusterTree(job, fixed, runtime)
-    if named := [name for name in LISTS if fixed.get(name)]:
-        raise ValueError(f"{named[0]} is for hosts that differ: give hosts")
-    return PlanTree(job, fixed, runtime)
-
-
-class PlanTree:
-    """The space of a job's plans that have some fixed fields, as a tree.
-
-    Which stages and which sharings there are depends on few numbers: they are found once for each.
-    """
 
     def __init__(self, job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None) -> None:
+        if job.cluster is None and (named := [name for name in LISTS if fixed.get(name)]):
+            raise ValueError(f"{named[0]} is for hosts that differ: give hosts")
         self.job, self._fixed, self._runtime = job, fixed, runtime
         self._stages: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self._sharings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self._layers: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
 
     def __iter__(self) -> Iterator[TrainingPlan]:
         """All plans of the space."""
@@ -125,11 +116,19 @@ class PlanTree:
                     yield msgspec.structs.replace(plan, recompute=recompute)
 
     def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
-        """The plans of these axes and this recomputation with all stages."""
-        return [
+        """The plans of these axes and this recomputation with all stages; on hosts that differ all rows."""
+        found = [
             msgspec.structs.replace(root, **fields)
             for fields in self._stage_fields(root)
             if fields["recompute"] == root.recompute
+        ]
+        if self.job.cluster is None:
+            return found
+        uneven = ((base, *self._uneven(base, self.job.cluster)) for base in found)
+        return [
+            msgspec.structs.replace(base, **{name: value})
+            for base, name, values in uneven
+            for value in values
         ]
 
     def sharings(self, stages: TrainingPlan) -> Iterator[TrainingPlan]:
@@ -139,6 +138,10 @@ class PlanTree:
 
     def count(self, axes: TrainingPlan) -> int:
         """How many plans have these axes."""
+        if (cluster := self.job.cluster) is not None:
+            stages = [msgspec.structs.replace(axes, **each) for each in self._stage_fields(axes)]
+            counts = (len(self._uneven(plan, cluster)[1]) for plan in stages)
+            return sum(n * len(self._sharing_fields(plan)) for n, plan in zip(counts, stages, strict=True))
         alike = Counter((each["schedule"], each["recompute"]) for each in self._stage_fields(axes))
         return sum(
             number * len(self._sharing_fields(msgspec.structs.replace(axes, schedule=name, recompute=again)))
@@ -190,31 +193,7 @@ class PlanTree:
             if not self._problem(found):
                 yield fields, found
 
-
-class ClusterTree(PlanTree):
-    """The space of a job's plans on hosts that differ."""
-
-    def __init__(self, job: TrainingJob, fixed: Any, runtime: Any = None) -> None:
-        super().__init__(job, fixed, runtime)
-        if job.cluster is None:
-            raise ValueError("the hosts of this job do not differ")
-        self._cluster = job.cluster
-        self._layers: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
-
-    def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
-        """The plans of these axes with all stages and rows."""
-        found = []
-        for base in super().stages(root):
-            name, values = self._uneven(base)
-            found += [msgspec.structs.replace(base, **{name: value}) for value in values]
-        return found
-
-    def count(self, axes: TrainingPlan) -> int:
-        """How many plans have these axes."""
-        stages = [msgspec.structs.replace(axes, **each) for each in self._stage_fields(axes)]
-        return sum(len(self._uneven(plan)[1]) * len(self._sharing_fields(plan)) for plan in stages)
-
-    def _uneven(self, plan: TrainingPlan) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    def _uneven(self, plan: TrainingPlan, cluster: Cluster) -> tuple[str, tuple[tuple[int, ...], ...]]:
         """The layers of a pipeline, or else the rows, that a plan can have."""
         name, other = ("layers", "rows") if plan.pipeline > 1 else ("rows", "layers")
         if self._fixed.get(other):
@@ -225,12 +204,12 @@ class ClusterTree(PlanTree):
         if name == "layers":
             key = plan.order, plan.pipeline, plan.interleave
             if key not in self._layers:
-                blocks = tuple(self._cluster.blocks(plan.order, plan.pipeline))
+                blocks = tuple(cluster.blocks(plan.order, plan.pipeline))
                 self._layers[key] = uneven_layers(blocks, plan.interleave, self.job.shape.layers)
             return name, self._layers[key]
         if self._runtime is not None:  # it gives all data ranks equal rows
             return name, ((),)
-        size, placed = plan.context * plan.tensor, self._cluster.placed(plan.order)
+        size, placed = plan.context * plan.tensor, cluster.placed(plan.order)
         cut = plan.expert > 1 or any(each.begin % size or each.end % size for each in placed)
         counts = () if cut else tuple((each.end - each.begin) // size for each in placed)
         return name, uneven_rows(counts, plan.data * plan.micro_batch)
