@@ -143,7 +143,8 @@ def layer_compute(
     core, core_backward = _core(shape, Roofline.wide(job), plan, hops)
     width = roof.width
     cut = tokens * shape.hidden / (tensor if plan.sequence else 1)
-    mlp = _mlp_values(shape, tokens, rows, experts=experts) * (1.5 if shape.gated else 1) / tensor
+    inner = rows * shape.mixed.ffn + tokens * shape.mixed.shared_ffn if experts else tokens * shape.mlp
+    mlp = inner * (1.5 if shape.gated else 1) / tensor  # values in the middle of an MLP, or of all experts
     masks = 2 if shape.dropout else 0
     heads = 2 * width * tokens * shape.query / tensor  # transposed
     # Two norms read and write, two additions read two and write one; backward has sums of gradients beside.
@@ -161,13 +162,6 @@ def layer_compute(
         core_backward,
         weights,
     )
-
-
-def _mlp_values(shape: TransformerShape, tokens: float, rows: float, *, experts: bool) -> float:
-    """Values in the middle of an MLP, or of all experts of a rank."""
-    if not experts:
-        return tokens * shape.mlp
-    return rows * shape.mixed.ffn + tokens * shape.mixed.shared_ffn
 
 
 def _core(
