@@ -34,6 +34,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/planner/hardware.py": "accelerators and hosts as data: what they have, and their files",
     "src/unisono/planner/memory.py": "memory of a rank: of layers, of states, and bounds",
     "src/unisono/planner/operator_costs.py": "what operators take, by class, and its sources",
+    "src/unisono/planner/planner.py": "un.plan: what is asked, how it is found, what is answered",
     "src/unisono/planner/search.py": "one search: the tree of plans, its bounds, neighbours",
     "src/unisono/planner/step_time.py": "the time of a step: layers, pipeline, copies, swapping",
     "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",

@@ -9,7 +9,7 @@ memory.py         bytes of the fullest rank, by cause
 layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
 cluster_model.py  what prices plans: one model, several types of compute, hosts that differ
 search.py         all plans of a job, the fastest that fit, and what refuses those beside one
-planner.py        plan;  choice.py: its answer;  choice_page.py: as text and as a page
+planner.py        plan, and its answer;  choice_page.py: that as text and as a page
 operator_costs.py, compute_calibration.py: what operators take, for `unisono.parallel`
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.
@@ -17,9 +17,8 @@ It is data and arithmetic: no PyTorch, no process, and no model is needed.
 
 from __future__ import annotations
 
-from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Efficiency, Hardware, find_hardware
-from unisono.planner.planner import NoPlanFitsError, plan
+from unisono.planner.planner import NoPlanFitsError, PlanChoice, plan
 from unisono.planner.shape import ExpertShape, LatentShape, TransformerShape, shape_of
 from unisono.planner.training_plan import TrainingPlan
 
