@@ -197,11 +197,8 @@ def described(file: Path, read: Callable[[dict[str, Any]], Described]) -> Descri
 
 def _hardware(tables: dict[str, Any], name: str) -> Hardware:
     top = At(())
-    keys = {"name", "memory", "reserved", "memory_rate", "ranks", "overlap"}
-    known(tables, top, {*keys, "flops", "inside", "between", "efficiency", "host"})
-    for key in ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency"):
-        if key not in tables:
-            raise DescriptionError(top, f"lacks {key}")
+    needed = ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency")
+    _check_keys(tables, top, needed, ("name", "reserved", "overlap", "host"))
     memory = quantity(nbytes, tables["memory"], top / "memory")
     reserved = quantity(nbytes, tables.get("reserved", 0), top / "reserved")
     if reserved >= memory:
@@ -224,6 +221,13 @@ def _hardware(tables: dict[str, Any], name: str) -> Hardware:
         efficiency=_efficiency(_table(tables, "efficiency"), top / "efficiency"),
         host=_host(_table(tables, "host"), top / "host", ranks) if "host" in tables else None,
     )
+
+
+def _check_keys(table: dict[str, Any], at: At, needed: Sequence[str], others: Sequence[str] = ()) -> None:
+    known(table, at, {*needed, *others})
+    for key in needed:
+        if key not in table:
+            raise DescriptionError(at, f"lacks {key}")
 
 
 def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
@@ -256,19 +260,14 @@ def _link(table: dict[str, Any], at: At) -> LinkRate:
 
 
 def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
-    known(table, at, {"memory", "rate"})
-    for key in ("memory", "rate"):
-        if key not in table:
-            raise DescriptionError(at, f"lacks {key}")
+    _check_keys(table, at, ("memory", "rate"))
     memory = quantity(nbytes, table["memory"], at / "memory")
     return HostMemory(memory // ranks, _rate(table["rate"], at / "rate"))
 
 
 def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
     shares = ("matrix", "memory", "links")
-    known(table, at, {*shares, "attention", "kernel", "source"})
-    if missing := [key for key in (*shares, "kernel", "source") if key not in table]:
-        raise DescriptionError(at, f"lacks {missing[0]}")
+    _check_keys(table, at, (*shares, "kernel", "source"), ("attention",))
     given = [key for key in (*shares, "attention") if key in table]
     found = {key: _number(table[key], at / key) for key in given}
     for key, share in found.items():
@@ -306,7 +305,6 @@ def _number(value: Any, at: At) -> float:
 
 MOST_KINDS, MOST_HOSTS = 3, 1 << 20
 ENTRY = re.compile(r"([0-9]{1,7})x(.+)")
-KEYS = {"count", "hardware", "memory", "speed"}
 
 Hosts = str | Path | Sequence[tuple[int, Hardware | str | Path]]
 """A text such as "4xa100-40g,2xh100-80g", a file that lists them, or pairs of a number and hardware."""
@@ -481,10 +479,7 @@ def _kinds(tables: dict[str, Any], folder: Path) -> list[HostKind]:
 
 
 def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
-    known(table, at, KEYS)
-    for key in ("count", "hardware"):
-        if key not in table:
-            raise DescriptionError(at, f"lacks {key}")
+    _check_keys(table, at, ("count", "hardware"), ("memory", "speed"))
     name = table["hardware"]
     if not isinstance(name, str):
         raise DescriptionError(at / "hardware", f"is {name!r}, expected a name or a file")
