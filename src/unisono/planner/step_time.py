@@ -23,7 +23,7 @@ from unisono.planner.memory import MemoryModel, RankElements
 from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
-__all__ = ["RankStepTime", "StepTime", "TimeModel", "codec_s", "data_collectives", "swap_s"]
+__all__ = ["RankStepTime", "StepTime", "TimeModel"]
 
 
 class _Copies(NamedTuple):
@@ -57,7 +57,7 @@ class _DataPhase(NamedTuple):
     window_s: float
 
 
-def data_collectives(
+def _data_collectives(
     job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, prices: GroupPrices
 ) -> list[PlannedCollective]:
     """Gradients and gathered parameters of a step."""
@@ -110,7 +110,7 @@ def _phases(
         ]
 
     if plan.zero == 0:
-        width = gradient_bytes(job, plan)
+        width = _gradient_bytes(job, plan)
         whole = [
             _LayerwiseCall("all_reduce", "data", each.all, each.stride, each.elements * width)
             for each in groups
@@ -137,7 +137,7 @@ def _phases(
         yield _DataPhase(calls("all_gather", job.width), rounds, window)
 
 
-def gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
+def _gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
     """Bytes of a gradient as it travels. Scales of int8 are f32, one for 64 values; factors are bf16."""
     if rank := codec_rank(plan.codec):
         shape = job.shape
@@ -147,7 +147,7 @@ def gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
     return {"none": job.gradient_bytes, "bf16": 2.0, "int8": 1 + 4 / 64}[plan.codec]
 
 
-def codec_s(job: TrainingJob, plan: TrainingPlan, elements: RankElements) -> float:
+def _codec_s(job: TrainingJob, plan: TrainingPlan, elements: RankElements) -> float:
     """What coding of a step's gradients takes, at the memory's rate.
 
     Codes: gradients and errors are read, codes and errors written, and sums decoded: 16 bytes and two codes.
@@ -155,12 +155,12 @@ def codec_s(job: TrainingJob, plan: TrainingPlan, elements: RankElements) -> flo
     """
     if plan.codec == "none":
         return 0.0
-    width = 4 * 5 if codec_rank(plan.codec) else 4 * 4 + 2 * gradient_bytes(job, plan)
+    width = 4 * 5 if codec_rank(plan.codec) else 4 * 4 + 2 * _gradient_bytes(job, plan)
     return elements.total * width / memory_rate(job.hardware)
 
 
-def swap_s(
-    job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, update_s: float
+def _swap_s(
+    job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, updating_s: float
 ) -> float:
     """Seconds of a step in which a rank waits for the host's memory.
 
@@ -175,7 +175,7 @@ def swap_s(
     count = elements.shared(plan) if plan.zero else elements.total
     moments = count * job.moment_bytes / rate
     if plan.swap == "moments":
-        return max(0.0, moments - update_s)
+        return max(0.0, moments - updating_s)
     micro_batches = plan.micro_batches(job.batch)
     parameters, gradients = count * job.width / rate, count * job.gradient_bytes / rate
     read_back = gradients if micro_batches > 1 else 0.0
@@ -185,7 +185,7 @@ def swap_s(
     return (
         micro_batches * (forward + backward)
         + averaged
-        + max(0.0, parameters + gradients + moments - update_s)
+        + max(0.0, parameters + gradients + moments - updating_s)
     )
 
 
@@ -350,7 +350,7 @@ class TimeModel:
         """The step of a rank that has these layers and elements, and waits for others for `bubble_s`."""
         job, count = self.job, plan.micro_batches(self.job.batch)
         rank, output = of.time, of.output
-        data = data_collectives(job, plan, elements, of, self.prices)
+        data = _data_collectives(job, plan, elements, of, self.prices)
         update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
         time = StepTime(
             matrix=count * (rank.matrix + output.matrix_s),
@@ -362,8 +362,8 @@ class TimeModel:
             messages=count * self._messages_s(plan) + self._table_s(plan),
             bubble=bubble_s,
             data=sum(each.exposed for each in data),
-            codec=codec_s(job, plan, elements),
-            swap=swap_s(job, plan, elements, of, update),
+            codec=_codec_s(job, plan, elements),
+            swap=_swap_s(job, plan, elements, of, update),
             update=update,
         )
         return time, data
