@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
+from unisono.parallel.arguments import check_model
 from unisono.parallel.batches import micro_batches, rows_of, sizes
 from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import local, squared_norm
@@ -26,9 +27,13 @@ from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.single_texts import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
-from unisono.parallel.model_check import check_model
-from unisono.parallel.optimizer_groups import Parameters, optimizers_of
-from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters, steps_parts
+from unisono.parallel.optimizers import (
+    Parameters,
+    chooses_lists,
+    optimizers_of,
+    refuse_cut_parameters,
+    steps_parts,
+)
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
@@ -43,10 +48,9 @@ from unisono.parallel.pipeline.stages import (
 )
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import kept_in_f32
-from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.structure import identity
-from unisono.parallel.unit_outputs import own_memory
+from unisono.parallel.unit_hooks import own_memory, recompute
 from unisono.torch_internals.fake import is_about_data
 
 from .dry_axes import DryContext, run_parts, spread_by_chance
@@ -362,8 +366,7 @@ class _DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            attention = gpu_attention(on_gpu=self._real)
-            with self._shapes.mode, self._watch, attention:
+            with self._shapes.mode, self._watch, gpu_attention(on_gpu=self._real):
                 yield
         except Exception as error:
             if is_about_data(error):
@@ -467,8 +470,7 @@ class _DryStep:
         """What was reduced, which is counted already, as gradients."""
         for value in held.values():
             if value.requires_grad:
-                grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
-                value.grad = grad
+                value.grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
 
     def _optimizers(self, units: DryAxis, held: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""
