@@ -24,13 +24,11 @@ from planner_rows import CONTEXT, FSDP, KORTHIKANTI, LLAMA3, MOE, SC21, ZERO
 from published import verdict
 
 import unisono as un
-from unisono.planner import Hardware, TransformerShape, find_hardware, shape_of
-from unisono.planner.activations import layer_activations
-from unisono.planner.memory import model_states
+from unisono.planner import Hardware, TrainingPlan, TransformerShape, find_hardware, shape_of
+from unisono.planner.memory import RankElements, layer_activations, model_states
 from unisono.planner.model_config import read_shape
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import in_flight
-from unisono.planner.training_plan import TrainingPlan
 
 GIB = 1 << 30
 HARDWARE = "a100-80g"
@@ -74,7 +72,8 @@ def memory() -> bool:
         shape = gpt(layers, hidden, heads)
         plan = TrainingPlan(tensor=tensor, pipeline=pipeline, interleave=interleave, micro_batch=micro_batch)
         job = un.plan(shape, batch=batch, gpus=plan.ranks, hardware=HARDWARE, plan=str(plan)).job
-        states = sum(model_states(layers / pipeline * shape.matrices(tensor), plan, job))
+        matrices = RankElements(layers / pipeline * shape.matrices(tensor))
+        states = sum(model_states(matrices, plan, job))
         kept = layers / pipeline * in_flight(plan, 0, batch // micro_batch)
         selective = msgspec.structs.replace(plan, sequence=True, recompute="selective")
         found = (
@@ -100,7 +99,7 @@ def zero() -> bool:
                 gpt(2, 64, 4), batch=ranks, gpus=ranks, hardware=HARDWARE, plan="", reduce="low"
             ).job
             found = [
-                sum(model_states(elements, TrainingPlan(data=ranks, zero=stage), job)) / 1e9
+                sum(model_states(RankElements(elements), TrainingPlan(data=ranks, zero=stage), job)) / 1e9
                 for stage in (1, 2, 3)
             ]
             for one, cell in zip(found, cells.split(), strict=True):

@@ -12,9 +12,8 @@ import pytest
 from loops import each
 from unisono.commands import cli
 from unisono.planner import find_hardware
-from unisono.planner.choice_page import ChoicePage, Neighbour
+from unisono.planner.choice_page import ChoicePage, TradePoint
 from unisono.planner.hardware import shipped
-from unisono.planner.trade_picture import TradePoint
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"
@@ -282,8 +281,8 @@ def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.Captu
 def test_a_page_of_plain_data_is_escaped() -> None:
     point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
     page = ChoicePage(
-        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, False, [], [],
-        [Neighbour("zero=1", "<i>")], [point], {"ours": "ours"},
+        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, False, "forward", [], [],
+        [("zero=1", "<i>")], [point], {"ours": "ours"},
     ).html()  # fmt: skip
     assert "DOES NOT FIT" in page
     for raw in ("<b>", "<i>", "A & B", "1 < 2"):

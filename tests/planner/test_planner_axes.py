@@ -9,14 +9,12 @@ import unisono as un
 from loops import each
 from unisono import networks
 from unisono.networks import Cable, Costs, Network
-from unisono.planner import TrainingPlan, find_hardware, shape_of
-from unisono.planner.activations import layer_activations
+from unisono.planner import ExpertShape, LatentShape, TrainingPlan, find_hardware, shape_of
 from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
-from unisono.planner.memory import MemoryModel
+from unisono.planner.memory import MemoryModel, layer_activations
 from unisono.planner.planner import PlanChoice
 from unisono.planner.stages import rank_layers, stage_layers
 from unisono.planner.step_time import TimeModel
-from unisono.planner.sublayers import ExpertShape, LatentShape
 
 A100 = find_hardware("a100-80g")
 COSTS = Costs(o_send_s=1e-6, o_recv_s=1e-6)

@@ -7,11 +7,10 @@ import pytest
 
 import unisono as un
 from loops import each
-from unisono.planner import PlanChoice
-from unisono.planner.activations import layer_activations
-from unisono.planner.expert_exchange import places_hit
+from unisono.planner import PlanChoice, TrainingPlan
+from unisono.planner.collectives import places_hit
+from unisono.planner.memory import layer_activations
 from unisono.planner.model_config import read_shape
-from unisono.planner.training_plan import TrainingPlan
 
 PLAN = "expert=64,pipeline=4,interleave=8,zero=2,recompute=full,micro_batch=1"
 

@@ -14,13 +14,11 @@ import unisono as un
 from effort import times
 from loops import each
 from unisono.commands import cli
-from unisono.planner import Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
-from unisono.planner.cluster import find_cluster
-from unisono.planner.cluster_model import ClusterModel, with_layers
-from unisono.planner.cluster_tree import ClusterTree, uneven_layers, uneven_rows
+from unisono.planner import ExpertShape, Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
+from unisono.planner.cluster_model import PlanModels, with_layers
+from unisono.planner.hardware import find_cluster
 from unisono.planner.interconnect import interconnect_of
-from unisono.planner.search import divisors, price, search
-from unisono.planner.sublayers import ExpertShape
+from unisono.planner.search import PlanTree, divisors, price, search, uneven_layers, uneven_rows
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, TrainingJob
 
 GIB = 1 << 30
@@ -116,7 +114,7 @@ def _below(root: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
 
 
 def _stages(base: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
-    """With all layers that the rule of `cluster_tree` allows, among all that there are, or all rows."""
+    """With all layers that the rule of `search` allows, among all that there are, or all rows."""
     assert job.cluster is not None
     layers, pipeline = job.shape.layers, base.pipeline
     if pipeline > 1:
@@ -159,12 +157,13 @@ def _ends_lower(rest: list[int]) -> bool:
 @each("seed", range(times(25, 400)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
-    model, plans = ClusterModel(job), all_plans(job)
-    priced = [price(model, plan) for plan in plans]
+    models, plans = PlanModels(job), all_plans(job)
+    model = models.of(TrainingPlan())
+    priced = [price(models, plan) for plan in plans]
     fitting = sorted(
         (p for p in priced if not model.memory.excess_bytes(p.plan, p.memory)), key=lambda p: p.order
     )
-    found = search(ClusterModel(job), ClusterTree(job, {}), 6)
+    found = search(PlanModels(job), PlanTree(job, {}), 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
     if plans and not fitting:
@@ -173,7 +172,7 @@ def test_the_search_is_exact(seed: int) -> None:
         smallest = found.smallest
         assert smallest.memory.total - model.memory.limit_bytes(smallest.plan) == min(excess)
     for plan in plans[::11]:
-        one, rounding = price(model, plan), 1 + 1e-9
+        one, rounding = price(models, plan), 1 + 1e-9
         assert model.least_of_axes_s(plan) <= one.time.total * rounding
         assert model.least_s(plan) <= one.time.total * rounding
         used = one.memory.total - model.memory.limit_bytes(plan) + job.limit_bytes
@@ -183,7 +182,7 @@ def test_the_search_is_exact(seed: int) -> None:
 
 def test_random_spaces_are_of_all_kinds() -> None:
     jobs = [random_job(seed) for seed in range(25)]
-    found = [search(ClusterModel(job), ClusterTree(job, {}), 6) for job in jobs]
+    found = [search(PlanModels(job), PlanTree(job, {}), 6) for job in jobs]
     best = [priced.plan for result in found for priced in result.best]
     assert any(plan.rows for plan in best)
     assert any(len(set(plan.layers)) > 1 for plan in best)

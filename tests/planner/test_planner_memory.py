@@ -8,8 +8,7 @@ import pytest
 import unisono as un
 from loops import each
 from unisono.planner import TrainingPlan, shape_of
-from unisono.planner.activations import layer_activations
-from unisono.planner.memory import memory_of, model_states
+from unisono.planner.memory import MemoryModel, RankElements, layer_activations, model_states
 from unisono.planner.stages import in_flight, stage_layers
 from unisono.planner.training_plan import TrainingJob
 
@@ -36,10 +35,10 @@ def test_the_published_values_are_exact(name: str) -> None:
     plan = TrainingPlan(tensor=tensor, pipeline=pipeline, interleave=interleave, micro_batch=micro_batch)
     job = job_of(shape, plan, 2 * batch)  # with one micro-batch the peak may be where backward has ended
     matrices = layers // pipeline * shape.matrices(tensor)
-    assert sum(model_states(matrices, plan, job)) == states * GIB
-    assert memory_of(plan, job).activations == pytest.approx(kept * GIB, rel=1e-12)
+    assert sum(model_states(RankElements(matrices), plan, job)) == states * GIB
+    assert MemoryModel(job).of(plan).activations == pytest.approx(kept * GIB, rel=1e-12)
     both = msgspec.structs.replace(plan, sequence=True, recompute="selective")
-    assert memory_of(both, job).activations == pytest.approx(selective * GIB, rel=1e-12)
+    assert MemoryModel(job).of(both).activations == pytest.approx(selective * GIB, rel=1e-12)
 
 
 @each(
@@ -57,7 +56,7 @@ def test_the_table_of_zero_is_exact(elements: float, ranks: int, cells: tuple[fl
     shape = shape_of("gpt", layers=2, hidden=64, heads=4, vocab=100, sequence=32)
     job = job_of(shape, TrainingPlan(data=ranks), ranks, reduce="low")
     for stage, published in enumerate(cells):
-        found = sum(model_states(elements, TrainingPlan(data=ranks, zero=stage), job)) / 1e9
+        found = sum(model_states(RankElements(elements), TrainingPlan(data=ranks, zero=stage), job)) / 1e9
         assert abs(found - published) < 10.0 ** -len(str(published).partition(".")[2])
 
 
@@ -65,7 +64,7 @@ def test_all_parameters_are_on_some_rank() -> None:
     """The first and the last rank of a pipeline have a shared table each."""
     shape = shape_of("gpt", layers=12, hidden=768, heads=12, vocab=50257, sequence=1024, positions=1024)
     job = job_of(shape, TrainingPlan(), 1)
-    assert memory_of(TrainingPlan(), job).parameters == 2 * shape.parameters
+    assert MemoryModel(job).of(TrainingPlan()).parameters == 2 * shape.parameters
 
 
 @each("layers", [4, 7, 96, 126])
@@ -108,7 +107,7 @@ def test_every_saving_saves(name: str) -> None:
     assert kept(sequence=True) < kept()
     assert kept(recompute="full") < kept()
     assert kept(micro_batch=2) == 2 * kept()
-    totals = [memory_of(msgspec.structs.replace(plan, zero=zero), job) for zero in range(4)]
+    totals = [MemoryModel(job).of(msgspec.structs.replace(plan, zero=zero)) for zero in range(4)]
     states = [use.parameters + use.gradients + use.moments for use in totals]
     assert states == sorted(states, reverse=True)
     assert len(set(states)) == 4
@@ -120,7 +119,7 @@ def test_zero_has_one_table_whole_while_it_is_at_work(zero: int, elements_bytes:
     numbers = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 8192}
     small, large = (shape_of("llama", **numbers, vocab=vocab) for vocab in (1024, 128256))
     plan = TrainingPlan(data=8, zero=zero)
-    buffers = [memory_of(plan, job_of(shape, plan, 8)).buffers for shape in (small, large)]
+    buffers = [MemoryModel(job_of(shape, plan, 8)).of(plan).buffers for shape in (small, large)]
     layer = small.matrices() + small.vectors()
     assert buffers[0] == layer * (elements_bytes + (2 if zero == 3 else 0))
     assert buffers[1] - buffers[0] == (128256 * 4096 - layer) * elements_bytes

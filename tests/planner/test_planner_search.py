@@ -14,12 +14,11 @@ import pytest
 import unisono as un
 from effort import LONG, cases, times
 from loops import each
-from unisono.planner import NoPlanFitsError, TrainingPlan, find_hardware, shape_of
+from unisono.planner import ExpertShape, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
+from unisono.planner.cluster_model import PlanModels
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.memory import MemoryModel
 from unisono.planner.search import PlanTree, divisors, price, search
-from unisono.planner.step_time import TimeModel
-from unisono.planner.sublayers import ExpertShape
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob
 
 GIB = 1 << 30
@@ -118,12 +117,12 @@ def _below(root: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
 @each("seed", range(times(60, 1000)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
-    model = TimeModel(job)
+    models = PlanModels(job)
     plans = all_plans(job)
     memory = MemoryModel(job)
-    priced = [price(model, plan) for plan in plans]
+    priced = [price(models, plan) for plan in plans]
     fitting = sorted((p for p in priced if not memory.excess_bytes(p.plan, p.memory)), key=lambda p: p.order)
-    found = search(TimeModel(job), PlanTree(job, {}), 6)
+    found = search(PlanModels(job), PlanTree(job, {}), 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
     if not fitting and plans:
@@ -138,16 +137,16 @@ def test_a_search_of_fixed_axes_is_exact(fixed: dict[str, int]) -> None:
         job = random_job(seed)
         memory = MemoryModel(job)
         plans = [plan for plan in all_plans(job) if all(getattr(plan, axis) == fixed[axis] for axis in fixed)]
-        priced = sorted((price(TimeModel(job), plan) for plan in plans), key=lambda each: each.order)
+        priced = sorted((price(PlanModels(job), plan) for plan in plans), key=lambda each: each.order)
         fitting = [each.plan for each in priced if not memory.excess_bytes(each.plan, each.memory)]
-        found = search(TimeModel(job), PlanTree(job, fixed), 6)
+        found = search(PlanModels(job), PlanTree(job, fixed), 6)
         assert found.candidates == len(plans)
         assert [each.plan for each in found.best] == fitting[:6]
 
 
 def test_random_spaces_are_of_all_kinds() -> None:
     jobs = [random_job(seed) for seed in range(60)]
-    found = [search(TimeModel(job), PlanTree(job, {}), 6) for job in jobs]
+    found = [search(PlanModels(job), PlanTree(job, {}), 6) for job in jobs]
     assert sum(not result.best for result in found) > 3
     assert sum(bool(result.best) for result in found) > 20
     assert max(result.candidates for result in found) > 3000
@@ -165,9 +164,10 @@ def test_random_spaces_are_of_all_kinds() -> None:
 def test_bounds_are_below_all_plans(seed: int) -> None:
     """A bound above one plan could lose it."""
     job = random_job(seed)
-    model, memory = TimeModel(job), MemoryModel(job)
+    models, memory = PlanModels(job), MemoryModel(job)
+    model = models.of(TrainingPlan())
     for plan in all_plans(job)[::7]:
-        priced, rounding = price(model, plan), 1 + 1e-9
+        priced, rounding = price(models, plan), 1 + 1e-9
         assert model.least_of_axes_s(plan) <= priced.time.total * rounding
         assert model.least_s(plan) <= priced.time.total * rounding
         assert memory.least_of_axes_bytes(plan) <= priced.memory.total * rounding

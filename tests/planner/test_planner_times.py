@@ -12,10 +12,10 @@ from loops import each
 from unisono import networks
 from unisono.networks import Cable, Costs, Network
 from unisono.planner import find_hardware, shape_of
+from unisono.planner.cluster_model import PlanModels
 from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
 from unisono.planner.planner import PlanChoice
-from unisono.planner.search import PlanTree, plan_space, price
-from unisono.planner.step_time import TimeModel
+from unisono.planner.search import PlanTree, price
 from unisono.plans import ALGORITHMS
 
 A100 = find_hardware("a100-80g")
@@ -188,11 +188,12 @@ SMALL = shape_of("gpt", layers=8, hidden=1024, heads=16, vocab=32000, sequence=5
 @each("hardware", ["a100-80g", "h100-80g", "v100-32g"])
 def test_causes_collectives_and_bounds_agree(hardware: str) -> None:
     job = un.plan(SMALL, batch=32, gpus=16, hardware=hardware, plan="").job
-    model = TimeModel(job)
-    plans = list(plan_space(PlanTree(job, {})))[::40]
+    models = PlanModels(job)
+    model = models.of(un.planner.TrainingPlan())
+    plans = list(PlanTree(job, {}))[::40]
     assert len(plans) > 500
     for plan in plans:
-        time = price(model, plan).time
+        time = price(models, plan).time
         assert min(time) >= 0
         assert model.least_s(plan) <= time.total * (1 + 1e-9)
         exposed: dict[str, float] = {}

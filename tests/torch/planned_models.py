@@ -14,9 +14,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from unisono.parallel.pipeline.stages import balance, counted_costs
-from unisono.parallel.planning.kernel_memory import kernel_memory
-from unisono.parallel.planning.memory_account import MemoryTracker
-from unisono.parallel.planning.storage_watch import StorageWatch
+from unisono.parallel.planning.memory_account import MemoryTracker, StorageWatch, kernel_memory
 from unisono.parallel.planning.task import TrainingTask
 
 WORDS, LENGTH, WIDTH = 64, 16, 64
@@ -186,7 +184,7 @@ def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
     optimizer.zero_grad()
     watch = StorageWatch("cpu", kernel_memory(on_gpu=False, virtual=False))
     account = MemoryTracker(None, watch.place)
-    watch.begin(account)
+    watch.account = account
     state = [t for held in optimizer.state.values() for t in held.values()]
     for tensor in [*model.parameters(), *state, *sample]:
         watch.see(tensor)

@@ -14,7 +14,7 @@ from unisono.parallel.costs.step_time import RankClock, StageTime
 from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.optimizers import Parameters
-from unisono.parallel.planning.device_costs import LOW, POINTS
+from unisono.parallel.planning.machine import LOW, POINTS
 from unisono.planner import operator_costs
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import roofline_of

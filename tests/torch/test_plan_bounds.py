@@ -12,7 +12,7 @@ import unisono.parallel as up
 from planned_models import adamw, features, ids, mlp, planned, tokens_loss
 from unisono.errors import UnfitError
 from unisono.parallel.costs import predictor
-from unisono.parallel.planning import dry_step, search
+from unisono.parallel.planning import dry_run, search
 
 CROSS = nn.functional.cross_entropy
 FEW: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "recompute": False, "micro_batches": 2}
@@ -165,7 +165,7 @@ def test_a_fault_within_the_planner_is_raised(monkeypatch: pytest.MonkeyPatch) -
         (search, "expert_layers", {}),
         (predictor, "balance", {"pipeline": 2, "data": 1}),
         (predictor, "trace_step", {}),
-        (dry_step, "micro_batches", {}),
+        (dry_run, "micro_batches", {}),
     ]
     for home, name, given in places:
         for fault in (ValueError("not enough values to unpack (expected 3, got 2)"), KeyError("aten.x")):

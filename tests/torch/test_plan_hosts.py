@@ -10,8 +10,7 @@ import unisono.parallel as up
 from planned_models import adamw, features
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
-from unisono.parallel.planning.job_hosts import JobHost
-from unisono.parallel.planning.machine import JobMachine, _of_control_groups
+from unisono.parallel.planning.machine import JobHost, JobMachine, _of_control_groups
 
 CROSS = nn.functional.cross_entropy
 

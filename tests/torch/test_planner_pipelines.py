@@ -9,12 +9,10 @@ import unisono.parallel as up
 from loops import each
 from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.timeline import predict
-from unisono.planner import TrainingPlan, shape_of
-from unisono.planner.runtime import runtime_problem
-from unisono.planner.search import PlanTree, plan_space, price
+from unisono.planner import ExpertShape, TrainingPlan, shape_of
+from unisono.planner.cluster_model import PlanModels
+from unisono.planner.search import PlanTree, price
 from unisono.planner.stages import in_flight
-from unisono.planner.step_time import TimeModel
-from unisono.planner.sublayers import ExpertShape
 
 SIZES = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 3) for m in (1, 2, p, 2 * p, 4 * p)]
 SIZES = [(p, v, m) for p, v, m in SIZES if v == 1 or (p > 1 and m % p == 0)]
@@ -128,9 +126,9 @@ def test_a_search_for_the_runtime_finds_the_best_of_what_it_runs(experts: Expert
     given = {"batch": 8, "gpus": 4, "hardware": "a100-80g", "compute": "f32"}
     choice = un.plan(shape, **given, runtime=up.Plan)
     job = choice.job
-    plans = [plan for plan in plan_space(PlanTree(job, {})) if not runtime_problem(up.Plan, plan, job)]
-    assert choice.candidates == len(plans) < len(list(plan_space(PlanTree(job, {}))))
-    fitting = sorted((price(TimeModel(job), plan) for plan in plans), key=lambda each_: each_.order)
+    plans = [plan for plan in PlanTree(job, {}) if not plan.problem(job, up.Plan)]
+    assert choice.candidates == len(plans) < len(list(PlanTree(job, {})))
+    fitting = sorted((price(PlanModels(job), plan) for plan in plans), key=lambda each_: each_.order)
     assert [choice.chosen, *choice.next_best] == fitting[:6]
     for refused in choice.refused:
         assert "codec" not in refused.change

@@ -17,9 +17,9 @@ import unisono.parallel as up
 from planned_models import KINDS, MODELS, adamw, features, gpt, ids, measured, mlp, planned, tokens_loss
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.trace import trace_step
-from unisono.parallel.planning.allocator import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.choice import TIME_NAMES
 from unisono.parallel.planning.dry_run import DryRun
+from unisono.parallel.planning.memory_account import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.task import TrainingTask
 
 CROSS = nn.functional.cross_entropy
@@ -226,7 +226,7 @@ def test_a_choice_fits_and_says_why() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert any(each.excess_bytes > 0 for each in tight.refused), text
     assert "too many" in text
-    assert f"limit of the step: {TIME_NAMES[tight.limit]}" in text
+    assert f"limit: {TIME_NAMES[tight.limit]}" in text
     page = tight.html()
     assert "too many" in page
     assert str(tight.plan) in page

@@ -28,7 +28,7 @@ from .optimizers import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
 from .planning.choice import ModelChoice
-from .planning.job_hosts import JobHost
+from .planning.machine import JobHost
 from .planning.planner import plan
 from .planning.search import NoPlanFitsError
 from .run import Run

@@ -65,7 +65,7 @@ class PlanMesh:
                 f"{plan.pipeline}{f' x context {plan.context}' * (plan.context > 1)}), but this job has "
                 f"{dist.get_world_size()}"
             )
-        shards = plan.shards * plan.context if plan.zero else 1
+        shards = plan.sharers
         shape = (plan.pipeline, plan.copies // shards, shards, plan.tensor)
         ranks = torch.arange(plan.ranks).view(shape)
         groups = groups_along(ranks)

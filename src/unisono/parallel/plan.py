@@ -305,11 +305,10 @@ class Plan:
             ("local_steps", None, "replicas that train on their own exchange no rows"),
             ("elastic", False, "a rank that dies takes the only copy of its experts with it"),
         )
-        shards = self.shards * self.context if self.zero else 1
-        if shards % self.expert and self.expert % shards:
+        if self.sharers % self.expert and self.expert % self.sharers:
             raise UnfitError(
-                f"Plan: neither of shard={shards} and expert={self.expert} divides the other; the ranks "
-                "of an expert's shards would be parts of several groups"
+                f"Plan: neither of shard={self.sharers} and expert={self.expert} divides the other; the "
+                "ranks of an expert's shards would be parts of several groups"
             )
 
     def _check_elastic(self) -> None:
@@ -397,6 +396,11 @@ class Plan:
     def shards(self) -> int:
         """Data ranks that share: 1 under zero=0."""
         return 1 if self.zero == 0 else self.shard or self.data
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share a parameter, which those of the context axis do, too: 1 under zero=0."""
+        return self.shards * self.context if self.zero else 1
 
     @property
     def copies(self) -> int:

@@ -217,7 +217,10 @@ class ReplicatedParameters:
         for bucket in self._buckets:
             bucket.wait()
         for bucket in self._buckets:
-            bucket.finish_step(uneven_use=self._uneven_use)
+            self._finish_step(bucket)
+
+    def _finish_step(self, bucket: GradientBucket) -> None:
+        bucket.finish_step(uneven_use=self._uneven_use)
 
     def _count(self, number: int, parameter: nn.Parameter) -> None:
         """The gradient of `parameter`, one of a bucket's, is complete."""

@@ -1,28 +1,25 @@
 """The planner: from a transformer's numbers, hardware and a network to the best plan, with its reasons.
 
-shape.py          TransformerShape: parameters and FLOPs;  sublayers.py: experts and latent attention
-model_config.py   the shape of a Hugging Face config file
-hardware.py       accelerators from TOML files;  interconnect.py: links in two levels, prices on them
-training_job.py   TrainingJob;  training_plan.py: TrainingPlan;  stages.py: what the ranks of a pipeline have
-cluster.py        hosts that differ;  cluster_model.py: time and memory on them;  cluster_tree.py: their plans
-compute_types.py  several types of compute in one search
-collectives.py    prices of groups;  context_exchange.py, data_axis.py, expert_exchange.py: what they send
-memory.py         bytes of the fullest rank, by cause;  activations.py: of a layer
-operators.py      what a layer computes;  layer_time.py: its seconds;  swapping.py;  step_time.py: of a step
-search.py         the fastest plans that fit;  neighbours.py: what refuses the others
-runtime.py        a plan as arguments of `unisono.parallel.Plan`
-planner.py        plan;  choice.py: its answer
+shape.py          TransformerShape: parameters and FLOPs;  model_config.py: that of a Hugging Face config file
+hardware.py       accelerators from files, hosts that differ;  interconnect.py: links in two levels, prices
+training_plan.py  TrainingJob, TrainingPlan, and a plan as arguments of `unisono.parallel.Plan`
+stages.py         what the ranks of a pipeline have: layers, micro-batches, tokens
+collectives.py    prices of groups, and what ranks that share sequences or experts send
+memory.py         bytes of the fullest rank, by cause
+layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
+cluster_model.py  what prices plans: one model, several types of compute, hosts that differ
+search.py         all plans of a job, the fastest that fit, and what refuses those beside one
+planner.py        plan, and its answer;  choice_page.py: that as text and as a page
+operator_costs.py, compute_calibration.py: what operators take, for `unisono.parallel`
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.
 """
 
 from __future__ import annotations
 
-from unisono.planner.choice import PlanChoice
 from unisono.planner.hardware import Efficiency, Hardware, find_hardware
-from unisono.planner.planner import NoPlanFitsError, plan
-from unisono.planner.shape import TransformerShape, shape_of
-from unisono.planner.sublayers import ExpertShape, LatentShape
+from unisono.planner.planner import NoPlanFitsError, PlanChoice, plan
+from unisono.planner.shape import ExpertShape, LatentShape, TransformerShape, shape_of
 from unisono.planner.training_plan import TrainingPlan
 
 __all__ = [

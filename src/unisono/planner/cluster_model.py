@@ -1,7 +1,7 @@
-"""Time and memory of a plan on hosts that differ.
+"""What prices the plans of a job: a model for each type of compute, and on hosts that differ several.
 
-Each part of the ranks, such as a stage of the pipeline, is priced on its own hosts, by the model of equal
-hosts. The slowest part sets the pace; each part has to fit the memory of its hosts.
+There each part of the ranks, such as a stage of the pipeline, is priced on its own hosts, by the model of
+equal hosts. The slowest part sets the pace; each part has to fit the memory of its hosts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,24 @@ from unisono.planner.stages import layers_of_rank
 from unisono.planner.step_time import StepTime, TimeModel
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["ClusterMemory", "ClusterModel", "HostUse", "one_type_model", "with_layers"]
+__all__ = ["ClusterMemory", "ClusterModel", "HostUse", "PlanModels", "with_layers"]
 
 
-def one_type_model(job: TrainingJob) -> TimeModel | ClusterModel:
-    """What prices the plans of a job with one type of compute."""
-    return TimeModel(job) if job.cluster is None else ClusterModel(job)
+class PlanModels:
+    """What prices the plans of a job, each by its type of compute."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+        model = TimeModel if job.cluster is None else ClusterModel
+        self._models = {compute: model(job.typed(compute)) for compute in job.computes or (job.compute,)}
+
+    def of(self, plan: TrainingPlan) -> TimeModel | ClusterModel:
+        """The model of a plan's type."""
+        return self._models[plan.compute or self.job.compute]
+
+    def excess_bytes(self, plan: TrainingPlan, use: MemoryUse) -> int:
+        """What is missing of memory; 0: the plan fits."""
+        return self.of(plan).memory.excess_bytes(plan, use)
 
 
 def with_layers(job: TrainingJob, plan: TrainingPlan) -> TrainingPlan:

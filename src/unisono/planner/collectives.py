@@ -1,13 +1,37 @@
-"""The collectives of a plan, and what they take on the links of a job."""
+"""The collectives of a plan, and what they take on the links of a job.
+
+Ranks that share sequences attend to all of them as a ring, or by an exchange of heads. Ring: keys and values
+travel to the next rank while those that are there are at work; backward their gradients travel along, in f32.
+Heads: four all-to-alls give each rank the whole sequence of some heads; so do four backward. The one that
+sends for less time is taken, as `unisono.parallel` does.
+
+Ranks that spread experts send rows of tokens to their experts, and back. "experts": a row for each expert of
+a token, as `unisono.parallel` sends them. "hosts": a row goes once to each host that has some of a token's
+experts, and there once to each rank that has some; a router may keep a token's experts on few hosts.
+
+Sources: Liu et al., Ring Attention, 2023 (arXiv:2310.01889); Jacobs et al., DeepSpeed Ulysses, 2023
+(arXiv:2309.14509); DeepSeek-V3, 2024 (arXiv:2412.19437), sections 2.1.2 and 3.2.2; DeepEP, DeepSeek (2025).
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import ceil, comb
 from typing import NamedTuple
 
 from unisono.planner.interconnect import RankLayout, collective_s, message_s
-from unisono.planner.training_plan import TrainingJob
+from unisono.planner.stages import expert_rows, sequence_part
+from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["GroupPrices", "PlannedCollective"]
+__all__ = [
+    "ContextExchange",
+    "ExpertExchange",
+    "GroupPrices",
+    "PlannedCollective",
+    "context_exchange",
+    "expert_exchange",
+    "places_hit",
+]
 
 
 class PlannedCollective(NamedTuple):
@@ -87,3 +111,93 @@ class GroupPrices:
         if key not in self._layouts:
             self._layouts[key] = RankLayout.of(size, stride, self._links.ranks, self._ranks)
         return self._layouts[key]
+
+
+class ContextExchange(NamedTuple):
+    """What attention of a layer and a micro-batch sends on one rank.
+
+    Attributes:
+        by_heads: or else as a ring.
+        nbytes: of all four all-to-alls of a pass, or of the keys and values of one hop.
+        pass_s: seconds of the four, or of a hop.  gradient_s: of a hop of gradients.
+        hops: of a pass; 0 by heads.
+        buffer_bytes: of what is sent and received.
+    """
+
+    by_heads: bool
+    nbytes: float
+    pass_s: float
+    gradient_s: float
+    hops: int
+    buffer_bytes: float
+
+    def forward_s(self, core_s: float) -> float:
+        """Seconds that are waited for beside `core_s` of attention."""
+        if self.by_heads:
+            return self.pass_s
+        return self.hops * max(0.0, self.pass_s - core_s / (self.hops + 1))
+
+    def backward_s(self, core_s: float) -> float:
+        """The same backward; the last hop of the gradients has nothing beside it."""
+        if self.by_heads:
+            return self.pass_s
+        hop = self.pass_s + self.gradient_s
+        return self.hops * max(0.0, hop - core_s / (self.hops + 1)) + self.gradient_s
+
+
+def context_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -> ContextExchange:
+    """The cheaper way; a rank that shares nothing sends nothing."""
+    size, stride, shape = plan.context, plan.tensor, job.shape
+    if size == 1:
+        return ContextExchange(True, 0.0, 0.0, 0.0, 0, 0.0)
+    tokens = sequence_part(plan, job)
+    keys = tokens * (shape.keys(plan.tensor) + shape.values(plan.tensor))
+    hop = prices.hop_s(size, stride, keys * job.width)
+    gradient = prices.hop_s(size, stride, keys * 4)
+    ring = ContextExchange(False, keys * job.width, hop, gradient, size - 1, 2 * keys * (job.width + 4))
+    if shape.heads // plan.tensor % size or shape.key_heads % (plan.tensor * size):
+        return ring
+    heads = shape.heads // plan.tensor
+    parts = [tokens * heads * shape.head, tokens * heads * shape.value_head]
+    parts += [tokens * shape.keys(plan.tensor), tokens * shape.values(plan.tensor)]
+    sent = [part * job.width for part in parts]
+    pass_s = sum(prices.collective_s("all_to_all", size, stride, nbytes) for nbytes in sent)
+    exchanged = ContextExchange(True, sum(sent), pass_s, 0.0, 0, 2 * max(sent))
+    ring_s = 2 * (size - 1) * hop + size * gradient
+    return exchanged if 2 * pass_s <= ring_s else ring
+
+
+class ExpertExchange(NamedTuple):
+    """One all-to-all of a layer and a micro-batch: bytes that a rank sends, and its seconds."""
+
+    nbytes: float
+    seconds: float
+
+
+def expert_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -> ExpertExchange:
+    """What one of the four all-to-alls of a layer takes: two forward, two backward."""
+    size, stride = plan.expert, plan.tensor * plan.context
+    if job.dispatch == "experts":
+        nbytes = job.width * expert_rows(plan, job) * job.shape.hidden / plan.tensor
+        return ExpertExchange(nbytes, prices.collective_s("all_to_all", size, stride, nbytes))
+    mixed, each = job.shape.mixed, prices.ranks_of_host(size, stride)
+    hosts = ceil(size / each)
+    # A token's experts have to have room on the hosts that the router allows.
+    allowed = min(hosts, max(job.routed_hosts or hosts, ceil(mixed.top_k * hosts / mixed.count)))
+    on_hosts = places_hit(allowed, mixed.count // hosts, mixed.top_k)
+    on_ranks = places_hit(allowed * each, mixed.count // size, mixed.top_k)
+    row = job.width * sequence_part(plan, job) * job.shape.hidden / plan.tensor
+    row *= job.imbalance
+    outside, inside = on_hosts * (hosts - 1) / hosts * row, on_ranks * (each - 1) / each * row
+    return ExpertExchange(outside + inside, prices.two_level_s(inside, outside))
+
+
+@lru_cache(maxsize=4096)
+def places_hit(places: int, each: int, count: int) -> float:
+    """Of so many places with `each` experts, how many have one of `count` different experts, on average.
+
+    Example: places_hit(8, 32, 8) is about 5.3; places_hit(4, 1, 4) == 4.
+    """
+    total = places * max(1, each)
+    count = min(count, total)
+    return places * (1 - comb(total - max(1, each), count) / comb(total, count))

@@ -6,10 +6,7 @@ roofline counts; it is never an error.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import stat
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from unisono.engine.costs.machine import cache_file, identity, recall
+from unisono.engine.costs.machine import cache_file, complaint, identity, read_figures, recall, write_figures
 from unisono.engine.environment.env import Settings
 from unisono.planner.operator_costs import OperatorCosts, roofline
 
@@ -251,27 +248,21 @@ def recall_compute(settings: Settings, torch: str) -> LoadedCompute:
 
 
 def _load(file: Path, torch: str) -> tuple[ComputeCalibration | None, str]:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
-        with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
-                return None, f"{file} is not a file of this user and is ignored"
-            found = _decode(opened.read(MOST_BYTES))
-    except FileNotFoundError:
-        return None, ""
-    except OSError as error:
-        return None, f"{file} cannot be read and is ignored: {error.strerror}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return None, f"{file} is damaged and is ignored: {error}"
-    if (found.version, found.machine, found.torch) != (VERSION, identity(), torch):
-        return None, f"{file} is of another machine or version and is ignored"
-    if not (found.cores >= 1 and found.settings and all(each.sane for each in found.settings)):
-        return None, f"{file} holds numbers that no machine has and is ignored"
-    shared = all(each.sane for each in found.shared)
-    if not (shared and all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime))):
-        return None, f"{file} holds numbers that no machine has and is ignored"
-    return found, ""
+    found, note = read_figures(file, _decode, MOST_BYTES)
+    if found is None:
+        return None, note
+    note = complaint(
+        file,
+        ours=(found.version, found.machine, found.torch) == (VERSION, identity(), torch),
+        sane=bool(
+            found.cores >= 1
+            and found.settings
+            and all(each.sane for each in found.settings)
+            and all(each.sane for each in found.shared)
+            and all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime))
+        ),
+    )
+    return (None if note else found), note
 
 
 def keep_compute(calibration: ComputeCalibration, file: Path) -> None:
@@ -280,14 +271,4 @@ def keep_compute(calibration: ComputeCalibration, file: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(msgspec.json.encode(calibration))
-        beside.replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    write_figures(msgspec.json.encode(calibration), file)

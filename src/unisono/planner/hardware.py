@@ -1,12 +1,17 @@
 """Hardware as data: accelerators, the links between them, and how much of their rates a training step gets.
 
-The files are small; `shipped/` has some, with the sources of their figures.
+The files are small; `shipped/` has some, with the sources of their figures. A cluster is hosts that differ:
+of several kinds, each some equal hosts. Ranks are numbered kind by kind, in an order that a plan chooses.
+Groups that span several kinds get the lowest rates and the smallest memory of them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, permutations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,14 +20,30 @@ from unisono.networks.cost_table import known, quantity
 from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds
 from unisono.networks.toml import tables_of, text_of
+from unisono.planner.readable import readable_size
 
-__all__ = ["Efficiency", "Hardware", "HostMemory", "LinkRate", "find_hardware", "shipped"]
+__all__ = [
+    "Cluster",
+    "Efficiency",
+    "Hardware",
+    "HostKind",
+    "HostMemory",
+    "Hosts",
+    "KindRanks",
+    "LinkRate",
+    "described",
+    "find_cluster",
+    "find_hardware",
+    "shipped",
+    "slowest",
+]
 
 FOLDER = Path(__file__).parent / "shipped"
 LEAST_FLOPS, LEAST_RATE, MOST_RATE, MOST_S = 1e6, 1e3, 1e24, 60.0
 """Of accelerators, memory and links: FLOP/s, bytes per second, and seconds of a latency or a kernel."""
 
 COMPUTE = ("bf16", "fp16", "f32", "fp8")
+Described = TypeVar("Described")
 
 
 class LinkRate(NamedTuple):
@@ -126,45 +147,58 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         """What a plan may use."""
         return self.memory_bytes - self.reserved_bytes
 
+    def limited(self, limit_bytes: int) -> Hardware:
+        """The same where a plan may use so much, or all that there is."""
+        least = min(limit_bytes, self.memory_bytes)
+        return msgspec.structs.replace(self, memory_bytes=least, reserved_bytes=0)
+
+    def check_limit(self, limit_bytes: int, who: str = "") -> None:
+        """Raise ValueError where a plan may use more than there is."""
+        if limit_bytes > self.memory_bytes:
+            given, have = readable_size(limit_bytes), readable_size(self.memory_bytes)
+            raise ValueError(f"{who}memory is {given}, and {self.name} has {have}")
+
 
 def shipped() -> list[str]:
     """The names of the hardware that is shipped."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
-def find_hardware(name: str | Path) -> Hardware:
-    """The hardware in a file, or the shipped one of this name.
+def find_hardware(name: Hardware | str | Path) -> Hardware:
+    """The hardware in a file, or the shipped one of this name; or as it is given.
 
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong, or no hardware has this name.
-        TypeError: it is neither a text nor a Path.
+        TypeError: it is none of these.
     """
-    instance(name, (str, Path), "hardware")
+    instance(name, (Hardware, str, Path), "hardware")
+    if isinstance(name, Hardware):
+        return name
     if isinstance(name, str) and "," in name:
         raise ValueError(f"hardware is {name!r}: hosts that differ are given as hosts: 4xa100-80g,2xh100-80g")
     if isinstance(name, Path) or "/" in name or name.endswith(".toml"):
-        return _read(Path(name))
-    if name not in shipped():
+        file = Path(name)
+    elif name not in shipped():
         raise ValueError(f"no hardware {name!r}: expected a file, or one of {', '.join(shipped())}")
-    return _read(FOLDER / f"{name}.toml")
+    else:
+        file = FOLDER / f"{name}.toml"
+    return described(file, lambda tables: _hardware(tables, file.stem))
 
 
-def _read(file: Path) -> Hardware:
+def described(file: Path, read: Callable[[dict[str, Any]], Described]) -> Described:
+    """What a TOML file describes; a ValueError of `read` says in which line it is wrong."""
     text = text_of(file)
     tables = tables_of(text, str(file))
     try:
-        return _hardware(tables, file.stem)
+        return read(tables)
     except DescriptionError as error:
         raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
 
 
 def _hardware(tables: dict[str, Any], name: str) -> Hardware:
     top = At(())
-    keys = {"name", "memory", "reserved", "memory_rate", "ranks", "overlap"}
-    known(tables, top, {*keys, "flops", "inside", "between", "efficiency", "host"})
-    for key in ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency"):
-        if key not in tables:
-            raise DescriptionError(top, f"lacks {key}")
+    needed = ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency")
+    _check_keys(tables, top, needed, ("name", "reserved", "overlap", "host"))
     memory = quantity(nbytes, tables["memory"], top / "memory")
     reserved = quantity(nbytes, tables.get("reserved", 0), top / "reserved")
     if reserved >= memory:
@@ -187,6 +221,13 @@ def _hardware(tables: dict[str, Any], name: str) -> Hardware:
         efficiency=_efficiency(_table(tables, "efficiency"), top / "efficiency"),
         host=_host(_table(tables, "host"), top / "host", ranks) if "host" in tables else None,
     )
+
+
+def _check_keys(table: dict[str, Any], at: At, needed: Sequence[str], others: Sequence[str] = ()) -> None:
+    known(table, at, {*needed, *others})
+    for key in needed:
+        if key not in table:
+            raise DescriptionError(at, f"lacks {key}")
 
 
 def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
@@ -219,19 +260,14 @@ def _link(table: dict[str, Any], at: At) -> LinkRate:
 
 
 def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
-    known(table, at, {"memory", "rate"})
-    for key in ("memory", "rate"):
-        if key not in table:
-            raise DescriptionError(at, f"lacks {key}")
+    _check_keys(table, at, ("memory", "rate"))
     memory = quantity(nbytes, table["memory"], at / "memory")
     return HostMemory(memory // ranks, _rate(table["rate"], at / "rate"))
 
 
 def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
     shares = ("matrix", "memory", "links")
-    known(table, at, {*shares, "attention", "kernel", "source"})
-    if missing := [key for key in (*shares, "kernel", "source") if key not in table]:
-        raise DescriptionError(at, f"lacks {missing[0]}")
+    _check_keys(table, at, (*shares, "kernel", "source"), ("attention",))
     given = [key for key in (*shares, "attention") if key in table]
     found = {key: _number(table[key], at / key) for key in given}
     for key, share in found.items():
@@ -265,3 +301,206 @@ def _number(value: Any, at: At) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise DescriptionError(at, f"is {value!r}, expected a number above 0")
     return float(value)
+
+
+MOST_KINDS, MOST_HOSTS = 3, 1 << 20
+ENTRY = re.compile(r"([0-9]{1,7})x(.+)")
+
+Hosts = str | Path | Sequence[tuple[int, Hardware | str | Path]]
+"""A text such as "4xa100-40g,2xh100-80g", a file that lists them, or pairs of a number and hardware."""
+
+
+# ---- hosts that differ -----------------------------------------------------------------------------------
+
+
+class HostKind(NamedTuple):
+    """Some equal hosts."""
+
+    hosts: int
+    hardware: Hardware
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on all of them."""
+        return self.hosts * self.hardware.ranks
+
+
+class KindRanks(NamedTuple):
+    """Ranks `begin` to `end` of a job are on hosts of one kind."""
+
+    kind: int
+    begin: int
+    end: int
+
+
+class Cluster(NamedTuple):
+    """Hosts of several kinds."""
+
+    kinds: tuple[HostKind, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Of all hosts."""
+        return sum(kind.ranks for kind in self.kinds)
+
+    @property
+    def orders(self) -> list[tuple[int, ...]]:
+        """All orders in which a plan can number the kinds."""
+        return list(permutations(range(len(self.kinds))))
+
+    @property
+    def name(self) -> str:
+        """Such as "4 x a100-40g + 2 x h100-80g"."""
+        return " + ".join(f"{kind.hosts} x {kind.hardware.name}" for kind in self.kinds)
+
+    def placed(self, order: tuple[int, ...]) -> list[KindRanks]:
+        """The ranks of each kind, in this order; (): as they were given."""
+        order = order or tuple(range(len(self.kinds)))
+        ends = list(accumulate(self.kinds[kind].ranks for kind in order))
+        begins = [0, *ends[:-1]]
+        return [KindRanks(*each) for each in zip(order, begins, ends, strict=True)]
+
+    def blocks(self, order: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+        """The kinds on which each of `count` equal blocks of ranks lies.
+
+        Example: 2 hosts of kind 0 and 1 of kind 1, of 8 ranks each: blocks((), 3) == [(0,), (0,), (1,)];
+        blocks((), 2) == [(0,), (0, 1)].
+        """
+        size, placed = self.ranks // count, self.placed(order)
+        return [
+            tuple(sorted(k for k, begin, end in placed if begin < (at + 1) * size and at * size < end))
+            for at in range(count)
+        ]
+
+    def slowest(self, kinds: Iterable[int] = ()) -> Hardware:
+        """What ranks on these kinds have in common; (): on all."""
+        return slowest([self.kinds[kind].hardware for kind in kinds or range(len(self.kinds))])
+
+
+def slowest(several: Sequence[Hardware]) -> Hardware:
+    """Hardware with the lowest rates, the least memory and the fewest ranks of these. It swaps nothing.
+
+    Rates are compared with their efficiencies: what a step gets of them.
+
+    Raises:
+        ValueError: they have no type of compute in common.
+    """
+    if len(several) == 1:
+        return msgspec.structs.replace(several[0], host=None)
+    shares = [each.efficiency for each in several]
+    types = [name for name in several[0].flops if all(name in each.flops for each in several)]
+    name = " + ".join(dict.fromkeys(each.name for each in several))
+    if not types:
+        raise ValueError(f"hosts: {name} have no type of compute in common")
+    sources = dict.fromkeys(each.efficiency.source for each in several)
+
+    def link(name: str) -> LinkRate:
+        links: list[LinkRate] = [getattr(each, name) for each in several]
+        rate = min(each.bytes_per_s * share.links for each, share in zip(links, shares, strict=True))
+        return LinkRate(max(each.latency_s for each in links), rate)
+
+    flops = {name: min(each.flops[name] * each.efficiency.matrix for each in several) for name in types}
+    slow = min(each.flops[types[0]] * _attention(each.efficiency) for each in several)
+    return Hardware(
+        name=name,
+        flops=flops,
+        memory_bytes=min(each.usable_bytes for each in several),
+        reserved_bytes=0,
+        memory_bytes_per_s=min(each.memory_bytes_per_s * each.efficiency.memory for each in several),
+        ranks=min(each.ranks for each in several),
+        inside=link("inside"),
+        between=link("between"),
+        overlap=all(each.overlap for each in several),
+        efficiency=Efficiency(
+            attention=slow / flops[types[0]],
+            matrix=1.0,
+            memory=1.0,
+            links=1.0,
+            kernel_s=max(each.kernel_s for each in shares),
+            source="; ".join(sources),
+        ),
+    )
+
+
+def _attention(efficiency: Efficiency) -> float:
+    return efficiency.attention or efficiency.matrix
+
+
+def find_cluster(hosts: Hosts) -> Cluster:
+    """The cluster of a text, a file or pairs.
+
+    A file is TOML: `[[hosts]]` with `count` and `hardware` (a name, or a file beside this one), and where
+    they differ from that: `memory`, which plans may use of a rank, and `speed`, the share of the rates of
+    compute and memory that these hosts get, above 0 and at most 1.
+
+    Raises:
+        OSError: a file cannot be read.  ValueError, TypeError: there are no such hosts.
+    """
+    if isinstance(hosts, Path) or (
+        isinstance(hosts, str) and hosts.endswith(".toml") and not ENTRY.fullmatch(hosts)
+    ):
+        file = Path(hosts)
+        kinds = described(file, lambda tables: _kinds(tables, file.parent))
+    elif isinstance(hosts, str):
+        kinds = [_pair(_entry(text.strip())) for text in hosts.split(",")]
+    elif isinstance(hosts, (list, tuple)):
+        kinds = list(map(_pair, hosts))
+    else:
+        kind = type(hosts).__name__
+        raise TypeError(f"hosts is a {kind}, expected a text, a Path or pairs (count, hardware)")
+    if not 1 <= len(kinds) <= MOST_KINDS:
+        raise ValueError(f"hosts: {len(kinds)} kinds, expected 1 to {MOST_KINDS}")
+    found = Cluster(tuple(kinds))
+    found.slowest()  # or raise: they have no type of compute in common
+    return found
+
+
+def _entry(text: str) -> tuple[int, str]:
+    found = ENTRY.fullmatch(text)
+    if not found:
+        raise ValueError(f"hosts: {text!r}, expected such as 4xa100-80g,2xh100-80g, or a file")
+    return int(found[1]), found[2]
+
+
+def _pair(each: object) -> HostKind:
+    if not isinstance(each, (list, tuple)) or len(each) != 2:
+        raise TypeError(f"hosts: {each!r} is no pair (count, hardware)")
+    count, hardware = int(whole(each[0], "hosts: a count", 1, MOST_HOSTS)), each[1]
+    instance(hardware, (Hardware, str, Path), "hosts: hardware")
+    return HostKind(count, find_hardware(hardware))
+
+
+def _kinds(tables: dict[str, Any], folder: Path) -> list[HostKind]:
+    known(tables, At(()), {"hosts"})
+    listed = tables.get("hosts")
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise DescriptionError(At(()), "lacks [[hosts]]")
+    return [_kind(each, At(("hosts", at)), folder) for at, each in enumerate(listed)]
+
+
+def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
+    _check_keys(table, at, ("count", "hardware"), ("memory", "speed"))
+    name = table["hardware"]
+    if not isinstance(name, str):
+        raise DescriptionError(at / "hardware", f"is {name!r}, expected a name or a file")
+    try:
+        found = find_hardware(folder / name if name.endswith(".toml") else name)
+        count = int(whole(table["count"], "count", 1, MOST_HOSTS))
+    except (ValueError, TypeError) as error:
+        raise DescriptionError(at, str(error)) from None
+    if "memory" in table:
+        limit = quantity(nbytes, table["memory"], at / "memory")
+        if not 0 < limit <= found.memory_bytes:
+            raise DescriptionError(at / "memory", f"is {limit}, expected 1 to {found.memory_bytes} bytes")
+        found = found.limited(limit)
+    speed = table.get("speed", 1.0)
+    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed <= 1:
+        raise DescriptionError(at / "speed", f"is {speed!r}, expected a share above 0, at most 1")
+    if speed != 1:
+        found = msgspec.structs.replace(
+            found,
+            name=f"{found.name} at {float(speed):g}",
+            flops={name: rate * speed for name, rate in found.flops.items()},
+            memory_bytes_per_s=found.memory_bytes_per_s * speed,
+        )
+    return HostKind(count, found)

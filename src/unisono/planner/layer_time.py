@@ -1,18 +1,205 @@
-"""Seconds of one layer and a micro-batch on one rank, with its collectives."""
+"""Seconds of one layer and a micro-batch on one rank: its operators, then with its collectives.
+
+Operators are a roofline, with an efficiency for each class. A matrix product takes the longer of its FLOPs
+and its bytes. The other operators take their bytes. Each kernel takes a constant beside that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.planner.collectives import GroupPrices, PlannedCollective
-from unisono.planner.context_exchange import context_exchange, sequence_part
-from unisono.planner.expert_exchange import expert_exchange
-from unisono.planner.operators import expert_rows, layer_compute
-from unisono.planner.stages import RankLayers
+from unisono.planner.collectives import (
+    ContextExchange,
+    GroupPrices,
+    PlannedCollective,
+    context_exchange,
+    expert_exchange,
+)
+from unisono.planner.hardware import Hardware
+from unisono.planner.shape import TransformerShape
+from unisono.planner.stages import RankLayers, expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["LayerPrices", "LayerTime"]
+__all__ = [
+    "ComputeTime",
+    "LayerCompute",
+    "LayerPrices",
+    "LayerTime",
+    "layer_compute",
+    "output_compute",
+    "update_s",
+]
+
+OTHER_KERNELS = 12
+"""Of a layer, forward and backward each: norms, dropout with addition, activation, transposes, softmax."""
+
+CAUSAL = 0.5
+"""The share of the scores that a fused causal kernel computes."""
+
+FUSED_BACKWARD = 2.5
+"""Its products backward, of those forward: it computes the scores again. Dao, 2023 (arXiv:2307.08691)."""
+
+EXPERT_KERNELS = 6
+"""More of a layer with experts: choices, counts, rows sorted by expert, and back, weighed."""
+
+LOSS_BYTES = 20
+"""Per logit: written in 16 bits, read for the f32 loss, kept, and the same for the gradient."""
+
+
+class ComputeTime(NamedTuple):
+    """Seconds of matrix products and of the other operators."""
+
+    matrix_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Both."""
+        return self.matrix_s + self.other_s
+
+    def plus(self, other: ComputeTime) -> ComputeTime:
+        """One after the other."""
+        return ComputeTime(self.matrix_s + other.matrix_s, self.other_s + other.other_s)
+
+
+class LayerCompute(NamedTuple):
+    """A layer and a micro-batch: forward, backward, the scores alone, and the gradients of weights."""
+
+    forward: ComputeTime
+    backward: ComputeTime
+    core: ComputeTime
+    core_backward: ComputeTime
+    weights_s: float
+
+
+class Roofline(NamedTuple):
+    """What an accelerator gets done; `width` is of a value, `inputs` of one that a matrix product reads."""
+
+    flops: float
+    bytes_per_s: float
+    kernel_s: float
+    width: int
+    inputs: int
+    attention_flops: float
+
+    @classmethod
+    def of(cls, job: TrainingJob) -> Roofline:
+        """That of matrix products with weights of layers, with the hardware's efficiencies."""
+        hardware, efficiency = job.hardware, job.hardware.efficiency
+        peak = hardware.flops[job.compute]
+        return cls(
+            peak * efficiency.matrix,
+            memory_rate(hardware),
+            efficiency.kernel_s,
+            job.width,
+            job.product_width,
+            peak * (efficiency.attention or efficiency.matrix),
+        )
+
+    @classmethod
+    def wide(cls, job: TrainingJob) -> Roofline:
+        """That of attention and of the output matrix, which fp8 leaves in bf16.
+
+        Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022 (arXiv:2209.05433), section 4;
+        DeepSeek-V3, 2024 (arXiv:2412.19437), section 3.3.
+        """
+        return cls.of(job.typed("bf16") if job.compute == "fp8" else job)
+
+    def product_s(self, m: float, n: float, k: float, count: float = 1, extra_bytes: float = 0) -> float:
+        """`count` products of [m, k] by [k, n] in one kernel."""
+        moved = count * (self.inputs * (m * k + k * n) + self.width * m * n) + extra_bytes
+        return max(2 * m * n * k * count / self.flops, moved / self.bytes_per_s) + self.kernel_s
+
+    def moved_s(self, nbytes: float, kernels: float = 1) -> float:
+        """Kernels that move bytes."""
+        return nbytes / self.bytes_per_s + kernels * self.kernel_s
+
+
+def memory_rate(hardware: Hardware) -> float:
+    """Bytes per second that operators get."""
+    return hardware.memory_bytes_per_s * hardware.efficiency.memory
+
+
+def layer_compute(
+    job: TrainingJob, plan: TrainingPlan, *, experts: bool = False, hops: int = 0
+) -> LayerCompute:
+    """A layer and a micro-batch on one rank; attention has a kernel more for each hop of a ring."""
+    shape, roof = job.shape, Roofline.of(job)
+    tokens, tensor = sequence_part(plan, job), plan.tensor
+    products = [(tokens, n, k, 1.0) for n, k in shape.layer_matrices(tensor, experts=experts)]
+    rows = expert_rows(plan, job) if experts else 0.0
+    if experts:
+        local = shape.mixed.count / plan.expert
+        products += [(rows / local, n, k, local) for n, k in shape.mlp_matrices(shape.mixed.ffn, tensor)]
+    forward = inputs = weights = cast = cast_back = 0.0
+    for m, n, k, count in products:
+        if job.copy_bytes:  # read in 16 bits, written as it is and transposed
+            cast, cast_back = cast + 4 * m * k * count, cast_back + 4 * m * n * count
+        forward += roof.product_s(m, n, k, count)
+        inputs += roof.product_s(m, k, n, count)
+        added = 2 * job.gradient_bytes * k * n * count  # the gradient of a weight adds up
+        weights += roof.product_s(k, n, m, count, extra_bytes=added)
+    core, core_backward = _core(shape, Roofline.wide(job), plan, hops)
+    width = roof.width
+    cut = tokens * shape.hidden / (tensor if plan.sequence else 1)
+    inner = rows * shape.mixed.ffn + tokens * shape.mixed.shared_ffn if experts else tokens * shape.mlp
+    mlp = inner * (1.5 if shape.gated else 1) / tensor  # values in the middle of an MLP, or of all experts
+    masks = 2 if shape.dropout else 0
+    heads = 2 * width * tokens * shape.query / tensor  # transposed
+    # Two norms read and write, two additions read two and write one; backward has sums of gradients beside.
+    # Rows of experts are sorted before the exchange and after it, and back.
+    sorted_bytes = (8 if plan.expert > 1 else 4) * width * rows * shape.hidden
+    kernels = OTHER_KERNELS + (EXPERT_KERNELS if experts else 0)
+    other = roof.moved_s((10 * width + masks) * cut + 2 * width * mlp + heads + sorted_bytes + cast, kernels)
+    other_backward = roof.moved_s(
+        (16 * width + masks) * cut + 4 * width * mlp + 2 * heads + sorted_bytes + cast_back, kernels
+    )
+    return LayerCompute(
+        ComputeTime(forward, other).plus(core),
+        ComputeTime(inputs + weights, other_backward).plus(core_backward),
+        core,
+        core_backward,
+        weights,
+    )
+
+
+def _core(
+    shape: TransformerShape, roof: Roofline, plan: TrainingPlan, hops: int
+) -> tuple[ComputeTime, ComputeTime]:
+    """The products with the scores, softmax and its dropout: forward and backward.
+
+    Ranks of a context axis have as much of the causal scores each.
+    """
+    length, count = shape.sequence, plan.micro_batch * shape.heads / plan.tensor
+    queries, widths = length / plan.context, shape.head + shape.value_head
+    if shape.attention == "fused":
+        flops_s = 2 * count * queries * length * widths * CAUSAL / roof.attention_flops
+        moved = roof.width * count * (queries + length) * widths / roof.bytes_per_s
+        busy, kernels = max(flops_s, moved), (1 + hops) * roof.kernel_s
+        return ComputeTime(busy + kernels), ComputeTime(FUSED_BACKWARD * busy + 2 * kernels)
+    scores, width = count * queries * length, roof.width
+    products = roof.product_s(queries, length, shape.head, count)
+    products += roof.product_s(queries, shape.value_head, length, count)
+    dropout = 2 * width + 1 if shape.dropout else 0
+    forward = ComputeTime(products, roof.moved_s((2 * width + dropout) * scores, 0))
+    return forward, ComputeTime(2 * products, roof.moved_s((3 * width + dropout) * scores, 0))
+
+
+def output_compute(job: TrainingJob, plan: TrainingPlan) -> tuple[ComputeTime, ComputeTime]:
+    """The output matrix and the loss of a micro-batch on one rank: forward and backward."""
+    shape, roof = job.shape, Roofline.wide(job)
+    tokens, rows = sequence_part(plan, job), shape.table(plan.tensor) / shape.hidden
+    product = roof.product_s(tokens, rows, shape.hidden)
+    loss = roof.moved_s(LOSS_BYTES / 2 * tokens * rows)
+    return ComputeTime(product, loss), ComputeTime(2 * product, loss)
+
+
+def update_s(elements: float, job: TrainingJob) -> float:
+    """Adam's update of so many elements: unscale and check 8 bytes, norm 4, clip 8, Adam 28, the copy in low
+    precision 6, and zeroed gradients 4. f32 without a copy or a scale: 44.
+    """
+    return elements * (44 if job.compute == "f32" else 58) / memory_rate(job.hardware)
 
 
 class LayerTime(NamedTuple):
@@ -67,22 +254,13 @@ class LayerPrices:
 
     def layers(self, plan: TrainingPlan, layers: RankLayers) -> LayerTime:
         """Some layers of both kinds, one after the other."""
-        if not layers.mixed:
-            return _times(self.layer(plan, experts=False), layers.dense)
-        mixed = _times(self.layer(plan, experts=True), layers.mixed)
-        if not layers.dense:
-            return mixed
-        dense = _times(self.layer(plan, experts=False), layers.dense)
-        return LayerTime(*(one + other for one, other in zip(dense, mixed, strict=True)))
+        parts = [_times(self.layer(plan, experts=experts), count) for count, experts in layers.kinds]
+        return LayerTime(*map(sum, zip(*parts, strict=True)))
 
     def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
         """The `total` of some layers of both kinds."""
-        found = 0.0
-        if layers.dense:
-            found += layers.dense * self.layer(plan, experts=False).total
-        if layers.mixed:
-            found += layers.mixed * self.layer(plan, experts=True).total
-        return found
+        found = layers.dense * self.layer(plan, experts=False).total if layers.dense else 0.0
+        return found + layers.mixed * self.layer(plan, experts=True).total if layers.mixed else found
 
     def layer(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         """One layer, with experts or without."""
@@ -98,9 +276,9 @@ class LayerPrices:
         """Those of a step in these layers, except of the data axis and the pipeline."""
         found = []
         full, steps = plan.recompute == "full", plan.micro_batches(self.job.batch)
-        for number, experts in ((layers.dense, False), (layers.mixed, True)):
+        for number, experts in layers.kinds:
             count = steps * number
-            for each in self._exchanges(plan, experts=experts) if count else ():
+            for each in self._exchanges(plan, experts=experts):
                 calls = each.forward * (1 + full) + each.backward
                 waited = (each.forward * (1 + full) + each.waited) * each.seconds
                 if each.axis == "expert":
@@ -111,15 +289,14 @@ class LayerPrices:
                         calls * count * each.seconds, waited * count,
                     )
                 )  # fmt: skip
-            if count and plan.context > 1:
+            if plan.context > 1:
                 found += self._context_calls(plan, count, experts=experts)
         return found
 
     # ---- parts -------------------------------------------------------------------------------------------
 
     def _priced(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
-        exchange = context_exchange(plan, self.job, self.prices)
-        compute = layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
+        exchange, compute = self._compute(plan, experts=experts)
         passes = {"tensor": [0.0, 0.0], "expert": [0.0, 0.0]}
         for each in self._exchanges(plan, experts=experts):
             passes[each.axis][0] += each.forward * each.seconds
@@ -143,6 +320,11 @@ class LayerPrices:
             backward=compute.backward.total_s + tensor_back + back + rows_back,
             weights=compute.weights_s,
         )
+
+    def _compute(self, plan: TrainingPlan, *, experts: bool) -> tuple[ContextExchange, LayerCompute]:
+        """What attention exchanges, and what a layer computes with it."""
+        exchange = context_exchange(plan, self.job, self.prices)
+        return exchange, layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
 
     def _exchanges(self, plan: TrainingPlan, *, experts: bool) -> Iterator[_LayerExchange]:
         """Of the tensor axis, and of ranks that spread experts.
@@ -184,17 +366,12 @@ class LayerPrices:
         """The share of the time of rows of experts that is waited for."""
         if not self._hidden(plan, experts=True):
             return 1.0
-        once, exchange = (
-            expert_exchange(plan, self.job, self.prices),
-            context_exchange(plan, self.job, self.prices),
-        )
-        compute = layer_compute(self.job, plan, experts=True, hops=exchange.hops)
+        once, (_, compute) = expert_exchange(plan, self.job, self.prices), self._compute(plan, experts=True)
         return _waited_share(4 * once.seconds, compute.forward.total_s + compute.backward.total_s)
 
     def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
         """Of a ring or an exchange of heads."""
-        exchange = context_exchange(plan, self.job, self.prices)
-        compute = layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
+        exchange, compute = self._compute(plan, experts=experts)
         there = exchange.forward_s(compute.core.total_s) * (1 + (plan.recompute != "none"))
         waited = there + exchange.backward_s(compute.core_backward.total_s)
         passes = 2 + (plan.recompute != "none")

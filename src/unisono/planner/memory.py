@@ -9,20 +9,65 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from unisono.planner.activations import layer_activations
-from unisono.planner.collectives import GroupPrices
-from unisono.planner.context_exchange import context_exchange, sequence_part
+import msgspec
+
+from unisono.planner.collectives import GroupPrices, context_exchange
 from unisono.planner.shape import TransformerShape
-from unisono.planner.stages import RankLayers, in_flight, layers_of_rank
+from unisono.planner.stages import RankLayers, in_flight, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = [
-    "MemoryModel",
-    "MemoryUse",
-    "RankElements",
-    "memory_of",
-    "model_states",
-]
+__all__ = ["MemoryModel", "MemoryUse", "RankElements", "layer_activations", "model_states"]
+
+
+def layer_activations(
+    shape: TransformerShape,
+    plan: TrainingPlan,
+    width: int,
+    *,
+    experts: bool = False,
+    imbalance: float = 1.0,
+    inputs: int = 0,
+    residual: int = 0,
+) -> float:
+    """Bytes that a layer keeps of one micro-batch on one rank.
+
+    Of these, the inputs of matrix products that no other operator keeps have `inputs` bytes a value (fp8),
+    and those of norms `residual` bytes (f32 under autocast).
+
+    Example: s b h (10 + 24/t + 5 a s / (h t)) for GPT in 16 bits; with sequence and selective recomputation
+    34 s b h / t.
+    """
+    tokens = plan.micro_batch * shape.sequence // plan.context
+    values, cut = tokens * shape.hidden, plan.tensor if plan.sequence else 1
+    if plan.recompute == "full":
+        return (residual or width) * values / cut
+    inputs, residual = inputs or width, residual or width
+    # Inputs of norms and matrices; two masks.
+    whole = 2 * (residual + inputs) * values + (2 * values if shape.dropout else 0)
+    tensor, latent = plan.tensor, shape.latent
+    heads = (shape.heads // tensor) * (shape.head + shape.value_head)
+    heads += shape.keys(tensor) + shape.values(tensor)
+    if latent is not None:  # inputs of their norms and of the next matrices
+        heads += 2 * (latent.query_rank + latent.key_rank)
+    inner = (2 if shape.gated else 1) + inputs / width
+    if not experts:
+        mlp = inner * shape.mlp / tensor
+    else:
+        rows = shape.mixed.top_k * (imbalance if plan.expert > 1 else 1.0)
+        # Inputs and outputs of the experts' rows, and what the router makes of a token, in f32.
+        mlp = rows * (2 * shape.hidden + inner * shape.mixed.ffn / tensor)
+        mlp += inner * shape.mixed.shared_ffn / tensor + 2 * shape.mixed.count
+    return whole / cut + width * tokens * (heads + mlp) + _scores(shape, plan, width)
+
+
+def _scores(shape: TransformerShape, plan: TrainingPlan, width: int) -> float:
+    """Softmax, its mask, and what dropout leaves of it; of fused attention one f32 per token and head."""
+    rows = plan.micro_batch * (shape.sequence / plan.context) * shape.heads / plan.tensor
+    if shape.attention == "fused":
+        return 4 * rows
+    if plan.recompute == "selective":
+        return 0.0
+    return rows * shape.sequence * (2 * width + 1 if shape.dropout else width)
 
 
 LOGIT_BYTES = 4
@@ -60,7 +105,7 @@ class RankElements(NamedTuple):
     """Elements of a rank without ZeRO: those that all copies have, and those of its experts."""
 
     common: float
-    experts: float
+    experts: float = 0.0
 
     @property
     def total(self) -> float:
@@ -95,25 +140,16 @@ class LayerElements(NamedTuple):
         return max(self.dense, self.mixed + self.experts)
 
 
-def model_states(elements: float, plan: TrainingPlan, job: TrainingJob) -> tuple[float, float, float]:
+def model_states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and moments, of so many elements of a rank without ZeRO.
 
     Example (bf16, reduce="low"): 7.5e9 elements and 64 data ranks take 120, 31.4, 16.6 and 1.88 GB under
     ZeRO 0 to 3.
     """
-    return _states(RankElements(elements, 0.0), plan, job)
-
-
-def _states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -> tuple[float, float, float]:
     whole, part = elements.total, elements.shared(plan)
     widths = zip((job.width, job.gradient_bytes, job.moment_bytes), (3, 2, 1), strict=True)
     parameters, gradients, moments = (width * (whole if plan.zero < at else part) for width, at in widths)
     return parameters, gradients, moments
-
-
-def memory_of(plan: TrainingPlan, job: TrainingJob) -> MemoryUse:
-    """The memory of the fullest rank of the pipeline: its first, second or last one."""
-    return MemoryModel(job).of(plan)
 
 
 class RankParts(NamedTuple):
@@ -164,7 +200,7 @@ class MemoryModel:
         if plan.swap == "none":
             return 0.0
         swapped = 3 if plan.swap == "states" else 1
-        found = (_states(self.elements(plan, rank), plan, self.job) for rank in _ranks(plan))
+        found = (model_states(self.elements(plan, rank), plan, self.job) for rank in _ranks(plan))
         return max(sum(states[-swapped:]) for states in found)
 
     def excess_bytes(self, plan: TrainingPlan, use: MemoryUse) -> int:
@@ -192,7 +228,7 @@ class MemoryModel:
         shape, each = self.job.shape, self._layer_elements(plan)
         mixed = shape.dense_layers < shape.layers
         kept, _ = self._layer(plan, experts=mixed)
-        elements = RankElements(each.mixed, each.experts) if mixed else RankElements(each.dense, 0.0)
+        elements = RankElements(each.mixed, each.experts) if mixed else RankElements(each.dense)
         states = self._least_states(plan, elements)
         return states + kept * min(plan.pipeline - rank, plan.micro_batches(self.job.batch))
 
@@ -209,10 +245,9 @@ class MemoryModel:
         for dense in {min(count, shape.dense_layers), 0 if shape.experts is not None else count}:
             mixed = count - dense
             kept = again = 0.0
-            for number, experts in ((dense, False), (mixed, True)):
-                if number:
-                    one, more = self._layer(plan, experts=experts)
-                    kept, again = kept + number * flying * one, max(again, more)
+            for number, experts in RankLayers(dense, mixed).kinds:
+                one, more = self._layer(plan, experts=experts)
+                kept, again = kept + number * flying * one, max(again, more)
             again = 0.0 if _alone(plan, self.job) else again
             elements = RankElements(dense * each.dense + mixed * each.mixed, mixed * each.experts)
             found.append(kept + again + self._least_states(plan, elements))
@@ -230,7 +265,7 @@ class MemoryModel:
 
     def elements(self, plan: TrainingPlan, rank: int) -> RankElements:
         """Those of a rank's layers, and of the tables of an end."""
-        layers, each = self._layers(plan, rank), self._layer_elements(plan)
+        layers, each = layers_of_rank(self.job.shape, plan, rank), self._layer_elements(plan)
         ends = ends_elements(self.job.shape, plan, first=rank == 0, last=rank == plan.pipeline - 1)
         common = layers.dense * each.dense + layers.mixed * each.mixed + ends
         return RankElements(common, layers.mixed * each.experts)
@@ -240,9 +275,6 @@ class MemoryModel:
         return max((self.elements(plan, rank) for rank in _ranks(plan)), key=lambda each: each.total)
 
     # ---- parts -------------------------------------------------------------------------------------------
-
-    def _layers(self, plan: TrainingPlan, rank: int) -> RankLayers:
-        return layers_of_rank(self.job.shape, plan, rank)
 
     def _layer_elements(self, plan: TrainingPlan) -> LayerElements:
         key = plan.tensor, plan.expert
@@ -267,22 +299,21 @@ class MemoryModel:
 
             again = 0.0
             if plan.recompute != "none":
-                again = kept(_without_recompute(plan)) - kept(plan)
+                again = kept(msgspec.structs.replace(plan, recompute="none")) - kept(plan)
             self._activations[key] = kept(plan), again
         return self._activations[key]
 
     def _kept(self, plan: TrainingPlan, rank: int) -> tuple[float, float, float]:
         """Activations of a rank's layers, of a layer that is computed again, and of the ends."""
-        job, layers = self.job, self._layers(plan, rank)
+        job, layers = self.job, layers_of_rank(self.job.shape, plan, rank)
         micro_batches = plan.micro_batches(job.batch)
         flying = in_flight(plan, rank, micro_batches)
         if job.expert_overlap and plan.expert > 1:  # that which is computed meanwhile
             flying = min(flying + 1, micro_batches)
         kept = again = 0.0
-        for count, experts in ((layers.dense, False), (layers.mixed, True)):
-            if count:
-                each, more = self._layer(plan, experts=experts)
-                kept, again = kept + count * flying * each, max(again, more)
+        for count, experts in layers.kinds:
+            each, more = self._layer(plan, experts=experts)
+            kept, again = kept + count * flying * each, max(again, more)
         tokens = sequence_part(plan, job)
         values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
         ends = values * flying if rank == 0 and job.shape.dropout else 0.0
@@ -301,7 +332,7 @@ class MemoryModel:
 
     def part(self, plan: TrainingPlan, rank: int) -> RankParts:
         """That of one rank of a pipeline."""
-        layers, each = self._layers(plan, rank), self._layer_elements(plan)
+        layers, each = layers_of_rank(self.job.shape, plan, rank), self._layer_elements(plan)
         layer = each.largest if layers.mixed else each.dense
         at_end = rank in (0, plan.pipeline - 1)
         largest = max(layer, self.job.shape.table(plan.tensor)) if at_end else layer
@@ -314,7 +345,7 @@ class MemoryModel:
     def use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
         """Memory of a rank that has these parts."""
         job, buffers = self.job, parts.messages
-        states = _states(parts.elements, plan, job)
+        states = model_states(parts.elements, plan, job)
         if job.copy_bytes:
             buffers += job.copy_bytes * (parts.layer if plan.zero == 3 else parts.of_layers)
         if plan.zero >= 2:
@@ -382,13 +413,3 @@ def ends_elements(shape: TransformerShape, plan: TrainingPlan, *, first: bool, l
         found += shape.last_norm + (0 if first and shape.tied else table)
         found += -(-shape.vocab // plan.tensor) if shape.output_bias else 0
     return found
-
-
-def _without_recompute(plan: TrainingPlan) -> TrainingPlan:
-    return TrainingPlan(
-        tensor=plan.tensor,
-        sequence=plan.sequence,
-        micro_batch=plan.micro_batch,
-        context=plan.context,
-        expert=plan.expert,
-    )

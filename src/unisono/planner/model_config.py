@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from unisono.engine.base.validation import instance, whole
 from unisono.networks.toml import tables_of, text_of
-from unisono.planner.shape import TransformerShape, shape_of
-from unisono.planner.sublayers import ExpertShape, LatentShape
+from unisono.planner.shape import ExpertShape, LatentShape, TransformerShape, shape_of
 
 __all__ = ["named_models", "read_shape"]
 

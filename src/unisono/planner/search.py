@@ -1,27 +1,276 @@
-"""The search: all plans of a space, the fastest that fit, exactly.
+"""The search: all plans of a job, the fastest that fit, exactly; and why not the plans beside one.
 
 Plans are a tree: axes and micro-batches, then stages and recomputation, then what is shared, swapped and
 coded. Each inner node has a bound of its time, which is cheap, and one of its memory. The tree is visited in
 the order of the bounds of time, until none can beat the plans that were found.
+
+On hosts that differ plans say, beside that, which host takes what. The kinds of hosts are numbered in every
+order. Stages on hosts of one kind have equal layers, but for two things: on two kinds the last rank has up to
+`MOST_TAIL` fewer, and what does not divide is missing on the last stages. Without a pipeline, data ranks of
+one kind have equal rows.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from unisono.planner.compute_types import PlanModel
+from unisono.planner.cluster_model import PlanModels
+from unisono.planner.hardware import MOST_KINDS, Cluster
 from unisono.planner.memory import MemoryUse
-from unisono.planner.runtime import Runtime, runtime_problem
 from unisono.planner.step_time import StepTime
-from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob, TrainingPlan
+from unisono.planner.training_plan import (
+    LISTS,
+    MOST_TAIL,
+    RECOMPUTE,
+    SCHEDULES,
+    SWAPS,
+    Runtime,
+    TrainingJob,
+    TrainingPlan,
+)
 
-__all__ = ["PlanTree", "PricedPlan", "SearchResult", "divisors", "plan_space", "price", "search"]
+__all__ = [
+    "PlanTree",
+    "PricedPlan",
+    "RefusedNeighbour",
+    "SearchResult",
+    "beside",
+    "best_first",
+    "divisors",
+    "price",
+    "refused_neighbours",
+    "search",
+    "uneven_layers",
+    "uneven_rows",
+]
+
+
+def divisors(number: int) -> list[int]:
+    """All of them. Example: divisors(12) == [1, 2, 3, 4, 6, 12]."""
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return small + [number // each for each in reversed(small) if each * each != number]
+
+
+def beside(values: Sequence[int], value: int) -> list[int]:
+    """The next smaller and the next larger one. Example: beside([1, 2, 4, 8], 4) == [2, 8]."""
+    return [*[each for each in values if each < value][-1:], *[each for each in values if each > value][:1]]
+
+
+class PlanTree:
+    """The space of a job's plans that have some fixed fields, and that the runtime runs, as a tree.
+
+    Which stages and which sharings there are depends on few numbers: they are found once for each.
+
+    Raises:
+        ValueError: a field is fixed that only hosts that differ have.
+    """
+
+    def __init__(self, job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None) -> None:
+        if job.cluster is None and (named := [name for name in LISTS if fixed.get(name)]):
+            raise ValueError(f"{named[0]} is for hosts that differ: give hosts")
+        self.job, self._fixed, self._runtime = job, fixed, runtime
+        self._stages: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self._sharings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self._layers: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
+
+    def __iter__(self) -> Iterator[TrainingPlan]:
+        """All plans of the space."""
+        for root in self.recomputations(self.axes()):
+            for stages in self.stages(root):
+                yield from self.sharings(stages)
+
+    def axes(self) -> Iterator[TrainingPlan]:
+        """Axes, micro-batches and orders of all plans. Without a pipeline the order makes no difference."""
+        job, ranks = self.job, self.job.ranks
+        for tensor in self._choices("tensor", divisors(ranks)):
+            for context in self._choices("context", divisors(ranks // tensor)):
+                for pipeline in self._choices("pipeline", divisors(ranks // tensor // context)):
+                    data = self._fixed.get("data", ranks // tensor // context // pipeline)
+                    if data * tensor * context * pipeline != ranks or job.batch % data:
+                        continue
+                    plan = TrainingPlan(data=data, tensor=tensor, context=context, pipeline=pipeline)
+                    if self._problem(plan):
+                        continue
+                    choices: dict[str, Iterable[Any]] = {
+                        "compute": job.computes or ("",),
+                        "expert": divisors(data) if job.shape.experts is not None else [1],
+                        "micro_batch": divisors(job.batch // data),
+                        "sequence": [False, True],
+                        "order": [()] if job.cluster is None or pipeline == 1 else job.cluster.orders,
+                    }
+                    yield from (found for _, found in self._allowed(plan, **choices))
+
+    def recomputations(self, axes: Iterable[TrainingPlan]) -> Iterator[TrainingPlan]:
+        """The same, each with all recomputations."""
+        for plan in axes:
+            for recompute in self._choices("recompute", RECOMPUTE):
+                if any(fields["recompute"] == recompute for fields in self._stage_fields(plan)):
+                    yield msgspec.structs.replace(plan, recompute=recompute)
+
+    def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
+        """The plans of these axes and this recomputation with all stages; on hosts that differ all rows."""
+        found = [
+            msgspec.structs.replace(root, **fields)
+            for fields in self._stage_fields(root)
+            if fields["recompute"] == root.recompute
+        ]
+        if self.job.cluster is None:
+            return found
+        uneven = ((base, *self._uneven(base, self.job.cluster)) for base in found)
+        return [
+            msgspec.structs.replace(base, **{name: value})
+            for base, name, values in uneven
+            for value in values
+        ]
+
+    def sharings(self, stages: TrainingPlan) -> Iterator[TrainingPlan]:
+        """The plans of these stages with all that is shared, swapped and coded."""
+        for fields in self._sharing_fields(stages):
+            yield msgspec.structs.replace(stages, **fields)
+
+    def count(self, axes: TrainingPlan) -> int:
+        """How many plans have these axes."""
+        if (cluster := self.job.cluster) is not None:
+            stages = [msgspec.structs.replace(axes, **each) for each in self._stage_fields(axes)]
+            counts = (len(self._uneven(plan, cluster)[1]) for plan in stages)
+            return sum(n * len(self._sharing_fields(plan)) for n, plan in zip(counts, stages, strict=True))
+        alike = Counter((each["schedule"], each["recompute"]) for each in self._stage_fields(axes))
+        return sum(
+            number * len(self._sharing_fields(msgspec.structs.replace(axes, schedule=name, recompute=again)))
+            for (name, again), number in alike.items()
+        )
+
+    def _problem(self, plan: TrainingPlan) -> str:
+        return plan.problem(self.job, self._runtime)
+
+    def _choices(self, name: str, values: Iterable[Any]) -> Iterable[Any]:
+        return [self._fixed[name]] if name in self._fixed else values
+
+    def _stage_fields(self, axes: TrainingPlan) -> list[dict[str, Any]]:
+        count = axes.micro_batches(self.job.batch)
+        key = (axes.pipeline, count % axes.pipeline == 0, count >= axes.pipeline, self._of_runtime(axes))
+        if key not in self._stages:
+            chunks = divisors(-(-self.job.shape.layers // axes.pipeline)) if axes.pipeline > 1 else [1]
+            tails = range(MOST_TAIL + 1) if axes.pipeline > 1 else [0]
+            found = self._allowed(
+                axes, interleave=chunks, tail=tails, schedule=SCHEDULES, recompute=RECOMPUTE
+            )
+            self._stages[key] = [fields for fields, _ in found]
+        return self._stages[key]
+
+    def _sharing_fields(self, stages: TrainingPlan) -> list[dict[str, Any]]:
+        spread = (stages.expert, stages.context) if stages.expert > 1 else (1, min(stages.context, 2))
+        others = stages.ranks > stages.data
+        key = (stages.data, others, stages.schedule, stages.compute, *spread, self._of_runtime(stages))
+        if key not in self._sharings:
+            swaps = SWAPS if self.job.hardware.host is not None else SWAPS[:1]
+            shards = [0, *divisors(stages.data)[1:-1]]
+            codecs = ("none", *self.job.codecs)
+            found = self._allowed(stages, zero=range(4), shard=shards, swap=swaps, codec=codecs)
+            self._sharings[key] = [fields for fields, _ in found]
+        return self._sharings[key]
+
+    def _of_runtime(self, plan: TrainingPlan) -> TrainingPlan | None:
+        """What a runtime may look at; the rules of `TrainingPlan.problem` look at less."""
+        return None if self._runtime is None else msgspec.structs.replace(plan, micro_batch=1)
+
+    def _allowed(
+        self, base: TrainingPlan, **choices: Iterable[Any]
+    ) -> Iterator[tuple[dict[str, Any], TrainingPlan]]:
+        """The combinations of these fields which `base` can have, and what it is with them."""
+        values = (self._choices(name, each) for name, each in choices.items())
+        for chosen in itertools.product(*values):
+            fields = dict(zip(choices, chosen, strict=True))
+            found = msgspec.structs.replace(base, **fields)
+            if not self._problem(found):
+                yield fields, found
+
+    def _uneven(self, plan: TrainingPlan, cluster: Cluster) -> tuple[str, tuple[tuple[int, ...], ...]]:
+        """The layers of a pipeline, or else the rows, that a plan can have."""
+        name, other = ("layers", "rows") if plan.pipeline > 1 else ("rows", "layers")
+        if self._fixed.get(other):
+            return name, ()
+        if name in self._fixed:
+            fixed = msgspec.structs.replace(plan, **{name: self._fixed[name]})
+            return name, () if self._problem(fixed) else (self._fixed[name],)
+        if name == "layers":
+            key = plan.order, plan.pipeline, plan.interleave
+            if key not in self._layers:
+                blocks = tuple(cluster.blocks(plan.order, plan.pipeline))
+                self._layers[key] = uneven_layers(blocks, plan.interleave, self.job.shape.layers)
+            return name, self._layers[key]
+        if self._runtime is not None:  # it gives all data ranks equal rows
+            return name, ((),)
+        size, placed = plan.context * plan.tensor, cluster.placed(plan.order)
+        cut = plan.expert > 1 or any(each.begin % size or each.end % size for each in placed)
+        counts = () if cut else tuple((each.end - each.begin) // size for each in placed)
+        return name, uneven_rows(counts, plan.data * plan.micro_batch)
+
+
+MOST_WAYS = 1 << 14
+"""Layers of stages, or rows, that are tried for the same axes."""
+
+
+def uneven_layers(blocks: tuple[tuple[int, ...], ...], unit: int, layers: int) -> tuple[tuple[int, ...], ...]:
+    """The layers of the ranks of a pipeline that are tried, in multiples of `unit` (interleaved stages).
+
+    `blocks` are the kinds of hosts of each rank. A rank on several kinds has as many as the one before.
+    Example: uneven_layers(((0,), (1,)), 1, 3) == ((1, 2), (2, 1)).
+    """
+    kinds: list[tuple[int, ...]] = []
+    for block in blocks:
+        kinds.append(kinds[-1] if len(block) > 1 and kinds else block)
+    each = list(dict.fromkeys(kinds))
+    counts = [kinds.count(kind) for kind in each]
+    if layers % unit:
+        return ()
+    units, found = layers // unit, set()
+    most = [range(1, units // count + 1) for count in counts[:-1]]
+    tails = range(MOST_TAIL + 1 if len(counts) < MOST_KINDS else 1)
+    if math.prod(map(len, most)) > MOST_WAYS:
+        return ()
+    for given, tail in itertools.product(itertools.product(*most), tails):
+        rest = units + tail - sum(one * count for one, count in zip(given, counts, strict=False))
+        if rest < counts[-1]:
+            continue
+        last = -(-rest // counts[-1])
+        of_kind = dict(zip(each, [*given, last], strict=True))
+        tried = [of_kind[kind] for kind in kinds]
+        tried[-1] -= tail
+        for at in range(len(kinds) - last * counts[-1] + rest, len(kinds)):
+            tried[at] -= 1
+        if min(tried) >= 1:
+            found.add(tuple(one * unit for one in tried))
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=4096)
+def uneven_rows(counts: tuple[int, ...], total: int) -> tuple[tuple[int, ...], ...]:
+    """The rows of each kind's data ranks that are tried, `total` of all; () stands for equal ones.
+
+    `counts` are the data ranks of each kind; (): data ranks are on several kinds. Only equal ones are tried
+    where there are more than `MOST_WAYS`.
+    Example: uneven_rows((3, 1), 8) == ((), (1, 5)).
+    """
+    found: list[tuple[int, ...]] = [()]
+    most = [range(1, total // count + 1) for count in counts[:-1]]
+    if not counts or math.prod(map(len, most)) > MOST_WAYS:
+        return ((),)
+    for given in itertools.product(*most):
+        rest = total - sum(each * count for each, count in zip(given, counts, strict=False))
+        rows = (*given, rest // counts[-1])
+        if rest > 0 and rest % counts[-1] == 0 and len(set(rows)) > 1:
+            found.append(rows)
+    return tuple(found)
+
 
 ROUNDING = 1e-9
 """A bound and a price add the same numbers in different orders."""
@@ -49,34 +298,32 @@ class SearchResult(NamedTuple):
     smallest: PricedPlan | None
 
 
-def divisors(number: int) -> list[int]:
-    """All of them. Example: divisors(12) == [1, 2, 3, 4, 6, 12]."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return small + [number // each for each in reversed(small) if each * each != number]
-
-
-def price(model: PlanModel, plan: TrainingPlan) -> PricedPlan:
+def price(models: PlanModels, plan: TrainingPlan) -> PricedPlan:
     """A plan with its time and memory."""
+    model = models.of(plan)
     return PricedPlan(plan, model.step(plan), model.memory.of(plan))
 
 
-def plan_space(space: PlanTree) -> Iterator[TrainingPlan]:
-    """All plans of a space."""
-    for root in space.recomputations(space.axes()):
-        for stages in space.stages(root):
-            yield from space.sharings(stages)
-
-
-def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
+def search(models: PlanModels, tree: PlanTree, count: int) -> SearchResult:
     """The `count` fastest plans of a space that fit."""
-    memory, limit_bytes = model.memory, model.job.limit_bytes
-    axes = list(tree.axes())
-    roots = [each for each in tree.recomputations(axes) if memory.least_of_axes_bytes(each) <= limit_bytes]
+    limit_bytes, axes = models.job.limit_bytes, list(tree.axes())
+    roots = [
+        each
+        for each in tree.recomputations(axes)
+        if models.of(each).memory.least_of_axes_bytes(each) <= limit_bytes
+    ]
     best: list[PricedPlan] = []
-    for bound_s, stages in _by_bound(roots, tree.stages, model.least_of_axes_s, model.least_s):
+    for bound_s, stages in _by_bound(
+        roots,
+        tree.stages,
+        lambda plan: models.of(plan).least_of_axes_s(plan),
+        lambda plan: models.of(plan).least_s(plan),
+    ):
         if len(best) == count and bound_s * (1 - ROUNDING) > best[-1].time.total:
             break
-        parts: Any = memory.parts(stages)
+        model = models.of(stages)
+        memory: Any = model.memory
+        parts = memory.parts(stages)
         if memory.least_bytes(parts, stages) > limit_bytes:
             continue
         for plan in tree.sharings(stages):
@@ -84,34 +331,34 @@ def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
             if not memory.excess_bytes(plan, use):
                 best.append(PricedPlan(plan, model.step(plan), use))
         best = sorted(best, key=lambda each: each.order)[:count]
-    smallest = None if best else _smallest(model, tree, axes)
+    smallest = None if best else _smallest(models, tree, axes)
     return SearchResult(best, sum(map(tree.count, axes)), smallest)
 
 
-def _smallest(model: PlanModel, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
-    """The plan that needs least memory."""
-    memory = model.memory
+def _smallest(models: PlanModels, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
+    """The plan that needs least memory, as if all hosts had the limit of the job."""
+
+    def least_of_axes_bytes(plan: TrainingPlan) -> float:
+        return models.of(plan).memory.least_of_axes_bytes(plan)
 
     def least_bytes(plan: TrainingPlan) -> float:
-        parts: Any = memory.parts(plan)
-        return memory.least_bytes(parts, plan)
+        memory: Any = models.of(plan).memory
+        bound: float = memory.least_bytes(memory.parts(plan), plan)
+        return bound
 
-    def used_bytes(plan: TrainingPlan, parts: Any) -> int:
-        """As if all hosts had the limit of the job."""
-        use = memory.fullest(plan, parts)
-        return use.total + model.job.limit_bytes - memory.limit_bytes(plan)
-
-    best: tuple[int, TrainingPlan] | None = None
+    best: tuple[float, TrainingPlan] | None = None
     roots = tree.recomputations(axes)
-    for bound, stages in _by_bound(roots, tree.stages, memory.least_of_axes_bytes, least_bytes):
+    for bound, stages in _by_bound(roots, tree.stages, least_of_axes_bytes, least_bytes):
         if best is not None and bound * (1 - ROUNDING) > best[0]:
             break
+        memory: Any = models.of(stages).memory
         parts = memory.parts(stages)
         for plan in tree.sharings(stages):
-            total = used_bytes(plan, parts)
+            use = memory.fullest(plan, parts)
+            total = use.total + models.job.limit_bytes - memory.limit_bytes(plan)
             if best is None or total < best[0]:
                 best = total, plan
-    return None if best is None else price(model, best[1])
+    return None if best is None else price(models, best[1])
 
 
 class _PlanNode(NamedTuple):
@@ -131,116 +378,142 @@ def _by_bound(
 ) -> Iterator[tuple[float, TrainingPlan]]:
     """The nodes below some roots in the order of their bounds; roots are opened as late as can be."""
     number = itertools.count()
-    heap = [_PlanNode(least_of_root(plan), next(number), True, plan) for plan in roots]
+
+    def opened(node: _PlanNode) -> Iterable[_PlanNode] | None:
+        if not node.root:
+            return None
+        bounds = ((max(least(plan), node.least), plan) for plan in below(node.plan))
+        return (_PlanNode(bound, next(number), False, plan) for bound, plan in bounds)
+
+    found = [_PlanNode(least_of_root(plan), next(number), True, plan) for plan in roots]
+    return ((node.least, node.plan) for node in best_first(found, opened))
+
+
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
+
+
+def best_first(
+    entries: Iterable[Entry], opened: Callable[[Entry], Iterable[Entry] | None]
+) -> Iterator[Entry]:
+    """Entries in their order, the least first.
+
+    Args:
+        opened: gives what takes the place of an entry, and is no less: the nodes below one, or a price where
+            a bound was. None: the entry stays as it is.
+    """
+    heap = list(entries)
     heapq.heapify(heap)
     while heap:
-        node = heapq.heappop(heap)
-        if not node.root:
-            yield node.least, node.plan
+        entry = heapq.heappop(heap)
+        below = opened(entry)
+        if below is None:
+            yield entry
             continue
-        for plan in below(node.plan):
-            heapq.heappush(heap, _PlanNode(max(least(plan), node.least), next(number), False, plan))
+        for each in below:
+            heapq.heappush(heap, each)
 
 
-class PlanTree:
-    """The space of a job's plans that have some fixed fields, as a tree.
+# ---- why not otherwise -----------------------------------------------------------------------------------
 
-    Which stages and which sharings there are depends on few numbers: they are found once for each.
+
+class RefusedNeighbour(NamedTuple):
+    """A plan that differs in one choice.
+
+    Attributes:
+        change: the fields that differ, such as "zero=1".
+        problem: why it cannot be run; "" if it can.
+        excess_bytes: memory above the limit; 0: it fits.
+        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
+        cause: the part of the step that grows most, and its seconds.
     """
 
-    def __init__(self, job: TrainingJob, fixed: Mapping[str, Any], runtime: Runtime | None = None) -> None:
-        self.job, self._fixed, self._runtime = job, fixed, runtime
-        self._stages: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        self._sharings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    change: str
+    problem: str
+    excess_bytes: int
+    excess_s: float
+    cause: tuple[str, float]
 
-    def axes(self) -> Iterator[TrainingPlan]:
-        """Axes and micro-batches of all plans."""
-        job, ranks = self.job, self.job.ranks
-        experts = job.shape.experts
-        for tensor in self._choices("tensor", divisors(ranks)):
-            for context in self._choices("context", divisors(ranks // tensor)):
-                for pipeline in self._choices("pipeline", divisors(ranks // tensor // context)):
-                    data = self._fixed.get("data", ranks // tensor // context // pipeline)
-                    if data * tensor * context * pipeline != ranks or job.batch % data:
-                        continue
-                    plan = TrainingPlan(data=data, tensor=tensor, context=context, pipeline=pipeline)
-                    if self._problem(plan):
-                        continue
-                    spread = divisors(data) if experts is not None else [1]
-                    for compute, expert in itertools.product(
-                        self._choices("compute", job.computes or ("",)), self._choices("expert", spread)
-                    ):
-                        for micro_batch in self._choices("micro_batch", divisors(job.batch // data)):
-                            for sequence in self._choices("sequence", [False, True]):
-                                fields = {"expert": expert, "micro_batch": micro_batch, "sequence": sequence}
-                                found = msgspec.structs.replace(plan, compute=compute, **fields)
-                                if not self._problem(found):
-                                    yield found
 
-    def recomputations(self, axes: Iterable[TrainingPlan]) -> Iterator[TrainingPlan]:
-        """The same, each with all recomputations."""
-        for plan in axes:
-            for recompute in self._choices("recompute", RECOMPUTE):
-                if any(fields["recompute"] == recompute for fields in self._stage_fields(plan)):
-                    yield msgspec.structs.replace(plan, recompute=recompute)
+def refused_neighbours(
+    models: PlanModels, chosen: PricedPlan, runtime: Runtime | None = None
+) -> list[RefusedNeighbour]:
+    """All plans one step away, those that memory refuses first, then the nearest."""
+    found = [_refused(models, chosen, plan, runtime) for plan in _neighbours(models, chosen.plan)]
+    return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
 
-    def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
-        """The plans of these axes and this recomputation with all stages."""
-        return [
-            msgspec.structs.replace(root, **fields)
-            for fields in self._stage_fields(root)
-            if fields["recompute"] == root.recompute
-        ]
 
-    def sharings(self, stages: TrainingPlan) -> Iterator[TrainingPlan]:
-        """The plans of these stages with all that is shared, swapped and coded."""
-        for fields in self._sharing_fields(stages):
-            yield msgspec.structs.replace(stages, **fields)
+def _refused(
+    models: PlanModels, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
+) -> RefusedNeighbour:
+    change = plan.changes(chosen.plan)
+    if problem := plan.problem(models.job, runtime):
+        return RefusedNeighbour(change, problem, 0, 0.0, ("", 0.0))
+    priced = price(models, plan)
+    grown = [
+        (now - before, name)
+        for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
+    ]
+    seconds, name = max(grown)
+    excess = models.excess_bytes(plan, priced.memory)
+    return RefusedNeighbour(change, "", excess, priced.time.total - chosen.time.total, (name, seconds))
 
-    def count(self, axes: TrainingPlan) -> int:
-        """How many plans have these axes."""
-        alike = Counter((each["schedule"], each["recompute"]) for each in self._stage_fields(axes))
-        return sum(
-            number * len(self._sharing_fields(msgspec.structs.replace(axes, schedule=name, recompute=again)))
-            for (name, again), number in alike.items()
-        )
 
-    def _problem(self, plan: TrainingPlan) -> str:
-        return plan.problem(self.job) or runtime_problem(self._runtime, plan, self.job)
+def _neighbours(models: PlanModels, plan: TrainingPlan) -> Iterator[TrainingPlan]:
+    job = models.job
 
-    def _choices(self, name: str, values: Iterable[Any]) -> Iterable[Any]:
-        return [self._fixed[name]] if name in self._fixed else values
+    def changed(**fields: Any) -> TrainingPlan:
+        return msgspec.structs.replace(plan, **fields)
 
-    def _stage_fields(self, axes: TrainingPlan) -> list[dict[str, Any]]:
-        count = axes.micro_batches(self.job.batch)
-        key = (axes.pipeline, count % axes.pipeline == 0, count >= axes.pipeline, self._of_runtime(axes))
-        if key not in self._stages:
-            chunks = divisors(-(-self.job.shape.layers // axes.pipeline)) if axes.pipeline > 1 else [1]
-            tails = range(MOST_TAIL + 1) if axes.pipeline > 1 else [0]
-            self._stages[key] = self._allowed(
-                axes, interleave=chunks, tail=tails, schedule=SCHEDULES, recompute=RECOMPUTE
-            )
-        return self._stages[key]
+    for axis in ("tensor", "context", "pipeline"):
+        size = getattr(plan, axis)
+        if plan.data > 1:
+            by = divisors(plan.data)[1]
+            yield _valid(changed(**{axis: size * by, "data": plan.data // by}))
+        if size > 1:
+            by = divisors(size)[1]
+            yield _valid(changed(**{axis: size // by, "data": plan.data * by}))
+    for zero in (plan.zero - 1, plan.zero + 1):
+        if 0 <= zero <= 3 and plan.copies > 1:
+            yield _valid(changed(zero=zero))
+    if job.shape.experts is not None:
+        yield from (changed(expert=each) for each in beside(divisors(plan.data), plan.expert))
+    if plan.zero:
+        shards = divisors(plan.data)[1:]
+        around = beside(shards, plan.shard or plan.data)
+        yield from (changed(shard=0 if each == plan.data else each) for each in around)
+    for recompute in RECOMPUTE:
+        if recompute != plan.recompute and not (recompute == "selective" and job.shape.attention == "fused"):
+            yield changed(recompute=recompute)
+    if plan.tensor > 1:
+        yield changed(sequence=not plan.sequence)
+    rest = divisors(job.batch // plan.data)
+    yield from (changed(micro_batch=each, rows=()) for each in beside(rest, plan.micro_batch))
+    if plan.pipeline > 1:
+        chunks = divisors(-(-job.shape.layers // plan.pipeline))
+        yield from (changed(interleave=each, layers=()) for each in beside(chunks, plan.interleave))
+        if job.cluster is None:
+            yield from (changed(tail=each) for each in beside(list(range(MOST_TAIL + 1)), plan.tail))
+            yield from (changed(schedule=each) for each in SCHEDULES if each != plan.schedule)
+    if job.hardware.host is not None:
+        yield from (changed(swap=each) for each in SWAPS if each != plan.swap)
+    yield from (changed(codec=each) for each in ("none", *job.codecs) if each != plan.codec)
+    yield from (changed(compute=each) for each in job.computes if each != plan.compute)
+    if job.cluster is not None:
+        yield from (changed(**{name: ()}) for name in ("layers", "rows") if getattr(plan, name))
+        orders = job.cluster.orders if plan.pipeline > 1 else []
+        yield from (changed(order=each, layers=()) for each in orders if each != (plan.order or orders[0]))
 
-    def _sharing_fields(self, stages: TrainingPlan) -> list[dict[str, Any]]:
-        spread = (stages.expert, stages.context) if stages.expert > 1 else (1, min(stages.context, 2))
-        others = stages.ranks > stages.data
-        key = (stages.data, others, stages.schedule, stages.compute, *spread, self._of_runtime(stages))
-        if key not in self._sharings:
-            swaps = SWAPS if self.job.hardware.host is not None else SWAPS[:1]
-            shards = [0, *divisors(stages.data)[1:-1]]
-            self._sharings[key] = self._allowed(
-                stages, zero=range(4), shard=shards, swap=swaps, codec=("none", *self.job.codecs)
-            )
-        return self._sharings[key]
 
-    def _of_runtime(self, plan: TrainingPlan) -> TrainingPlan | None:
-        """What a runtime may look at; the rules of `TrainingPlan.problem` look at less."""
-        return None if self._runtime is None else msgspec.structs.replace(plan, micro_batch=1)
-
-    def _allowed(self, base: TrainingPlan, **choices: Iterable[Any]) -> list[dict[str, Any]]:
-        """The combinations of these fields which `base` can have."""
-        found: list[dict[str, Any]] = [{}]
-        for name, values in choices.items():
-            found = [{**fields, name: value} for fields in found for value in self._choices(name, values)]
-        return [fields for fields in found if not self._problem(msgspec.structs.replace(base, **fields))]
+def _valid(plan: TrainingPlan) -> TrainingPlan:
+    """Without what its axes do not have."""
+    return msgspec.structs.replace(
+        plan,
+        sequence=plan.sequence and plan.tensor > 1,
+        zero=plan.zero if plan.copies > 1 else 0,
+        shard=plan.shard if plan.zero and 1 < plan.shard < plan.data and plan.data % plan.shard == 0 else 0,
+        interleave=plan.interleave if plan.pipeline > 1 else 1,
+        tail=plan.tail if plan.pipeline > 1 else 0,
+        schedule=plan.schedule if plan.pipeline > 1 else "1f1b",
+        layers=(),
+        rows=(),
+    )

@@ -1,4 +1,4 @@
-"""Which layers and micro-batches the ranks of a pipeline have."""
+"""Which layers, micro-batches, tokens and rows of experts a rank has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from unisono.planner.shape import TransformerShape
-from unisono.planner.training_plan import TrainingPlan
+from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["RankLayers", "StageLayers", "in_flight", "layers_of_rank", "rank_layers", "stage_layers"]
+__all__ = [
+    "RankLayers",
+    "StageLayers",
+    "expert_rows",
+    "in_flight",
+    "layers_of_rank",
+    "rank_layers",
+    "sequence_part",
+    "stage_layers",
+]
 
 
 class StageLayers(NamedTuple):
@@ -29,6 +38,11 @@ class RankLayers(NamedTuple):
     def total(self) -> int:
         """Both."""
         return self.dense + self.mixed
+
+    @property
+    def kinds(self) -> list[tuple[int, bool]]:
+        """How many there are of each kind that is there, and whether it has experts."""
+        return [(count, experts) for count, experts in ((self.dense, False), (self.mixed, True)) if count]
 
 
 def stage_layers(layers: int, plan: TrainingPlan) -> StageLayers:
@@ -100,3 +114,14 @@ def in_flight(plan: TrainingPlan, rank: int, micro_batches: int) -> float:
         return min(size - rank, micro_batches)
     warm_up = 2 * (size - rank - 1) + (chunks - 1) * size
     return min(warm_up + 1, micro_batches * chunks) / chunks
+
+
+def sequence_part(plan: TrainingPlan, job: TrainingJob) -> float:
+    """Tokens of a micro-batch on one rank."""
+    return plan.micro_batch * job.shape.sequence / plan.context
+
+
+def expert_rows(plan: TrainingPlan, job: TrainingJob) -> float:
+    """Rows that the experts of one rank have of a layer and a micro-batch: those of the fullest rank."""
+    rows = sequence_part(plan, job) * job.shape.mixed.top_k
+    return rows * job.imbalance if plan.expert > 1 else rows

@@ -1,20 +1,192 @@
-"""The time of a step of one plan, by cause, and the collectives in it."""
+"""The time of a step of one plan, by cause, and the collectives in it.
+
+Copies of a model reduce gradients and gather parameters layer by layer. Under hybrid sharding a group reduces
+to shares, whose gradients the replicas sum once in a step. Copies of an expert are fewer: they exchange their
+own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from unisono.planner.collectives import GroupPrices, PlannedCollective
-from unisono.planner.context_exchange import sequence_part
-from unisono.planner.data_axis import PassTime, codec_s, data_collectives
-from unisono.planner.layer_time import LayerPrices, LayerTime
+from unisono.planner.layer_time import (
+    ComputeTime,
+    LayerPrices,
+    LayerTime,
+    memory_rate,
+    output_compute,
+    update_s,
+)
 from unisono.planner.memory import MemoryModel, RankElements
-from unisono.planner.operators import ComputeTime, output_compute, update_s
-from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers
-from unisono.planner.swapping import swap_s
-from unisono.planner.training_plan import TrainingJob, TrainingPlan
+from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers, sequence_part
+from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
 __all__ = ["RankStepTime", "StepTime", "TimeModel"]
+
+
+class _Copies(NamedTuple):
+    """Ranks with the same elements: `sharers` share them under ZeRO, and there are `replicas` of these."""
+
+    elements: float
+    sharers: int
+    stride: int
+    replicas: int
+
+    @property
+    def all(self) -> int:
+        return self.sharers * self.replicas
+
+
+class _LayerwiseCall(NamedTuple):
+    """A collective on a whole buffer of `nbytes`, which is cut into layers."""
+
+    name: str
+    axis: str
+    size: int
+    stride: int
+    nbytes: float
+
+
+class _DataPhase(NamedTuple):
+    """Calls that travel together, `times` in a step, beside `window_s` of compute."""
+
+    calls: list[_LayerwiseCall]
+    times: int
+    window_s: float
+
+
+def _data_collectives(
+    job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, prices: GroupPrices
+) -> list[PlannedCollective]:
+    """Gradients and gathered parameters of a step."""
+    if plan.copies == 1:
+        return []
+    found = []
+    for phase in _phases(job, plan, _copies(plan, elements), rank):
+        units = rank.layers.total
+        once = [
+            units * prices.collective_s(each.name, each.size, each.stride, each.nbytes / units)
+            for each in phase.calls
+        ]
+        total = sum(once)
+        exposed = max(total / units, total - phase.window_s) if job.overlap else total
+        for call, seconds in zip(phase.calls, once, strict=True):
+            waited = exposed * seconds / total if total else 0.0
+            found.append(
+                PlannedCollective(
+                    call.name,
+                    call.axis,
+                    call.size,
+                    call.nbytes / units,
+                    phase.times * units,
+                    phase.times * seconds,
+                    phase.times * waited,
+                )
+            )
+    return found
+
+
+def _copies(plan: TrainingPlan, elements: RankElements) -> list[_Copies]:
+    stride = plan.tensor
+    found = [_Copies(elements.common, plan.sharers, stride, plan.copies // plan.sharers)]
+    if elements.experts and plan.expert < plan.copies:
+        replicas = plan.copies // plan.expert // plan.expert_sharers
+        found.append(_Copies(elements.experts, plan.expert_sharers, stride * plan.expert, replicas))
+    return found
+
+
+def _phases(
+    job: TrainingJob, plan: TrainingPlan, groups: list[_Copies], rank: _RankTime
+) -> Iterator[_DataPhase]:
+    count = plan.micro_batches(job.batch)
+
+    def calls(name: str, width: float) -> list[_LayerwiseCall]:
+        return [
+            _LayerwiseCall(name, "data", each.sharers, each.stride, each.elements * width)
+            for each in groups
+            if each.sharers > 1
+        ]
+
+    if plan.zero == 0:
+        width = _gradient_bytes(job, plan)
+        whole = [
+            _LayerwiseCall("all_reduce", "data", each.all, each.stride, each.elements * width)
+            for each in groups
+        ]
+        yield _DataPhase(whole, 1, rank.backward_s)
+        return
+    rounds = count if plan.zero >= 2 else 1
+    window = rank.backward_s / (2 if plan.zero == 3 else 1)
+    yield _DataPhase(calls("reduce_scatter", job.gradient_bytes), rounds, window)
+    between = [
+        _LayerwiseCall(
+            "all_reduce",
+            "replica",
+            each.replicas,
+            each.stride * each.sharers,
+            each.elements * job.gradient_bytes / each.sharers,
+        )
+        for each in groups
+        if each.replicas > 1
+    ]
+    yield _DataPhase(between, 1, 0.0)
+    yield _DataPhase(calls("all_gather", job.width), rounds if plan.zero == 3 else 1, rank.time.forward)
+    if plan.zero == 3:
+        yield _DataPhase(calls("all_gather", job.width), rounds, window)
+
+
+def _gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
+    """Bytes of a gradient as it travels. Scales of int8 are f32, one for 64 values; factors are bf16."""
+    if rank := codec_rank(plan.codec):
+        shape = job.shape
+        matrices = shape.layer_matrices(plan.tensor, experts=not shape.dense_layers)
+        factors = sum(min(2 * rank * (n + k), 4 * n * k) for n, k in matrices)
+        return factors / sum(n * k for n, k in matrices)
+    return {"none": job.gradient_bytes, "bf16": 2.0, "int8": 1 + 4 / 64}[plan.codec]
+
+
+def _codec_s(job: TrainingJob, plan: TrainingPlan, elements: RankElements) -> float:
+    """What coding of a step's gradients takes, at the memory's rate.
+
+    Codes: gradients and errors are read, codes and errors written, and sums decoded: 16 bytes and two codes.
+    Low rank: the matrix and its errors are read for both products and the new errors, which are written.
+    """
+    if plan.codec == "none":
+        return 0.0
+    width = 4 * 5 if codec_rank(plan.codec) else 4 * 4 + 2 * _gradient_bytes(job, plan)
+    return elements.total * width / memory_rate(job.hardware)
+
+
+def _swap_s(
+    job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, updating_s: float
+) -> float:
+    """Seconds of a step in which a rank waits for the host's memory.
+
+    "moments" come in while others go out, beside the update. "states": parameters come before forward and
+    again before backward, gradients go (and come, where they add up over micro-batches, and to be averaged),
+    and the update has all three in and writes parameters and moments. The link works both ways at once.
+    Source: Ren et al., ZeRO-Offload, 2021 (arXiv:2101.06840); as `unisono.parallel` swaps.
+    """
+    if plan.swap == "none" or job.hardware.host is None:
+        return 0.0
+    rate = job.hardware.host.bytes_per_s * job.hardware.efficiency.links
+    count = elements.shared(plan) if plan.zero else elements.total
+    moments = count * job.moment_bytes / rate
+    if plan.swap == "moments":
+        return max(0.0, moments - updating_s)
+    micro_batches = plan.micro_batches(job.batch)
+    parameters, gradients = count * job.width / rate, count * job.gradient_bytes / rate
+    read_back = gradients if micro_batches > 1 else 0.0
+    forward = max(parameters / rank.layers.total, parameters - rank.time.forward)
+    backward = max(parameters / rank.layers.total, max(parameters + read_back, gradients) - rank.backward_s)
+    averaged = gradients if plan.copies > 1 else 0.0
+    return (
+        micro_batches * (forward + backward)
+        + averaged
+        + max(0.0, parameters + gradients + moments - updating_s)
+    )
 
 
 class StepTime(NamedTuple):
@@ -62,6 +234,10 @@ class _RankTime(NamedTuple):
     @property
     def total_s(self) -> float:
         return self.time.total + self.output.total_s
+
+    @property
+    def backward_s(self) -> float:
+        return self.time.backward + self.time.again
 
 
 class RankStepTime(NamedTuple):
@@ -149,8 +325,8 @@ class TimeModel:
         The slowest rank has at least the mean of all ranks; the bubble has one layer of each other stage.
         """
         shape, size = self.job.shape, plan.pipeline
-        kinds = shape.dense_layers, shape.layers - shape.dense_layers
-        layers = [self._layers.layer(plan, experts=bool(at)) for at, has in enumerate(kinds) if has]
+        kinds = RankLayers(shape.dense_layers, shape.layers - shape.dense_layers).kinds
+        layers = [self._layers.layer(plan, experts=experts) for _, experts in kinds]
         whole = shape.layers * min(each.total for each in layers) + self._output(plan).total_s
         pace = whole / size + self._messages_s(plan)
         bubble = (size - 1) * min(each.forward for each in layers)
@@ -174,8 +350,7 @@ class TimeModel:
         """The step of a rank that has these layers and elements, and waits for others for `bubble_s`."""
         job, count = self.job, plan.micro_batches(self.job.batch)
         rank, output = of.time, of.output
-        passes = PassTime(rank.forward, rank.backward + rank.again, of.layers.total)
-        data = data_collectives(job, plan, elements, passes, self.prices)
+        data = _data_collectives(job, plan, elements, of, self.prices)
         update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
         time = StepTime(
             matrix=count * (rank.matrix + output.matrix_s),
@@ -187,8 +362,8 @@ class TimeModel:
             messages=count * self._messages_s(plan) + self._table_s(plan),
             bubble=bubble_s,
             data=sum(each.exposed for each in data),
-            codec=codec_s(job, plan, elements),
-            swap=swap_s(job, plan, elements, passes, update),
+            codec=_codec_s(job, plan, elements),
+            swap=_swap_s(job, plan, elements, of, update),
             update=update,
         )
         return time, data

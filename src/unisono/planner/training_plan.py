@@ -1,32 +1,179 @@
-"""The plans that the planner compares."""
+"""The job, the plans that are compared for it, what speaks against one, and it as arguments of `up.Plan`.
+
+Nothing here imports that runtime.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from unisono.engine.base.validation import flag, text, whole
-from unisono.planner.cluster import Cluster
-from unisono.planner.training_job import MOST, TrainingJob, codec_rank
+from unisono.engine.base.validation import flag, positive, text, whole
+from unisono.errors import UnfitError
+from unisono.planner.hardware import Cluster, Hardware
+from unisono.planner.interconnect import Interconnect
+from unisono.planner.shape import TransformerShape
 
 __all__ = [
     "LISTS",
+    "MOST",
     "MOST_TAIL",
+    "NUMBERS",
     "RECOMPUTE",
     "SCHEDULES",
     "SWAPS",
+    "Runtime",
     "TrainingJob",
     "TrainingPlan",
     "codec_rank",
     "fields_text",
     "parse_plan",
+    "runtime_arguments",
 ]
+
+CODECS = ("none", "bf16", "int8")
+CHOICES_OF_JOB = {"dispatch": ("experts", "hosts"), "loss": ("eager", "fused"), "reduce": ("f32", "low")}
+MOST = 1 << 24
+
+Runtime = Callable[..., object]
+"""`unisono.parallel.Plan`: it raises UnfitError for arguments that it does not run."""
+
+
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained, on what.
+
+    Attributes:
+        batch: sequences of a step, of all ranks.  ranks: accelerators.
+        limit_bytes: of memory that a rank may use.
+        compute: the type of compute: bf16, fp16, f32, fp8.
+        computes: the types that are searched, where they are several; `compute` is the first one.
+        reduce: gradients are kept and reduced in "f32", or "low".
+        overlap: gradients and gathered parameters travel during compute.
+        codecs: ways to compress gradients that a search may take beside "none".
+        imbalance: rows of the fullest rank's experts over the mean of all ranks.
+        dispatch: rows of a token go to each of its "experts", or once to each of the "hosts" that have some.
+        routed_hosts: hosts at most that a token's experts are on; 0: any.
+        expert_overlap: rows of one micro-batch travel while another one is computed.
+        loss: cross entropy as PyTorch's operators compute it, "eager", or in one kernel, "fused", which keeps
+            the logits in f32 and nothing else.
+        autocast: parameters are f32, and so are the sums between layers, as under `torch.autocast`.
+        cluster: the hosts, where they differ; `hardware` and `links` are then what all have in common.
+    """
+
+    shape: TransformerShape
+    hardware: Hardware
+    links: Interconnect
+    batch: int
+    ranks: int
+    limit_bytes: int
+    compute: str
+    reduce: str
+    overlap: bool
+    codecs: tuple[str, ...] = ()
+    imbalance: float = 1.0
+    computes: tuple[str, ...] = ()
+    dispatch: str = "experts"
+    routed_hosts: int = 0
+    expert_overlap: bool = False
+    loss: str = "eager"
+    autocast: bool = False
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        whole(self.batch, "batch", 1, MOST)
+        whole(self.ranks, "gpus", 1, MOST)
+        whole(self.limit_bytes, "memory", 1)
+        flag(self.overlap, "overlap")
+        for compute in (self.compute, *self.computes):
+            if compute not in self.hardware.flops:
+                known = ", ".join(self.hardware.flops)
+                raise ValueError(f"{self.hardware.name} has no rate for {compute!r}, expected one of {known}")
+        for name, allowed in CHOICES_OF_JOB.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {' or '.join(allowed)}")
+        whole(self.routed_hosts, "routed_hosts", 0, MOST)
+        flag(self.expert_overlap, "expert_overlap")
+        flag(self.autocast, "autocast")
+        if self.routed_hosts and self.dispatch != "hosts":
+            raise ValueError(f"routed_hosts={self.routed_hosts} needs dispatch=hosts")
+        for codec in self.codecs:
+            codec_rank(codec)
+        if not 1 <= positive(self.imbalance, "imbalance") <= MOST:
+            raise ValueError(f"imbalance is {self.imbalance}, expected 1 or more, at most {MOST}")
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value that is computed with; under fp8 only inputs of matrix products are narrower."""
+        return 4 if self.compute == "f32" else 2
+
+    @property
+    def residual_width(self) -> int:
+        """Bytes of a value between layers."""
+        return 4 if self.autocast else self.width
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of a logit at the peak of the loss.
+
+        Eager: logits and their log-softmax in the type of compute, which autocast copies to f32, and one
+        gradient in f32; in f32 two gradients. 12 bytes in 16 bits, and 16 in f32.
+        """
+        return 4 if self.loss == "fused" else 2 * self.width + 8
+
+    @property
+    def product_width(self) -> int:
+        """Bytes of an input of a matrix product of a layer."""
+        return 1 if self.compute == "fp8" else self.width
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of copies of an element of a layer's matrix beside it: under fp8 as it is, and transposed.
+
+        Source: NVIDIA, Transformer Engine: products of 8-bit inputs on Hopper take both from rows only.
+        """
+        return 2 if self.compute == "fp8" else 0
+
+    def typed(self, compute: str) -> TrainingJob:
+        """The job with one type of compute; "": its own."""
+        if not compute or (compute == self.compute and not self.computes):
+            return self
+        return msgspec.structs.replace(self, compute=compute, computes=())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient."""
+        return self.width if self.reduce == "low" else 4
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of Adam's two moments, and of the f32 copy of a 16-bit parameter."""
+        return 8 if self.compute == "f32" else 12
+
+
+def codec_rank(codec: str) -> int:
+    """The rank of a codec of factors; 0: it has none. Example: codec_rank("rank4") == 4.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
+    number = text(codec, "codec").removeprefix("rank")
+    if codec.startswith("rank") and number.isascii() and number.isdecimal() and 0 < int(number) <= 1024:
+        return int(number)
+    if codec not in CODECS:
+        raise ValueError(f"codec is {codec!r}, expected {', '.join(CODECS)}, or rank1 to rank1024")
+    return 0
+
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "zb-h1")
 SWAPS = ("none", "moments", "states")
-AXES = ("data", "context", "tensor", "pipeline", "expert", "interleave", "micro_batch")
+SIZES = ("data", "context", "tensor", "pipeline", "expert", "interleave", "micro_batch")
+NUMBERS = {**dict.fromkeys(SIZES, (1, MOST)), "shard": (0, MOST), "tail": (0, MOST), "zero": (0, 3)}
+"""The least and the most of each."""
+
 CHOICES = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "swap": SWAPS}
 LISTS = ("order", "layers", "rows")
 MOST_TAIL = 8
@@ -81,16 +228,16 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     compute: str = ""
 
     def __post_init__(self) -> None:
-        for name in AXES:
-            whole(getattr(self, name), name, 1, MOST)
-        for name in ("shard", "tail"):
-            whole(getattr(self, name), name, 0, MOST)
-        whole(self.zero, "zero", 0, 3)
+        for name, (least, most) in NUMBERS.items():  # of thousands of plans: a call of `whole` takes longer
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                whole(value, name, least, most)
         flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
-            if text(getattr(self, name), name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {', '.join(allowed)}")
-        codec_rank(self.codec)
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")
+        if self.codec not in CODECS:
+            codec_rank(self.codec)
         text(self.compute, "compute")
         for name in LISTS:
             if (values := getattr(self, name)) != ():
@@ -134,14 +281,15 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Micro-batches of each data rank."""
         return batch // (self.data * self.micro_batch)
 
-    def problem(self, job: TrainingJob) -> str:
-        """Why the job cannot be trained so, whatever memory there is; "" if it can."""
+    def problem(self, job: TrainingJob, runtime: Runtime | None = None) -> str:
+        """Why the job cannot be trained so, whatever memory there is, or not by a runtime; "" if it can."""
         return (
             self._axes_problem(job)
             or self._expert_problem(job)
             or self._stages_problem(job)
             or self._sharing_problem(job)
             or self._hosts_problem(job)
+            or self._runtime_problem(job, runtime)
         )
 
     def _axes_problem(self, job: TrainingJob) -> str:
@@ -263,6 +411,14 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             return f"{given} needs expert=1: ranks that spread experts exchange equal numbers of rows"
         return ""
 
+    def _runtime_problem(self, job: TrainingJob, runtime: Runtime | None) -> str:
+        try:
+            if runtime is not None:
+                runtime(**runtime_arguments(self, job))
+        except UnfitError as error:
+            return str(error)
+        return ""
+
 
 def _check_list(values: Any, name: str) -> None:
     if not isinstance(values, tuple) or len(values) > MOST:
@@ -317,3 +473,44 @@ def _number(digits: str, item: str) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MOST))):
         raise ValueError(f"{item}: expected a whole number from 0 to {MOST}")
     return int(digits)
+
+
+def runtime_arguments(plan: TrainingPlan, job: TrainingJob, before: int = 1) -> dict[str, Any]:
+    """The arguments of `unisono.parallel.Plan` for this plan. It balances stages itself, so `tail` is none.
+
+    `layers` are its `cuts`, which count pieces: `before` is how many pieces are before the first layer.
+
+    Raises:
+        UnfitError: that runtime has nothing that was priced so; the text says what it has.
+    """
+    if plan.recompute == "selective":
+        raise UnfitError(
+            "unisono.parallel recomputes other operators under recompute=selective than were priced: "
+            "plan with recompute=full or none"
+        )
+    if plan.swap == "moments":
+        raise UnfitError("unisono.parallel swaps all states or none: plan with swap=states or none")
+    if plan.codec != "none":
+        name = 'Compressed("' + plan.codec + '")'
+        name = f"PowerSGD({plan.codec[4:]})" if plan.codec.startswith("rank") else name
+        raise UnfitError(f"codec={plan.codec}: write the plan with compression=up.{name}")
+    if plan.rows:
+        raise UnfitError("unisono.parallel gives all data ranks equal rows: plan with rows=equal")
+    alike = ("data", "context", "tensor", "sequence", "pipeline", "expert", "zero")
+    found: dict[str, Any] = {
+        **{name: getattr(plan, name) for name in alike},
+        "shard": plan.shard or None,
+        "micro_batches": plan.micro_batches(job.batch),
+        "recompute": plan.recompute == "full",
+        "precision": plan.compute or job.compute,
+        "reduce": job.reduce,
+        "swap": "memory" if plan.swap == "states" else None,
+    }
+    if plan.interleave > 1:
+        found |= {"schedule": "interleaved", "stages_per_rank": plan.interleave}
+    elif plan.pipeline > 1:
+        found["schedule"] = plan.schedule
+    if plan.layers:
+        chunks = [each // plan.interleave for each in plan.layers] * plan.interleave
+        found["cuts"] = tuple(before + end for end in accumulate(chunks[:-1]))
+    return found

@@ -4,8 +4,7 @@ import torch
 import torch.distributed.fsdp
 from torch import Tensor
 
-from unisono.parallel.planning.allocator import CachingAllocator
-from unisono.parallel.planning.kernel_memory import copy_in
+from unisono.parallel.planning.memory_account import CachingAllocator, copy_in
 
 F32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 SEVERAL = getattr(torch.ops.fsdp, "chunk_cat_mixed_dtype", None)  # which PyTorch 2.15 has

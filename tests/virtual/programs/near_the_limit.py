@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "torch"))
 import unisono.parallel as up
 from planned_models import KINDS, LARGE, adamw, with_stages
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.planning.allocator import SPARE
 from unisono.parallel.planning.candidates import plans
 from unisono.parallel.planning.dry_run import DryRun
+from unisono.parallel.planning.memory_account import SPARE
 from unisono.parallel.planning.task import TrainingTask
 from zoo.animals import ANIMALS
 from zoo.census_plans import not_applicable

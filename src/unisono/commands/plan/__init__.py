@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono.planner import TransformerShape
-    from unisono.planner.runtime import Runtime
-    from unisono.planner.sublayers import ExpertShape
+    from unisono.planner.shape import ExpertShape
+    from unisono.planner.training_plan import Runtime
 
 __all__ = ["add_arguments", "main"]
 
@@ -237,7 +237,7 @@ def _shape(args: argparse.Namespace) -> TransformerShape:
 
 def _experts(args: argparse.Namespace) -> ExpertShape | None:
     """The experts of the numbers, if there are some."""
-    from unisono.planner.sublayers import ExpertShape
+    from unisono.planner.shape import ExpertShape
 
     given = {name: getattr(args, name) for name in EXPERTS if getattr(args, name) is not None}
     if args.experts is None:

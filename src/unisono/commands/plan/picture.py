@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from unisono.planner import PlanChoice
-from unisono.planner.choice_page import RECOMPUTE_GROUPS, point_of
+from unisono.planner.choice_page import RECOMPUTE_GROUPS, point_of, trade_svg
 from unisono.planner.search import PricedPlan
-from unisono.planner.trade_picture import trade_svg
 
 __all__ = ["svg"]
 

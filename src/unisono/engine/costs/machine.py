@@ -11,13 +11,14 @@ import contextlib
 import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from unisono.engine.environment.env import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 VERSION = 1
@@ -171,13 +172,31 @@ def recall(settings: Settings) -> LoadedCalibration:
 
 def load(file: str | Path) -> tuple[MachineCalibration | None, str]:
     """The calibration in a file, or None and why it cannot be used; "" when there is no file."""
+    found, note = read_figures(file, _decode, 1 << 16)
+    if found is None:
+        return None, note
+    note = complaint(
+        file,
+        ours=found.version == VERSION and found.calibration.machine == identity(),
+        sane=_sane(found.calibration),
+    )
+    return (None if note else found.calibration), note
+
+
+Figures = TypeVar("Figures")
+
+
+def read_figures(
+    file: str | Path, decode: Callable[[bytes], Figures], most_bytes: int
+) -> tuple[Figures | None, str]:
+    """What a file of this user holds, or None and why it cannot be used; "" when there is no file."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                 return None, f"{file} is not a file of this user and is ignored"
-            found = _decode(os.read(descriptor, 1 << 16))
+            return decode(os.read(descriptor, most_bytes)), ""
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -186,11 +205,13 @@ def load(file: str | Path) -> tuple[MachineCalibration | None, str]:
         return None, f"{file} cannot be read and is ignored: {error.strerror}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return None, f"{file} is damaged and is ignored: {error}"
-    if found.version != VERSION or found.calibration.machine != identity():
-        return None, f"{file} is of another machine or version and is ignored"
-    if not _sane(found.calibration):
-        return None, f"{file} holds numbers that no machine has and is ignored"
-    return found.calibration, ""
+
+
+def complaint(file: str | Path, *, ours: bool, sane: bool) -> str:
+    """Why figures that were read do not count; "" if they do."""
+    if not ours:
+        return f"{file} is of another machine or version and is ignored"
+    return "" if sane else f"{file} holds numbers that no machine has and is ignored"
 
 
 def save(calibration: MachineCalibration, file: Path) -> None:
@@ -199,13 +220,18 @@ def save(calibration: MachineCalibration, file: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = msgspec.json.format(msgspec.json.encode(_CalibrationFile(VERSION, calibration)), indent=1)
+    write_figures(text + b"\n", file)
+
+
+def write_figures(data: bytes, file: Path) -> None:
+    """Write a file atomically, readable by this user only."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as opened:
-            opened.write(text + b"\n")
+            opened.write(data)
         beside.replace(file)
     except BaseException:
         with contextlib.suppress(OSError):

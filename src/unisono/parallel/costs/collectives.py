@@ -21,7 +21,7 @@ from unisono.engine.costs.tuner import Tuner
 from unisono.engine.group.codec_arguments import BLOCK_OF_ALL
 from unisono.engine.group.codec_planning import coded_algorithm
 from unisono.errors import UnfitError
-from unisono.planner.cluster import slowest
+from unisono.planner.hardware import slowest
 from unisono.planner.interconnect import Interconnect, RankLayout, collective_s, interconnect_of, message_s
 from unisono.plans.coded_edges import ALL, BETWEEN
 

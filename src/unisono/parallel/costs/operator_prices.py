@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .trace import TracedOperator
 
-__all__ = ["BY_BYTES", "HostStarts", "OperatorPrices"]
+__all__ = ["HostStarts", "OperatorPrices"]
 
 
 class HostStarts:
@@ -51,9 +51,6 @@ class HostStarts:
         """Starts of one operator within a step. Example: "light" -> 1.5, "batch_norm" -> 2.4."""
         return cls.IN_STEP * cls.OPERATORS.get(kind, 1.0)
 
-
-BY_BYTES = ("light", "strided", "sums")
-"""Classes whose size is bytes, which depend on the type."""
 
 LEAST_SHARE = 0.25
 """Of a price that a trial of the model leaves."""

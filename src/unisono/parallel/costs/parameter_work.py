@@ -59,7 +59,7 @@ class ParameterWork:
     @property
     def shards(self) -> int:
         """Ranks that share what data ranks share: those of the context axis do, too."""
-        return self._plan.shards * self._plan.context if self._plan.zero else 1
+        return self._plan.sharers
 
     def _hooked(self, size: ParameterSizes) -> float:
         """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""

@@ -34,12 +34,13 @@ from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
 from unisono.parallel.structure import structure_of
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
+from unisono.planner.operator_costs import BY_BYTES
 from unisono.torch_internals.training import module_at
 
 from .collectives import PricedCollective, SpreadExperts, attention_exchange, expert_exchanges
 from .forecast import StepForecast
 from .host_prices import HostPricing, ModelTrial, should_try, source_of
-from .operator_prices import BY_BYTES, OperatorPrices
+from .operator_prices import OperatorPrices
 from .parameter_work import compressed_gradients
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
 from .step_time import collective_calls, step_forecast
@@ -270,7 +271,7 @@ class StepPredictor:
         update = self._updated(plan, traced)
         if update is None:
             return None
-        parts = 1 / (plan.shards * plan.context if plan.zero else 1)
+        parts = 1 / plan.sharers
         key = *self._key(plan), parts, prices
         if key not in self._update_seconds:
             wide = 1 if plan.precision == "f32" else 2  # its parameters are f32, the traced ones are not

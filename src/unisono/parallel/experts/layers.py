@@ -124,13 +124,18 @@ def _kind(path: str, module: nn.Module) -> str:
         return (
             "list" if named and alike and len(module) > 1 and any(True for _ in module.parameters()) else ""
         )
+    return "stacked" if stacked_experts(module) else ""
+
+
+def stacked_experts(module: nn.Module) -> int:
+    """How many experts a layer of stacked ones has; 0: it is none."""
     own = [*module.parameters(recurse=False)]
     if not own or own[0].dim() < 2 or len(own) != len([*module.parameters()]):
-        return ""
-    experts = own[0].shape[0]
-    stacked = experts > 1 and all(parameter.shape[0] == experts for parameter in own)
-    written = stacked and bool(numbers_of_experts(module, experts))
-    return "stacked" if written and len(_arguments(module)) == 3 else ""
+        return 0
+    count = own[0].shape[0]
+    stacked = count > 1 and all(parameter.shape[0] == count for parameter in own)
+    written = stacked and bool(numbers_of_experts(module, count))
+    return count if written and len(_arguments(module)) == 3 else 0
 
 
 def _arguments(module: nn.Module) -> list[inspect.Parameter]:

@@ -1,20 +1,39 @@
 """The plans of a model on some ranks: what `up.Plan` and the model allow, and what one step away is.
 
+Where the model is a chain of pieces, also where its stages begin.
+
 A field that is given has its value, or those of a list: `precision=["f32", "bf16"]` searches both.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import UnfitError
+from unisono.parallel.pipeline.schedule import schedule
+from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import SPLIT_BACKWARD, Plan
+from unisono.planner.search import beside, divisors
 
-__all__ = ["OPTIONAL", "RECOMPUTE", "allows", "changes", "divisors", "neighbours", "plans", "values"]
+if TYPE_CHECKING:
+    from .machine import JobMachine
+    from .task import TrainingTask
+
+__all__ = [
+    "OPTIONAL",
+    "RECOMPUTE",
+    "ROWS",
+    "StageCuts",
+    "allows",
+    "changes",
+    "neighbours",
+    "plans",
+    "values",
+]
 
 SEARCHED = (
     "data", "tensor", "sequence", "pipeline", "schedule", "stages_per_rank", "zero", "shard",
@@ -33,12 +52,6 @@ MOST_MICRO_BATCHES = 2048
 
 INTERLEAVED = (2, 3, 4)
 """Stages on each rank."""
-
-
-def divisors(number: int) -> list[int]:
-    """Of a number, the smallest first."""
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return list(dict.fromkeys([*small, *(number // each for each in reversed(small))]))
 
 
 def values(given: Mapping[str, Any], name: str, otherwise: Sequence[Any]) -> list[Any]:
@@ -200,10 +213,7 @@ def _other_meshes(plan: Plan, axes: Collection[str]) -> Iterator[dict[str, Any]]
             more |= {"sequence": False} if axis == "tensor" and size == smaller else {}
             yield {axis: size // smaller, "data": data * smaller, **more}
     if "expert" in axes:
-        spreads = divisors(plan.copies)
-        here = spreads.index(plan.expert)
-        for expert in spreads[max(0, here - 1) : here] + spreads[here + 1 : here + 2]:
-            yield {"expert": expert}
+        yield from ({"expert": each} for each in beside(divisors(plan.copies), plan.expert))
 
 
 def _other_sharings(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -211,30 +221,28 @@ def _other_sharings(plan: Plan) -> Iterator[dict[str, Any]]:
         if 0 <= zero <= 3 and plan.copies > 1:
             yield {"zero": zero, "shard": plan.shard if zero else None}
     sharings = [shard for zero, shard in _sharings(plan.data, plan.context) if zero == plan.zero]
-    for shard in sharings:
-        if shard != plan.shard:
-            yield {"shard": shard}
+    yield from _others(plan, "shard", sharings)
 
 
 def _other_schedules(plan: Plan, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for schedule, stages in _schedules(plan.pipeline, given) if plan.pipeline > 1 else ():
-        if (schedule, stages) != (plan.schedule, plan.stages_per_rank):
-            yield {"schedule": schedule, "stages_per_rank": stages}
+    for name, stages in _schedules(plan.pipeline, given) if plan.pipeline > 1 else ():
+        if (name, stages) != (plan.schedule, plan.stages_per_rank):
+            yield {"schedule": name, "stages_per_rank": stages}
 
 
 def _other_steps(plan: Plan, batch: int, axes: Collection[str]) -> Iterator[dict[str, Any]]:
     """Other ways to swap, to compute again, and to cut activations and batches."""
-    for swap in (None, *(each for each in SWAPS if each in axes)):
-        if swap != plan.swap:
-            yield {"swap": swap}
-    for recompute in RECOMPUTE:
-        if recompute != plan.recompute:
-            yield {"recompute": recompute}
+    yield from _others(plan, "swap", (None, *(each for each in SWAPS if each in axes)))
+    yield from _others(plan, "recompute", RECOMPUTE)
     if plan.tensor > 1:
         yield {"sequence": not plan.sequence}
     for parts in (plan.micro_batches // 2, plan.micro_batches * 2):
         if parts and batch // plan.data % parts == 0:
             yield {"micro_batches": parts}
+
+
+def _others(plan: Plan, name: str, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    return ({name: value} for value in found if value != getattr(plan, name))
 
 
 def changes(plan: Plan, other: Plan) -> str:
@@ -243,3 +251,56 @@ def changes(plan: Plan, other: Plan) -> str:
     if "cuts" in differ and (plan.stages != other.stages or plan.cuts is None or other.cuts is None):
         differ.remove("cuts")  # they follow from the number of stages
     return ", ".join(f"{name}={getattr(plan, name)}" for name in differ)
+
+
+# ---- where stages begin -----------------------------------------------------------------------------------
+
+ROWS = 2  # of the recorded program
+
+
+class StageCuts:
+    """Cuts of the model of a task, a chain of pieces: by their work, the speed of ranks and their memory."""
+
+    def __init__(self, task: TrainingTask) -> None:
+        self._task = task
+        self._known: dict[Any, list[tuple[int, ...]]] = {}
+
+    def of(self, plan: Plan, machine: JobMachine) -> list[tuple[int, ...]]:
+        """Cuts whose stages take alike long, and cuts that fill the memory of ranks alike; [] without pieces.
+
+        1F1B keeps p - rank micro-batches on each of its p ranks: its first stages get fewer pieces then.
+        """
+        places = machine.of_places(plan)
+        key = plan.pipeline, plan.schedule, plan.chunks, tuple(places)
+        if key not in self._known:
+            self._known[key] = self._found(plan, places)
+        return self._known[key]
+
+    def _found(self, plan: Plan, places: list[tuple[int, float]]) -> list[tuple[int, ...]]:
+        if len(self._costs) < plan.stages:
+            return []
+        work, made = map(list, zip(*self._costs, strict=True))
+        home = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
+        fast = balance(work, plan.stages, [1 / places[rank][1] for rank in home])
+        kept = [plan.pipeline - rank if plan.schedule == "1f1b" else 1 for rank in home]
+        lean = [count / places[rank][0] for count, rank in zip(kept, home, strict=True)]
+        small = balance(made, plan.stages, [each / max(lean) for each in lean])
+        return [*dict.fromkeys((fast, small))]
+
+    @cached_property
+    def _costs(self) -> list[tuple[float, float]]:
+        """Of each piece: FLOPs and bytes of its forward, and the bytes that it makes."""
+        task, found = self._task, list[tuple[float, float]]()
+        pieces = task.structure(task.model, task.pieces).pieces
+        if not pieces:
+            return []
+        graph, paths = task.graph(ROWS), {module: path for path, module in task.model.named_modules()}
+        for piece in pieces:
+            tops = [paths[module] for module in piece.modules() if module in paths]
+            here = [frame for frame in graph.frames if frame.path in tops]
+            nodes = {number for frame in here for number in range(frame.first, frame.last)}
+            outputs = [n for number in nodes for n in graph.nodes[number].outputs if n is not None]
+            made = sum(graph.values[n].nbytes for n in outputs)
+            work = 1.0 + sum(graph.nodes[number].flops for number in nodes) + made
+            found.append((work, 1.0 + made))
+        return found

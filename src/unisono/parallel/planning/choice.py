@@ -5,25 +5,22 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from unisono.parallel.costs.collectives import PricedCollective
 from unisono.parallel.costs.forecast import CAUSES as TIMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.plan import Plan
-from unisono.planner.choice_page import ChoicePage, Neighbour, PageCollective
+from unisono.planner.choice_page import ChoicePage, PageCollective, TradePoint
 from unisono.planner.readable import readable_size, readable_time, signed_time
-from unisono.planner.trade_picture import TradePoint
 
 from .candidates import RECOMPUTE, changes
-from .memory_account import CAUSES, MemoryPeak
+from .memory_account import MemoryPeak
 
 __all__ = ["ModelChoice", "PlanForecast", "RefusedPlan"]
 
-MOST_CALLS, MOST_REFUSED = 4, 8
 ROUNDING = 1e-9  # seconds; plans that differ by less are as fast
-WIDTH, WIDEST_CHANGE = 100, 40  # columns: of the text, and of a change in its table
+WIDTH = 100  # columns of the text
 TIME_NAMES = {
     "forward": "forward",
     "backward": "backward",
@@ -38,13 +35,19 @@ TIME_NAMES = {
     "swap": "swapping",
     "waiting": "waiting",
 }
-MEMORY_NAMES = {
+NAMES = {
+    **TIME_NAMES,
     "gathered": "gathered parameters",
     "buffers": "buffers of collectives",
     "inputs": "batch",
 }
-NAMES = {**TIME_NAMES, **MEMORY_NAMES}
 """Causes as people read them; other causes are as they are called."""
+
+RECORDED = (
+    "model", "parameters", "batch", "seconds", "limit", "bubble_seconds", "memory_bytes", "limit_bytes",
+    "fits", "candidates", "tried", "complete", "speed", "links", "batch_norm_rows",
+)  # fmt: skip
+"""What is in a record as it is called here."""
 
 
 class PlanForecast(NamedTuple):
@@ -85,7 +88,6 @@ class ModelChoice(NamedTuple):
         next_best: up to five others that fit.    refused: the plans one step away.
         candidates: how many plans were compared.    tried: how many of them in a dry run.
         speed: where the costs of operators come from: a calibration's file, or a roofline.
-        complete: no plan that may be faster was left out.
         collectives: of a step on a rank, what takes longest first.
         links: where the costs of collectives come from: a calibration's file, the defaults, or hardware.
         batch_norm_rows: rows whose mean and variance a BatchNorm of the model takes; 0: there is none.
@@ -102,7 +104,6 @@ class ModelChoice(NamedTuple):
     candidates: int
     tried: int
     speed: str
-    complete: bool
     collectives: list[PricedCollective]
     links: str = ""
     batch_norm_rows: int = 0
@@ -112,6 +113,11 @@ class ModelChoice(NamedTuple):
     def plan(self) -> Plan:
         """The plan."""
         return self.chosen.plan
+
+    @property
+    def complete(self) -> bool:
+        """No plan that may be faster was left out: they are tried in the order of their seconds."""
+        return True
 
     @property
     def seconds(self) -> float:
@@ -151,66 +157,49 @@ class ModelChoice(NamedTuple):
 
     def html(self) -> str:
         """One page with all of it, which needs no network."""
-        head, found = list(self._head()), [_point(self.chosen), *map(_point, self.next_best)]
+        return self._page().html()
+
+    def _page(self) -> ChoicePage:
+        head, seconds = list(self._head()), self.chosen.time.seconds
+        chosen, *others = (_point(each, self.plan) for each in (self.chosen, *self.next_best))
         return ChoicePage(
             title=head[0],
-            chosen=found[0],
+            chosen=chosen,
             summary=[line.strip() for line in (*head[2:5], *head[6:])],
-            time={TIME_NAMES[cause]: value for cause, value in self.chosen.time.seconds.items()},
+            time={TIME_NAMES[cause]: seconds[cause] for cause in TIMES if seconds.get(cause)},
             memory={_named(cause): nbytes for cause, nbytes in self.chosen.peak.parts.items()},
             limit_bytes=self.limit_bytes,
             fits=self.fits,
+            limit=TIME_NAMES[self.limit],
             collectives=[
-                PageCollective(
-                    f"{each.collective} ({each.axis})",
-                    each.ranks,
-                    each.nbytes,
-                    round(each.calls),
-                    each.seconds,
-                    each.seconds,
-                )
-                for each in self.collectives
+                PageCollective(f"{one.collective} ({one.axis})", *one[2:]) for one in self.collectives
             ],
-            others=found[1:],
-            refused=[Neighbour(each.change, _refusal(each)) for each in self.refused],
-            points=found,
+            others=others,
+            refused=[(each.change, _refusal(each)) for each in self.refused],
+            points=[chosen, *others],
             groups={str(each): f"recompute={each}" for each in RECOMPUTE},
-        ).html()
+        )
 
     def record(self) -> dict[str, Any]:
         """All of it as plain data; seconds and bytes."""
         peak = self.chosen.peak
         return {
-            "model": self.model,
-            "parameters": self.parameters,
-            "batch": self.batch,
+            **{name: getattr(self, name) for name in RECORDED},
             "plan": str(self.plan),
-            "seconds": self.seconds,
             "time": dict(self.chosen.time.seconds),
-            "limit": self.limit,
-            "bubble_seconds": self.bubble_seconds,
-            "memory_bytes": self.memory_bytes,
             "tensor_bytes": peak.nbytes,
             "memory": dict(peak.parts),
             "peak": {"rank": self.chosen.rank, **peak.place._asdict()},
-            "limit_bytes": self.limit_bytes,
-            "fits": self.fits,
             "next_best": [
                 {"plan": str(each.plan), "seconds": each.time.total, "memory_bytes": each.peak.reserved}
                 for each in self.next_best
             ],
             "collectives": [each._asdict() for each in self.collectives],
             "refused": [each._asdict() for each in self.refused],
-            "candidates": self.candidates,
-            "tried": self.tried,
-            "complete": self.complete,
-            "speed": self.speed,
-            "links": self.links,
-            "batch_norm_rows": self.batch_norm_rows,
         }
 
     def __str__(self) -> str:
-        lines = [*self._head(), "", *self._parts(), *self._calls(), *self._others(), *self._refusals()]
+        lines = [*self._head(), "", *self._page().lines()]
         return "\n".join(part for line in lines for part in _folded(line))
 
     def _head(self) -> Iterator[str]:
@@ -218,7 +207,6 @@ class ModelChoice(NamedTuple):
         yield f"{self.model}: {self.parameters:,} parameters, {self.batch} rows a step, {ranks} ranks"
         yield f"  {self.plan}"
         among = f"; the fastest of {self.candidates:,} plans, {self.tried} of them in a dry run"
-        among += "" if self.complete else "; a faster one may be among those that were not tried"
         rate = f"{readable_time(self.seconds)} a step, {self.batch / self.seconds:,.0f} rows/s"
         yield f"  {rate}{among if self.candidates > 1 else ''}"
         yield f"  prices of operators: {_told(self.speed)}"
@@ -229,40 +217,6 @@ class ModelChoice(NamedTuple):
         yield f"  peak of memory: {peak.place}"
         if self.batch_norm_rows:
             yield f"  BatchNorm takes its mean and variance of {self.batch_norm_rows} rows"
-
-    def _parts(self) -> Iterator[str]:
-        seconds = self.chosen.time.seconds
-        time = {cause: seconds[cause] for cause in TIMES if seconds.get(cause)}
-        left = [
-            f"{TIME_NAMES[cause]:<19}{readable_time(value):>10}{100 * value / self.seconds:>6.1f} %"
-            for cause, value in time.items()
-        ]
-        right = [f"{_named(cause):<23}{readable_size(self.chosen.peak.parts[cause]):>11}" for cause in CAUSES]
-        right.append(f"limit of the step: {TIME_NAMES[self.limit]}")
-        for one, other in zip_longest(left, right, fillvalue=""):
-            yield f"  {one:<37}    {other}".rstrip()
-
-    def _calls(self) -> Iterator[str]:
-        if self.collectives:
-            yield f"  {'collectives of a rank':<30}{'ranks':>6}{'calls':>9}{'bytes':>12}{'time':>12}"
-        for each in self.collectives[:MOST_CALLS]:
-            name, size = f"{each.collective} ({each.axis})", f"{each.ranks:>6}{each.calls:>9,.4g}"
-            yield f"    {name:<28}{size}{readable_size(each.nbytes):>12}{readable_time(each.seconds):>12}"
-
-    def _others(self) -> Iterator[str]:
-        if self.next_best:
-            yield "  next best"
-        for each in self.next_best:
-            text = changes(each.plan, self.plan)
-            yield f"    {readable_time(each.time.total):>10}{readable_size(each.peak.reserved):>12}  {text}"
-
-    def _refusals(self) -> Iterator[str]:
-        if self.refused:
-            yield "  one step away"
-        shown = self.refused[:MOST_REFUSED]
-        width = min(WIDEST_CHANGE, max((len(each.change) for each in shown), default=0))
-        for each in shown:
-            yield f"    {each.change:<{width}}  {_refusal(each)}"
 
 
 def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanForecast | None) -> RefusedPlan:
@@ -275,8 +229,9 @@ def refusal(chosen: PlanForecast, plan: Plan, time: StepForecast, tried: PlanFor
     return RefusedPlan(changes(plan, chosen.plan), "", excess, time.total - chosen.time.total, cause)
 
 
-def _point(each: PlanForecast) -> TradePoint:
-    return TradePoint(str(each.plan), each.time.total, each.peak.reserved, str(each.plan.recompute))
+def _point(each: PlanForecast, chosen: Plan) -> TradePoint:
+    plan, nbytes = each.plan, each.peak.reserved
+    return TradePoint(str(plan), each.time.total, nbytes, str(plan.recompute), changes(plan, chosen))
 
 
 def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> str:

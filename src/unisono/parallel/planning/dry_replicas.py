@@ -1,35 +1,117 @@
-"""The data axis of a dry run under ZeRO 0: what ReplicatedParameters keeps in memory, without messages."""
+"""The data axis of a dry run where each rank has whole parameters: what a run keeps in memory, no message.
+
+Replicas under ZeRO 0, compression of what they exchange, their outer steps, and swapping. Buckets, outer
+steps and swapping are the code of a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from unisono.codecs.codec import Codec
+from unisono.parallel.compression.compression_state import CompressionState
+from unisono.parallel.compression.exchange_queue import length
+from unisono.parallel.gradients import local
 from unisono.parallel.outer_optimizer import OuterOptimizer
-from unisono.parallel.replicated_parameters import BUCKET_BYTES
+from unisono.parallel.replicated_parameters import GradientBucket, ReplicatedParameters
+from unisono.parallel.spill import Host, Key, SpillStorage
+from unisono.parallel.swap import ParameterSwap
 
-from .storage_watch import StorageWatch
+from .memory_account import StorageWatch
 
 if TYPE_CHECKING:
-    import torch
-
+    from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
-    from .dry_compression import DryCompression
+__all__ = ["DryCompression", "DryMeetings", "DryReplicas", "DrySwap", "NoMessages"]
 
-__all__ = ["DryMeetings", "DryReplicas"]
+Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 
 
-class DryReplicas:
-    """Every rank holds all parameters in f32; gradients are averaged in buckets.
+class NoMessages:
+    """Stands for `Compression` where whole gradients are averaged."""
+
+    def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:
+        """Send nothing."""
+
+    def finish(self) -> None:
+        """All messages have arrived."""
+
+    def reset(self) -> None:
+        """None is under way."""
+
+
+class DryCompression(NoMessages):
+    """What `Compression` keeps in memory, when a step was made before.
 
     Args:
-        experts: parameters that one in `expert` ranks holds.
-        compression: of gradients; None: they are whole.
+        named: parameters by their names in the user's model.    ranks: that exchange.
+    """
+
+    def __init__(
+        self, settings: CompressionSettings, named: Mapping[str, Tensor], ranks: int, watch: StorageWatch
+    ) -> None:
+        self._ranks, self._watch = ranks, watch
+        self._feedback, self._codec = settings.feedback, settings.low_rank.codec
+        self._held: dict[Tensor, CompressionState] = {}
+        self._live: list[list[Tensor]] = []
+        with watch.labelled("buffers"):
+            for name, value in named.items():
+                part = local(value)
+                choice = settings.choice(name, part.shape)
+                options = {"feedback": settings.feedback, "errors": settings.errors}
+                held = CompressionState(name, part.shape, choice, **options, seed=0)  # type: ignore[arg-type]
+                if held.keeps:
+                    held.error = torch.zeros(part.shape, dtype=held.dtype)
+                if held.rank:
+                    held.factor = torch.zeros(held.rank, part.shape[1:].numel())
+                self._held[value] = held
+
+    def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:
+        """Average a bucket. The messages of the one before are under way until this one's are."""
+        del flat, label
+        with self._watch.labelled("buffers"):
+            self._live = [*self._live[-1:], self._sent(pairs, sum(each.numel() for each in exact))]
+
+    def finish(self) -> None:
+        """All messages have arrived."""
+        self._live = []
+
+    def _sent(self, pairs: Sequence[Pair], used: int) -> list[Tensor]:
+        exact, ranked, made = used, 0, []
+        coded: dict[Codec, int] = {}
+        for parameter, gradient in pairs:
+            held, numel = self._held.get(parameter), gradient.numel()
+            if held is None or held.choice == "exact":
+                exact += numel
+            elif isinstance(held.choice, Codec):
+                coded[held.choice] = coded.get(held.choice, 0) + length(numel, held.choice, 1)
+            else:
+                ranked += held.rank * (held.shape[0] + held.shape[1:].numel())
+                if held.keeps and held.dtype != torch.float32:
+                    made.append(torch.empty_like(gradient))
+        if exact:
+            made.append(torch.empty(exact))
+        for codec, numel in coded.items():
+            whole = length(numel, codec, self._ranks)
+            made += [torch.empty(whole) for _ in range(3 if self._feedback else 2)]  # and sum, and error
+            made.append(torch.empty(codec.nbytes(whole), dtype=torch.uint8))
+        if ranked:  # as they are and in one vector, with its codes, sum and error
+            made += [torch.empty(ranked) for _ in range(2 if self._codec is None else 4)]
+        return made
+
+
+class DryReplicas(ReplicatedParameters):
+    """What `ReplicatedParameters` keeps in memory.
+
+    Args:
+        experts: parameters that one in `expert` ranks holds.    sends: gradients.
     """
 
     def __init__(
@@ -38,86 +120,27 @@ class DryReplicas:
         plan: Plan,
         watch: StorageWatch,
         experts: set[nn.Parameter],
-        compression: DryCompression | None = None,
+        sends: NoMessages,
     ) -> None:
-        self.root, self.compression = root, None
-        self._compression, self._reducing = compression, False
-        self._buckets: list[tuple[list[nn.Parameter], list[Tensor]]] = []
-        self._missing: list[set[nn.Parameter]] = []  # of each bucket, whose gradients are not complete
-        self._sent = 0  # buckets
-        trained = [value for value in root.parameters() if value.requires_grad]
-        for copies, held in (
-            (plan.copies, [value for value in trained if value not in experts]),
-            (plan.copies // plan.expert, [value for value in trained if value in experts]),
-        ):
-            with watch.labelled("buffers"):
-                for dtype in dict.fromkeys(value.dtype for value in held) if copies > 1 else ():
-                    self._fill([value for value in reversed(held) if value.dtype == dtype])
-
-    def _fill(self, values: Iterable[nn.Parameter]) -> None:
-        held: list[nn.Parameter] = []
-        for value in values:
-            held.append(value)
-            if sum(each.nbytes for each in held) >= BUCKET_BYTES:
-                self._bucket(held)
-                held = []
-        if held:
-            self._bucket(held)
-
-    def _bucket(self, held: list[nn.Parameter]) -> None:
-        sizes = [value.numel() for value in held]
-        flat = torch.zeros(sum(sizes) + len(sizes), dtype=held[0].dtype, device=held[0].device)
-        parts = flat.split([*sizes, len(sizes)])[:-1]
-        self._buckets.append(
-            (held, [part.view(value.shape) for part, value in zip(parts, held, strict=True)])
-        )
-        missing = set(held)
-        for value in held if self._compression is not None else ():
-            value.register_post_accumulate_grad_hook(lambda value: self._count(missing, value))
-        self._missing.append(missing)
-
-    def _count(self, missing: set[nn.Parameter], value: nn.Parameter) -> None:
-        """The gradient of a parameter is complete; buckets are sent in their order."""
-        if self._reducing:
-            missing.discard(value)
-            while self._sent < len(self._buckets) and not self._missing[self._sent]:
-                self._send()
-
-    def _send(self) -> None:
-        held, parts = self._buckets[self._sent]
-        self._sent += 1
-        if self._compression is not None:
-            self._compression.exchange(list(zip(held, parts, strict=True)), used=len(held))
-
-    def before_backward(self, *, last: bool) -> None:
-        """Whether the next backward is the last one of the step."""
-        self._reducing = last
+        spread: Any = None
+        if experts:
+            spread = SimpleNamespace(parameters=lambda: experts, mesh=_mesh(plan.of_experts()))
+        with watch.labelled("buffers"):
+            super().__init__(root, _mesh(plan), spread)
+        self.compression: Any = sends
 
     def after_backward(self) -> None:
         """Nothing changes."""
 
-    def after_weights(self) -> None:
-        """Gradients add up in place."""
-
-    def reduce_now(self) -> None:
-        """`finish` does it."""
-
-    def reset(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> None:
-        """The averages take the place of the gradients."""
-        while self._sent < len(self._buckets):
-            self._send()
-        if self._compression is not None:
-            self._compression.finish()
-        for held, parts in self._buckets:
-            for value, part in zip(held, parts, strict=True):
-                if value.grad is not None:
-                    value.grad = part
+    def _finish_step(self, bucket: GradientBucket) -> None:
+        for value, part in bucket.parts():
+            if value.grad is not None:  # else no rank has used it
+                value.grad = part
 
 
-# ---- outer steps ----
+def _mesh(plan: Plan) -> Any:
+    """A mesh whose other ranks are not there."""
+    return SimpleNamespace(plan=plan, group=lambda _: None)
 
 
 class DryMeetings(OuterOptimizer):
@@ -125,29 +148,95 @@ class DryMeetings(OuterOptimizer):
 
     Args:
         trained: this rank's parameters by name.    plan: of all replicas.
-        compressed: of differences; None: they are whole.
+        sends: differences.
     """
 
-    def __init__(
-        self, trained: Mapping[str, Tensor], plan: Plan, compressed: DryCompression | None = None
-    ) -> None:
-        self._compressed = compressed
-        everyone = SimpleNamespace(plan=plan, group=lambda _: None)
+    def __init__(self, trained: Mapping[str, Tensor], plan: Plan, sends: NoMessages) -> None:
         buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
-        mesh: Any = SimpleNamespace(everyone=everyone)
+        mesh: Any = SimpleNamespace(everyone=_mesh(plan))
         super().__init__(trained, buffers, mesh)
+        self.compression: Any = sends
 
     @property
     def optimizer(self) -> torch.optim.SGD | None:
         """What steps the anchors; None: nothing is trained."""
         return self._sgd
 
-    def _exchange(self) -> None:
-        for bucket in self._buckets:
-            bucket.fill()
-            if self._compressed is not None:
-                self._compressed.exchange(list(zip(bucket.parameters, bucket.parts, strict=True)))
-        if self._compressed is not None:
-            self._compressed.finish()
-        for bucket in self._buckets:
-            bucket.finish()
+
+class DrySwap(ParameterSwap):
+    """What `ParameterSwap` keeps in memory.
+
+    A run writes in the background: two writes may be under way, so two gradients are counted as there.
+
+    Args:
+        units: what comes in one after the other.    device_type: of the model.
+    """
+
+    def __init__(
+        self, root: nn.Module, units: Iterable[nn.Module], plan: Plan, watch: StorageWatch, device_type: str
+    ) -> None:
+        self._watch = watch
+        kept = plan.swap == "memory" and device_type == "cpu"  # the store is in the same memory
+        group: Any = object() if plan.data > 1 else None  # it gets no message
+        super().__init__(root, units, Host() if kept else _Elsewhere(), group=group)
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimizer's state, as a first step does."""
+        self._norms = {value: 1.0 for value in self._number if value.requires_grad}
+        for value in self._norms:
+            self._put((self._number[value], "grad"), value.data)
+        self._written()
+        self.update(optimizer, 1.0)
+
+    def after_backward(self) -> None:
+        """Nothing changes."""
+
+    def _executor(self) -> Executor:
+        return _AtOnce()
+
+    def _norm(self, _grad: Tensor) -> float:
+        return 1.0
+
+    def _average(self, bucket: GradientBucket) -> None:
+        for parameter in bucket.parameters:
+            if parameter in self._norms:
+                self._fetch_gradient(parameter)
+        bucket.fill()
+        for parameter, part in bucket.parts():
+            if parameter in self._norms:
+                self._keep_gradient(parameter, part)
+
+    def _empty(self, tensor: Tensor) -> None:
+        self._watch.leave(tensor)
+
+    def _fill(self, tensor: Tensor) -> None:
+        self._watch.come(tensor, "parameters" if isinstance(tensor, nn.Parameter) else "moments")
+
+
+class _Elsewhere(SpillStorage):
+    """A disk, or the memory of the host beside that of a GPU."""
+
+    def write(self, key: Key, tensor: Tensor) -> None:
+        """Keep nothing."""
+
+    def read(self, key: Key, tensor: Tensor) -> None:
+        """Leave the values."""
+
+    def view(self, key: Key, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        del key
+        return tensor
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class _AtOnce(Executor):
+    """Runs a call at once. What it was given stays in memory until its result is asked for."""
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        """Run it."""
+        found: Future[Any] = Future()
+        call(*given, **named)
+        found.set_result(given)
+        return found

@@ -14,26 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.torch_internals import find, fsdp
 
-from .kernel_memory import copy_in
-from .memory_account import Charge
-from .storage_watch import StorageWatch
+from .memory_account import Charge, StorageWatch, copy_in
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = ["DryShards", "parts_of", "shard_of"]
+__all__ = ["DryShards", "shard_of"]
 
 REDUCING = 1  # the stream on which fully_shard reduces
 GATHERING = 2  # the one on which it gathers, where nothing is gathered ahead
-
-
-def parts_of(plan: Plan) -> int:
-    """Ranks that share a parameter."""
-    return plan.shards * plan.context if plan.zero else 1
 
 
 def shard_of(shape: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -91,7 +84,7 @@ class DryShards:
     ) -> None:
         self.root, self.compression, self._plan, self._watch = root, None, plan, watch
         self._fused = fused
-        self._parts = parts_of(plan)
+        self._parts = plan.sharers
         self._replicas = plan.copies > self._parts  # which add up what they have reduced
         self._adds_in_leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
         self._reduces = self._resharding = self._last = True
@@ -109,7 +102,7 @@ class DryShards:
             inside = set(unit.modules())
             for layer in experts:
                 if layer in inside and layer not in made:
-                    made[layer] = self._wrap(layer, low, parts=parts_of(plan.of_experts()))
+                    made[layer] = self._wrap(layer, low, parts=plan.of_experts().sharers)
             out = torch.float32 if unit is root and low and plan.pipeline == 1 else None
             made[unit] = self._wrap(unit, low, out=out)
         self._root = made[root]
@@ -141,8 +134,7 @@ class DryShards:
 
     def _pre(self, group: _DryUnit, low: torch.dtype | None) -> Callable[..., Any]:
         def pre(_module: nn.Module, args: Any, named: Any) -> Any:
-            if low is not None:
-                args, named = mapped((args, named), lambda tensor: _cast(tensor, low))
+            args, named = cast((args, named), low)
             if self._watch.phase == "backward":  # computed again
                 self._gather(group)
                 self._unshard(group)
@@ -179,7 +171,7 @@ class DryShards:
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
                         tensor.register_hook(lambda _: self._begin(group))
-            return output if out is None else mapped(output, lambda tensor: _cast(tensor, out))
+            return cast(output, out)
 
         return post
 
@@ -389,7 +381,3 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.ended()
         return None, *grads
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor

@@ -1,4 +1,9 @@
-"""The ranks of this job, in numbers: their memory, their hosts, and what operators take on their devices."""
+"""The hosts and ranks of a job, as they are given, and in numbers: memory, speed, what operators take there.
+
+On the GPU of this machine that is measured in some seconds. It runs what the host has queued. So each call is
+timed on the device while a queue is full, and apart from it the host's seconds of operators too small for the
+device to count.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +13,169 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
+from unisono.engine.environment.env import parse_size
+from unisono.parallel.calibration.operators import call_of
 from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.hardware_costs import operator_costs_of
-from unisono.planner.operator_costs import OperatorCosts, roofline_of
-from unisono.planner.readable import readable_size
+from unisono.planner.hardware import Cluster, Hardware, find_cluster, find_hardware
+from unisono.planner.operator_costs import (
+    BY_BYTES,
+    BY_ELEMENTS,
+    OperatorCosts,
+    operator_costs_of,
+    roofline_of,
+    tables,
+)
 from unisono.torch.control_data import on_every_rank
-
-from .device_costs import NEEDED_BYTES, device_costs
-from .job_hosts import JobHost, bytes_of
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
-    from unisono.planner.hardware import Hardware
 
-__all__ = ["JobMachine", "machine_of", "measure"]
+__all__ = [
+    "MOST_RANKS",
+    "NEEDED_BYTES",
+    "JobHost",
+    "JobMachine",
+    "bytes_of",
+    "device_costs",
+    "hosts_of",
+    "machine_of",
+    "measure",
+]
+
+MOST_RANKS = 4096
+"""Of a job: prices of collectives of more take long."""
+
+MOST_SPEED = 1e6
+
+
+def bytes_of(memory: object) -> int | None:
+    """Bytes, from a number or a text such as "16G".
+
+    Raises:
+        ValueError: they are none.
+    """
+    if isinstance(memory, str):
+        try:
+            memory = parse_size(memory)
+        except ValueError as error:
+            raise ValueError(f"plan: memory is {memory!r}, expected {error}") from None
+    if memory is not None and (type(memory) is not int or not 1 <= memory < 1 << 62):
+        raise ValueError(f'plan: memory is {memory!r}, expected bytes of a rank, such as 16 << 30 or "16G"')
+    return memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHost:
+    """One host of a job.
+
+    Args:
+        ranks: on it.
+        memory: bytes of each of them, or a text such as "16G"; None: as `plan(memory=...)` says, or what the
+            hardware leaves for plans.
+        speed: the rate at which each of them computes, beside a rank of this job or a GPU of the hardware:
+            0.5 takes twice as long.
+        hardware: GPUs of the host, which this machine need not have: a name such as "a100-80g", a file, or a
+            `Hardware`. None: ranks compute as those of this job.
+    Raises:
+        TypeError, ValueError: wrong arguments.    OSError: the file cannot be read.
+    Example: up.plan(..., hosts=[up.JobHost(ranks=4), up.JobHost(ranks=4, memory="8G", speed=0.5)])
+    """
+
+    ranks: int
+    memory: int | str | None = None
+    speed: float = 1.0
+    hardware: Hardware | str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.ranks) is not int:
+            raise TypeError(f"JobHost: ranks is {self.ranks!r}, expected int")
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"JobHost: ranks is {self.ranks}, expected 1 to {MOST_RANKS}")
+        speed: object = self.speed
+        if isinstance(speed, bool) or not isinstance(speed, (int, float)):
+            raise TypeError(f"JobHost: speed is {speed!r}, expected float")
+        if not 1 / MOST_SPEED <= speed <= MOST_SPEED:
+            raise ValueError(f"JobHost: speed is {speed}, expected {1 / MOST_SPEED:g} to {MOST_SPEED:g}")
+        memory, gpu = bytes_of(self.memory), self.gpu
+        if gpu is None:
+            return
+        if self.ranks > gpu.ranks:
+            raise ValueError(f"JobHost: ranks is {self.ranks}, and a host of {gpu.name} has {gpu.ranks} GPUs")
+        if memory is not None:
+            gpu.check_limit(memory, "JobHost: ")
+
+    @property
+    def gpu(self) -> Hardware | None:
+        """Its hardware, read; None: as in this job."""
+        given: object = self.hardware
+        if given is None or isinstance(given, Hardware):
+            return given
+        if not isinstance(given, (str, Path)):
+            kind = type(given).__name__
+            raise TypeError(f"JobHost: hardware is a {kind}, expected a name, a file or a Hardware")
+        return find_hardware(given)
+
+
+def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
+    """The hosts of `plan(hosts=...)`, checked: how many equal ones, or each of them; None: as in this job.
+
+    Args:
+        given: a number; a list whose entries are ranks of a host or a JobHost; or hardware as
+            `unisono plan --hosts` takes it: "4xa100-80g", a file, or pairs of a number and hardware.
+        ranks: of all hosts, if they are given. A list has to have as many; equal hosts of hardware may have
+            more, of which they are evenly taken.
+    Raises:
+        TypeError, ValueError: wrong arguments.    OSError: a file cannot be read.
+    """
+    if given is None or (type(given) is int and given >= 1):
+        return given
+    if isinstance(given, (str, Path)) or _pairs(given):
+        return _of_cluster(find_cluster(given), ranks)  # type: ignore[arg-type]
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise ValueError(
+            f"plan: hosts is {given!r}, expected a number of at least 1, a list: ranks, or a JobHost, each, "
+            'or hardware such as "4xa100-80g"'
+        )
+    found = [each if isinstance(each, JobHost) else JobHost(ranks=each) for each in given]
+    have = sum(each.ranks for each in found)
+    if not found or have > MOST_RANKS:
+        raise ValueError(f"plan: hosts have {have} ranks, expected 1 to {MOST_RANKS}")
+    if ranks not in (None, have):
+        raise ValueError(f"plan: hosts have {have} ranks, and ranks is {ranks}")
+    if len({each.hardware is None for each in found}) > 1:
+        raise ValueError(
+            "plan: some hosts have hardware, and others are as this one; write it for all or for none"
+        )
+    return found
+
+
+def _pairs(given: object) -> bool:
+    """Whether these are pairs of a number and hardware."""
+    return isinstance(given, (list, tuple)) and bool(given) and isinstance(given[0], (list, tuple))
+
+
+def _of_cluster(cluster: Cluster, ranks: int | None) -> list[JobHost]:
+    """Each host of a cluster; equal ones have as many of `ranks`."""
+    if cluster.ranks > MOST_RANKS:
+        raise ValueError(f"plan: hosts have {cluster.ranks} ranks, expected 1 to {MOST_RANKS}")
+    kinds = [(kind.hosts, kind.hardware.ranks, kind.hardware) for kind in cluster.kinds]
+    if ranks not in (None, cluster.ranks):
+        (count, most, gpu), *others = kinds
+        if others or ranks % count or ranks // count > most:
+            raise ValueError(
+                f"plan: hosts have {cluster.ranks} ranks, and ranks is {ranks}. Fewer have to be evenly on "
+                "equal hosts"
+            )
+        kinds = [(count, ranks // count, gpu)]
+    return [each for count, here, gpu in kinds for each in [JobHost(ranks=here, hardware=gpu)] * count]
+
 
 SHARE = 0.9  # of what is free: the rest is for libraries, messages and fragmentation
 SIDES = (512, 4096)  # of the matrices whose product is timed
@@ -34,7 +183,7 @@ LONG_S = 1e-3  # what is timed takes at least as long
 COPIED = 64 << 20  # bytes
 ROUNDS = 5
 NOISE = 1.1  # rates of equal devices differ by up to so much
-MANY = 100  # small operators
+MANY = 200  # small operators
 FAST = 1e12
 """FLOP/s in f32 of a device whose operators are all measured: it does that in seconds."""
 
@@ -111,16 +260,13 @@ def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[s
     Raises:
         ValueError: the hardware has no rate for one of these types, or less memory.
     """
-    kinds: list[Hardware] = []
-    for host in hosts:
-        gpu = host.gpu
-        assert gpu is not None
-        if memory is not None and memory > gpu.memory_bytes:
-            have = readable_size(gpu.memory_bytes)
-            raise ValueError(f"plan: memory is {readable_size(memory)}, and {gpu.name} has {have}")
+    found, kinds = [gpu for host in hosts if (gpu := host.gpu) is not None], list[Hardware]()
+    for gpu in found:
+        if memory is not None:
+            gpu.check_limit(memory, "plan: ")
         if gpu not in kinds:
             kinds.append(gpu)
-    hardware = tuple(kinds[kinds.index(gpu)] for host in hosts if (gpu := host.gpu) is not None)
+    hardware = tuple(kinds[kinds.index(gpu)] for gpu in found)
     costs = {id(gpu): operator_costs_of(gpu, types) for gpu in kinds}
     slowest = max(map(_product_s, costs.values()))
     every = [
@@ -144,35 +290,32 @@ def measure(device_type: str, held: int) -> JobMachine:
         held: bytes that this process has taken already for what is planned.
     """
     on_host = device_type == "cpu"
-    told = on_every_rank(lambda: (_host(), *_costs_and_free(device_type, held)))
+
+    def here() -> tuple[str, int, int, OperatorCosts | None]:
+        costs = None if on_host else _costs(device_type)  # libraries take their workspaces before one looks
+        return _host(), _free(device_type), held, costs
+
+    told = on_every_rank(here)
     names = [host for host, *_ in told]
-    here = Counter(names)
+    ranks = Counter(names)
     memory = tuple(  # the ranks of a host share what is free there
-        max(1, int(SHARE * (free // (here[host] if on_host else 1) + taken))) for host, free, taken, _ in told
+        max(1, int(SHARE * (free // (ranks[host] if on_host else 1) + taken)))
+        for host, free, taken, _ in told
     )
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     costs = [each for *_, each in told if each is not None]
     products = [_product_s(each) for each in costs]
     slowest = max(products, default=1.0)
-    rates = tuple(_rounded(slowest / each) for each in products) or (1.0,) * len(told)
+    rates = tuple(rate if (rate := slowest / each) > NOISE else 1.0 for each in products) or (1.0,) * len(
+        told
+    )
     hosts = tuple(numbers[name] for name in names)
     return JobMachine(memory, hosts, rates, _of_devices(costs), shared=on_host)
-
-
-def _costs_and_free(device_type: str, held: int) -> tuple[int, int, OperatorCosts | None]:
-    """Bytes that are free beside the libraries' workspaces, bytes held, and what operators take."""
-    costs = None if device_type == "cpu" else _costs(device_type)
-    return _free(device_type), held, costs
 
 
 def _product_s(costs: OperatorCosts) -> float:
     """Seconds of a large product."""
     return costs.at("product", SIDES[-1], SIDES[-1], SIDES[-1])
-
-
-def _rounded(rate: float) -> float:
-    """The rate of a device beside the slowest; what may be noise is none."""
-    return rate if rate > NOISE else 1.0
 
 
 def _of_devices(costs: list[OperatorCosts]) -> ComputeCalibration | None:
@@ -288,3 +431,111 @@ def _allowed(group: Path) -> int | None:
     if most == "max":
         return None
     return max(0, int(most) - int(used) + int(stat.get("inactive_file", 0)))
+
+
+BYTES = (1e5, 3e6, 3e7, 3e8)
+ELEMENTS = (1e5, 1e6, 1e7, 4e7)
+POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
+    "product": ((64, 1024, 8192), (256, 1024, 4096), (256, 1024, 8192)),
+    "batched": ((32, 128, 512), (1e7, 1e9, 3e10)),
+    "convolution": ((16, 64, 256), (1e8, 1e9, 1e10)),
+    "convolution_backward": ((16, 64, 256), (1e8, 1e9, 1e10)),
+    "attention": ((128, 512, 2048), (1e8, 1e9, 1e10)),
+    "attention_backward": ((128, 512, 2048), (1e8, 1e9, 1e10)),
+    **dict.fromkeys(BY_BYTES, (BYTES,)),
+    **dict.fromkeys(BY_ELEMENTS, (ELEMENTS,)),
+}
+"""Where each class is measured. On a GPU both types have a table of their own."""
+
+LOW = {f"{kind}_low": axes for kind, axes in POINTS.items() if kind not in BY_BYTES}
+
+NEEDED_BYTES = 2 << 30
+"""Of free memory, for the largest of these calls."""
+
+DEVICE_ROUNDS, CALLS = 3, 6
+AHEAD = 1e-3
+"""So long the device is busy before timed calls begin: by then the host has queued all of them."""
+
+LEAST = 1e-7
+
+
+def device_costs(flops: float) -> OperatorCosts:
+    """The costs of operators on this GPU. Its generator of random numbers has its state again after it.
+
+    Args:
+        flops: of a product of f32, per second.
+    """
+    queue = _DeviceQueue(flops)
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        measured = tables(lambda kind, *point: queue.seconds(kind, torch.float32, point), POINTS)
+        measured |= tables(
+            lambda kind, *point: queue.seconds(kind.removesuffix("_low"), torch.bfloat16, point), LOW
+        )
+    torch.cuda.empty_cache()
+    launch, forward, backward, view = _host_seconds()
+    return OperatorCosts(
+        1, 1, measured, max(0.0, forward - launch), max(0.0, backward - launch), view, launch_s=launch
+    )
+
+
+class _DeviceQueue:
+    """Times calls on the device alone."""
+
+    def __init__(self, flops: float) -> None:
+        self._busy = torch.ones(2048, 2048, device="cuda")
+        self._ahead = max(1, math.ceil(AHEAD / (2 * 2048**3 / flops)))
+
+    def seconds(self, kind: str, dtype: torch.dtype, point: tuple[float, ...]) -> float:
+        """The least seconds of one call, of some rounds."""
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(dtype)  # the cases make their tensors of it
+            with torch.device("cuda"):
+                call = call_of(kind, point)
+                call()
+                return max(LEAST, min(self._round(call) for _ in range(DEVICE_ROUNDS)))
+        finally:
+            torch.set_default_dtype(before)
+
+    def _round(self, call: Callable[[], Any]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(self._ahead):
+            torch.mm(self._busy, self._busy)
+        begin.record()
+        for _ in range(CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / CALLS
+
+
+def _host_seconds() -> tuple[float, float, float, float]:
+    """Of the host: an operator, one of a module that autograd follows, its backward, and a view."""
+    small = torch.ones(8, device="cuda")
+    model = nn.Sequential(*(nn.Hardtanh() for _ in range(MANY)))
+    followed = small.clone().requires_grad_()
+
+    def alone() -> None:
+        for _ in range(MANY):
+            small.mul(2.0)
+
+    def views() -> None:
+        for _ in range(MANY):
+            small.view(2, 4)
+
+    def forward() -> None:
+        made.append(model(followed).sum())
+
+    def backward() -> None:
+        made.pop().backward()
+
+    made: list[torch.Tensor] = []
+    found = [math.inf] * 4
+    for _ in range(DEVICE_ROUNDS + 1):  # the first is slower
+        for place, work in enumerate((alone, forward, backward, views)):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            found[place] = min(found[place], (time.perf_counter() - began) / MANY)
+    launch, ahead, back, view = found
+    return launch, ahead, back, view

@@ -20,14 +20,13 @@ from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import check_weigh
 from unisono.parallel.optimizers import Optimizer
 from unisono.parallel.plan import Plan
-from unisono.planner.cluster import Hosts
+from unisono.planner.hardware import Hosts
 from unisono.planner.planner import NoPlanFitsError
 from unisono.torch.control_data import on_rank_0
 
 from .candidates import values
 from .choice import ModelChoice
-from .job_hosts import MOST_RANKS, JobHost, bytes_of, hosts_of
-from .machine import JobMachine, machine_of, measure
+from .machine import MOST_RANKS, JobHost, JobMachine, bytes_of, hosts_of, machine_of, measure
 from .search import PlanSearch
 from .task import TrainingTask
 
@@ -86,13 +85,14 @@ def plan(
     check_arguments(model, Plan(), optimizer, loss, pieces, None, caller="plan")
     _check_counts(batch, ranks, trial)
     _check_given(given) if price is None else _check_priced(price, given, ranks)
-    places, limit = hosts_of(hosts, ranks if price is None else price.ranks), bytes_of(memory)
+    ranks = ranks if price is None else price.ranks
+    places, limit = hosts_of(hosts, ranks), bytes_of(memory)
     _check_sample(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
     kept = None if loss is None else UnchangedLoss(loss)
     task = TrainingTask(model, sample, rows, optimizer, kept, pieces, counts=weigh == "counted")
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
-    machine = _machine(task, limit, places, ranks if price is None else price.ranks, types)
+    machine = _machine(task, limit, places, ranks, types)
     try:
         return _with_inputs(on_rank_0(lambda: _chosen(task, machine, price, given, trial)), task)
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
@@ -22,14 +22,14 @@ from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
 from unisono.planner.planner import NoPlanFitsError
 from unisono.planner.readable import readable_size
+from unisono.planner.search import best_first, divisors
 from unisono.torch_internals.fake import is_about_data
 
-from .candidates import changes, divisors, neighbours, plans
+from .candidates import RECOMPUTE, ROWS, StageCuts, changes, neighbours, plans
 from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
 from .memory_account import MemoryPeak
-from .stage_cuts import ROWS, StageCuts
 from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
@@ -41,7 +41,8 @@ FLOOR = 0.9  # of the activations of a plan that needs less: what is expected at
 IN_PASSES = ("forward", "backward", "recomputation")
 """Phases whose peak says what a plan needs beside its state; an update has temporaries of its own."""
 
-RECOMPUTED = {False: 0, "selective": 1, True: 2}
+
+Found = TypeVar("Found")
 
 
 class _Queued(NamedTuple):
@@ -89,34 +90,28 @@ class PlanSearch:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
         self._recorded()
-        self._axes = axes
-        self._leave_out_context()
-        self._leave_out_experts()
-        queue = [*self._queued()]
-        heapq.heapify(queue)
-        candidates, tried = len(queue), len(self._known)
+        self._axes = {axis for axis in axes if axis in self._given or self._has(axis)}
+        queue, tried = [*self._queued()], len(self._known)
         fitting: list[PlanForecast] = []
-        complete = True
-        while queue:
-            entry = heapq.heappop(queue)
-            if len(self._known) == tried + MOST_TRIED or len(fitting) > SHOWN:
-                complete = bool(fitting)
-                break
-            if self._floor(entry.plan) > self._most:
-                continue
-            time = entry.time
-            if time is None:  # only a bound is known
-                time = self._time(entry.plan)
-                if time is not None:
-                    heapq.heappush(queue, entry._replace(seconds=time.total, time=time))
-                continue
-            found = self._try(time, entry.plan)
+        for entry in best_first(queue, self._priced):
+            found = None if entry.time is None else self._try(entry.time, entry.plan)
             if found is not None and not found.peak.exceeded:
                 fitting.append(found)
+            if len(self._known) == tried + MOST_TRIED or len(fitting) > SHOWN:
+                break
         if not fitting:
-            raise NoPlanFitsError(self._nothing(candidates))
+            raise NoPlanFitsError(self._nothing(len(queue)))
         chosen, *others = _distinct(fitting)
-        return self._choice(chosen, others, self._refused(chosen), candidates, complete=complete)
+        return self._choice(chosen, others, self._refused(chosen), len(queue))
+
+    def _priced(self, entry: _Queued) -> list[_Queued] | None:
+        """What takes the place of a plan: its price where only a bound is known; nothing if it cannot fit."""
+        if self._floor(entry.plan) > self._most:
+            return []
+        if entry.time is not None:
+            return None
+        time = self._time(entry.plan)
+        return [] if time is None else [entry._replace(seconds=time.total, time=time)]
 
     def _recorded(self) -> None:
         """Record the model, or say how it trains without that."""
@@ -138,7 +133,7 @@ class PlanSearch:
         """
         staged = self._staged(plan)[0]
         found = self._dry(self._predictor.forecast(staged), staged)
-        return self._choice(found, [], [], 1, complete=True)
+        return self._choice(found, [], [], 1)
 
     def _choice(
         self,
@@ -146,39 +141,27 @@ class PlanSearch:
         others: list[PlanForecast],
         refused: list[RefusedPlan],
         candidates: int,
-        *,
-        complete: bool,
     ) -> ModelChoice:
         task = self._task
         return ModelChoice(
             type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
-            len(self._known), self._predictor.source, complete, self._predictor.collectives(chosen.plan),
+            len(self._known), self._predictor.source, self._predictor.collectives(chosen.plan),
             links_of(self._machine.hardware, recall(env.read()).source), _batch_norm_rows(task, chosen.plan),
         )  # fmt: skip
 
     # ---- candidates ----
 
-    def _leave_out_context(self) -> None:
-        """Search no context axis where the model has none: a dry run says so, once for all plans."""
-        parts = next((n for n in divisors(self._ranks)[1:] if self._task.batch % (self._ranks // n) == 0), 0)
-        if "context" not in self._axes or "context" in self._given or not parts:
-            return
-        try:
-            DryRun(self._task, Plan(data=self._ranks // parts, context=parts), self._most).peak_of(0)
-        except UnfitError:
-            self._axes = {axis for axis in self._axes if axis != "context"}
-
-    def _leave_out_experts(self) -> None:
-        """Search no expert axis where no layer of the model has experts that some ranks could share."""
-        if "expert" not in self._axes or "expert" in self._given:
-            return
-        for parts in divisors(self._ranks)[1:]:
-            try:
-                expert_layers(self._task.model, None, Plan(data=self._ranks, expert=parts))
-            except UnfitError:
-                continue
-            return
-        self._axes = {axis for axis in self._axes if axis != "expert"}
+    def _has(self, axis: str) -> bool:
+        """Whether the model has such an axis: what says so is asked once for all plans."""
+        task, parts = self._task, divisors(self._ranks)[1:]
+        if axis == "context":
+            one = next((n for n in parts if task.batch % (self._ranks // n) == 0), None)
+            plan = Plan(data=self._ranks // (one or 1), context=one or 1)
+            return one is None or _goes(lambda: DryRun(task, plan, self._most).peak_of(0))
+        if axis == "expert":
+            spread = (Plan(data=self._ranks, expert=n) for n in parts)
+            return any(_goes(partial(expert_layers, task.model, None, plan)) for plan in spread)
+        return True
 
     def _queued(self) -> Iterable[_Queued]:
         """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
@@ -197,11 +180,14 @@ class PlanSearch:
 
     def _time(self, plan: Plan) -> StepForecast | None:
         """The seconds of a step; None: the model has no such axes."""
-        axes = self._timed(plan)
+        return self._unless_refused(self._timed(plan), lambda: self._predictor.forecast(plan))
+
+    def _unless_refused(self, axes: tuple[Any, ...], work: Callable[[], Found]) -> Found | None:
+        """What `work` finds; None: plans with these axes are refused, now or before."""
         if axes in self._problems:
             return None
         try:
-            return self._predictor.forecast(plan)
+            return work()
         except UnfitError as error:
             self._problems[axes] = str(error)
             return None
@@ -221,16 +207,8 @@ class PlanSearch:
 
     def _try(self, time: StepForecast, plan: Plan) -> PlanForecast | None:
         """A dry run; None: the plan cannot run."""
-        if plan in self._known:
-            return self._known[plan]
-        axes = _dried(plan)
-        if axes in self._problems:
-            return None
-        try:
-            return self._dry(time, plan)
-        except UnfitError as error:
-            self._problems[axes] = str(error)
-            return None
+        known = self._known.get(plan)
+        return known or self._unless_refused(_dried(plan), lambda: self._dry(time, plan))
 
     def _dry(self, time: StepForecast, plan: Plan) -> PlanForecast:
         """A dry run; it raises what speaks against it."""
@@ -247,18 +225,18 @@ class PlanSearch:
         return found
 
     def _peaks(self, plan: Plan) -> list[tuple[MemoryPeak, int]]:
-        """The peak of each place of a pipeline, and its limit."""
-        return [
-            (_checked(self._peak(plan, place, limit), limit), limit)
-            for place, (limit, _) in enumerate(self._machine.of_places(plan))
-        ]
-
-    def _peak(self, plan: Plan, place: int, limit: int) -> MemoryPeak:
-        """A dry run; on a host its limit changes nothing, and it is of every search."""
-        key = plan, place, limit if self._task.memory_type == "cuda" else None
-        if key not in self._task.peaks:
-            self._task.peaks[key] = DryRun(self._task, plan, limit).peak_of(place)
-        return self._task.peaks[key]
+        """The peak of each place of a pipeline, and its limit. What an earlier search has found counts."""
+        task, found = self._task, []
+        for place, (limit, _) in enumerate(self._machine.of_places(plan)):
+            on_host = task.memory_type != "cuda"  # whose allocator knows no limit
+            key = plan, place, None if on_host else limit
+            if key not in task.peaks:
+                task.peaks[key] = DryRun(task, plan, limit).peak_of(place)
+            peak = task.peaks[key]
+            if on_host and peak.reserved > limit:
+                peak = peak._replace(exceeded=peak.reserved - limit)
+            found.append((peak, limit))
+        return found
 
     def _floor(self, plan: Plan) -> float:
         """Bytes that a plan is expected to need at least, in backward and in the update.
@@ -268,20 +246,19 @@ class PlanSearch:
         cut = plan.tensor * plan.pipeline * plan.expert
         held, trained, moments = (0.0 if plan.swap else each / cut for each in self._task.state_bytes)
         low = 0.5 if plan.low else 1
-        shards = plan.shards * plan.context if plan.zero else 1
         gathered = 0.0 if plan.zero in (0, 3) else held * low
         lean = [
             nbytes
             for other, nbytes in self._needs
             if _kept_alike(other) == _kept_alike(plan)
             and other.micro_batches >= plan.micro_batches
-            and RECOMPUTED[other.recompute] >= RECOMPUTED[plan.recompute]
+            and RECOMPUTE.index(other.recompute) >= RECOMPUTE.index(plan.recompute)
             and plan.pipeline == 1
         ]
         share = 0.5 if plan.tensor > 1 else 1.0  # not all is cut evenly
-        kept = (held + moments) / shards
+        kept = (held + moments) / plan.sharers
         backward = share * (kept + gathered) + max(lean, default=0)
-        return FLOOR * max(backward, share * (kept + low * trained / shards))
+        return FLOOR * max(backward, share * (kept + low * trained / plan.sharers))
 
     # ---- reasons ----
 
@@ -338,6 +315,15 @@ class PlanSearch:
         )
 
 
+def _goes(work: Callable[[], object]) -> bool:
+    """Whether something does not refuse a plan."""
+    try:
+        work()
+    except UnfitError:
+        return False
+    return True
+
+
 def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
     """Without plans that take the bytes and the seconds of an earlier one: they say nothing."""
     kept: dict[Any, PlanForecast] = {}
@@ -377,13 +363,6 @@ def _plain(plan: Plan) -> Plan:
     return replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
 
 
-def _checked(peak: MemoryPeak, limit: int) -> MemoryPeak:
-    """A peak of the host's memory beside the limit, which its allocator does not know."""
-    if peak.exceeded or peak.reserved <= limit:
-        return peak
-    return peak._replace(exceeded=peak.reserved - limit)
-
-
 def _simplicity(plan: Plan) -> tuple[Any, ...]:
     """Of plans that take as long, the one with less sharing and fewer axes comes first."""
     return (
@@ -393,7 +372,7 @@ def _simplicity(plan: Plan) -> tuple[Any, ...]:
         plan.expert,
         plan.zero,
         plan.sequence,
-        RECOMPUTED[plan.recompute],
+        RECOMPUTE.index(plan.recompute),
         plan.micro_batches,
         plan.schedule,
         plan.chunks,

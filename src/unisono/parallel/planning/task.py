@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
 from unisono.parallel.costs.trace import TracedRows
-from unisono.parallel.graph.capture import Recorder
+from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut
 from unisono.parallel.graph.known_cuts import KnownCuts
 from unisono.parallel.graph.program import Graph, writes_of
+from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.graph.single_texts import searches_packed_texts, single_texts
 from unisono.parallel.loss_weights import own_loss
@@ -24,9 +25,8 @@ from unisono.parallel.model_buffers import statistics_stand_apart
 from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizers import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
-from unisono.parallel.structure import ModelStructure, structure_of
+from unisono.parallel.structure import ModelStructure, chained, structure_of
 
-from .dry_tensor import cut_of_program
 from .memory_account import MemoryPeak
 
 __all__ = ["DeviceShapes", "TrainingTask"]
@@ -149,13 +149,17 @@ class TrainingTask:
         """
 
         def find() -> Cut:
-            shapes = self.shapes()
-            structure = self.structure(shapes.model, shapes.also) if in_pieces else None
-            inputs = self.blank_batch(rows, shapes)[0]
+            made = self.shapes()
+            inputs, forward = self.blank_batch(rows, made)[0], None
+            shapes: Shapes = made
+            if in_pieces:
+                structure = self.structure(made.model, made.also)
+                shapes, forward = Shapes(made.model, structure.pieces), chained(spreads=structure.spreads)
             with single_texts(single):
-                return cut_of_program(
-                    shapes, inputs, parts, sequence=sequence, structure=structure, opened=opened
-                )
+                cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
+            if not cut.dims:
+                raise CaptureError(f"tensor={parts} cuts nothing of the model")
+            return cut
 
         single = single and searches_packed_texts()
         return self._cuts.of((parts, sequence, in_pieces, opened, single), find)
