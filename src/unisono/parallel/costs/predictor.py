@@ -18,9 +18,9 @@ from unisono.parallel.experts.layers import caller_of, expert_layers, parameters
 from unisono.parallel.graph.attention_call import gpu_attention
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import cast, mapped
-from unisono.parallel.graph.known_cuts import KnownCuts
+from unisono.parallel.graph.cut import KnownCuts
 from unisono.parallel.graph.proof import prove
-from unisono.parallel.graph.single_texts import may_be_packed, searches_packed_texts, single_texts
+from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_choice import choose_starts
 from unisono.parallel.graph.stage_program import StageProgram
 from unisono.parallel.loss_parameters import UnchangedLoss

@@ -18,7 +18,7 @@ from torch import nn
 from unisono.parallel.batches import cut_rows
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.graph.shapes import model_copy
 from unisono.parallel.optimizer_groups import Parameters
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from unisono.parallel.generators import drawing
 from unisono.parallel.gradients import gradient
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, tensors_in
-from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.graph.shapes import model_copy
 from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, relative_difference
 from unisono.parallel.structure import identity
 from unisono.parallel.unit_outputs import own_memory
