@@ -18,10 +18,9 @@ from torch.compiler import is_compiling
 from unisono.torch_internals.autograd import in_backward
 from unisono.torch_internals.training import is_compiled, module_at
 
-from .graph.call_structure import CallStructure, RecordedCalls, given_by, returned_by
+from .graph.call_structure import CallStructure, RecordedCalls, argument_names, given_by, returned_by
 from .graph.containers import tensors_in
 from .graph.cut import Cut
-from .graph.slots import argument_names
 from .graph.written import Forward
 
 __all__ = ["CallCheck", "ModelCalls"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .graph.capture import call
 from .graph.fused import has_hooks
-from .graph.hints import KINDS
+from .graph.layers import KINDS
 
 __all__ = ["ModelStructure", "chained", "entries", "identity", "run_pieces", "structure_of", "writes_input"]
 

@@ -22,11 +22,11 @@ from unisono.torch_internals.training import is_compiled, module_at, uncompile
 
 from . import tensor_moves
 from .generators import RngRegion
+from .graph.call_structure import argument_names
 from .graph.containers import tensors_in
 from .graph.cut import Cut, ModuleMove
 from .graph.fused import like, split_
 from .graph.local_model import ModuleMoves
-from .graph.slots import argument_names
 from .graph.written import Forward, Written
 from .module_calls import ModelCalls
 from .regathered import saved_as_slices

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.generators import drawing, seed_of
-from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS, ModuleOp
-from unisono.parallel.graph.program import refs, replayed
+from unisono.parallel.graph.program import refs, replayed, template
 
 from .call import label_of
 from .exchange import gathered, move, take
 from .layout import SequenceDim
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.argument_templates import Filler
-    from unisono.parallel.graph.program import Frame, Graph, Node, Ref
+    from unisono.parallel.graph.program import Filler, Frame, Graph, Node, Ref
 
     from .exchange import ContextGroup
     from .tensor_axis import CutParts

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.explained_errors import is_ours
+from unisono.parallel.graph.call_structure import argument_names
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.cut import Cut, ModuleMove
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.local_model import ModuleMoves, narrow_
-from unisono.parallel.graph.slots import argument_names
 from unisono.parallel.graph.written import Written
 from unisono.parallel.optimizer_groups import optimizers_of
 from unisono.parallel.optimizer_step import chooses_lists

@@ -21,16 +21,15 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from unisono.torch_internals.training import module_at
 
-from .attention_call import ATTENTION, FUNCTION, bound, calls_told
+from .call_structure import argument_names, slots_in, slots_of_call
 from .containers import mapped, numbers_of, tensors_in
 from .cost import flops_of
 from .direct_calls import Around, DirectCalls
-from .noted_call import check_at, noted_call
+from .noted_call import ATTENTION, FUNCTION, bound, calls_told, check_at, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value
 from .python_stack import PACKAGES, draws_in_python, is_recomputed, line_now, python_states
 from .saved_results import saved_result
 from .shapes import CaptureError, Shapes, check_collective
-from .slots import argument_names, slots_in, slots_of_call
 
 __all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture", "quiet"]
 

@@ -23,9 +23,8 @@ from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
 from .fused import can_split_heads, has_hooks
-from .hints import NO_SUM, NOT_NAMED, Hints, named_dim
 from .indices import Dim, Index, block, block_all, repeated, roots
-from .layers import Layer, is_product, layer_of
+from .layers import NO_SUM, NOT_NAMED, Hints, Layer, is_product, layer_of, named_dim
 from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from .call_structure import RecordedCalls
+from .call_structure import RecordedCalls, Slot
 from .shapes import CaptureError
-from .slots import Slot
 
 __all__ = ["Cut", "KnownCuts", "ModuleMove", "Moves", "Sizes"]
 

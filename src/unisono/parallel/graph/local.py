@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .call_structure import Slot
 from .capture import CaptureError, Shapes
 from .choice import Choice
 from .local_model import LocalModel, ProgramMismatch, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
 from .rules import slice_of
 from .sequence import ScatteredPositions
-from .slots import Slot
 
 __all__ = ["ProgramMismatch", "compare"]
 

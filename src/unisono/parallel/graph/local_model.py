@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import module_at
 
-from .call_structure import RecordedCalls, given_by, returned_by
+from .call_structure import RecordedCalls, argument_names, given_by, returned_by, with_changed
 from .capture import Recorder, Shapes
 from .choice import Choice
 from .cut import Cut, ModuleMove, Moves, Sizes
 from .program import FunctionCall, Node
 from .rules import slice_of
-from .slots import argument_names, with_changed
 
 __all__ = ["LocalModel", "ModuleMoves", "ProgramMismatch", "changed", "slice_bounds"]
 

@@ -10,7 +10,7 @@ line of the user's program, such as `x.view(b, t, 12, -1)`; operators know their
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,10 +18,23 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
-from .containers import tensors_in
-from .slots import Slot, slots_in
+from .call_structure import Slot, slots_in
+from .containers import mapped, tensors_in
 
-__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
+__all__ = [
+    "Filler",
+    "Frame",
+    "FunctionCall",
+    "Graph",
+    "Node",
+    "Ref",
+    "Use",
+    "Value",
+    "refs",
+    "replayed",
+    "template",
+    "writes_of",
+]
 
 
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
@@ -287,3 +300,34 @@ def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:
 def refs(arguments: Any) -> Iterator[Ref]:
     """Yield every Ref in nested lists, tuples and dicts."""
     return tensors_in(arguments, Ref)
+
+
+Filler = Callable[[Callable[[Ref], Any]], Any]
+"""Takes what finds a value, and returns the arguments."""
+
+UNCHANGED = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+def template(thing: Any) -> Filler:
+    """What fills nested arguments with values, as `mapped(thing, resolve, Ref)` does; containers are new.
+
+    Example: template((Ref(3), 1))(values.get) == (values.get(Ref(3)), 1).
+    """
+    if isinstance(thing, Ref):
+        return lambda resolve: resolve(thing)
+    if isinstance(thing, UNCHANGED):
+        return lambda _: thing
+    if type(thing) is tuple and all(isinstance(part, UNCHANGED) for part in thing):
+        return lambda _: thing
+    if type(thing) in (tuple, list):
+        parts = [template(part) for part in thing]
+        if type(thing) is tuple:
+            return lambda resolve: tuple([fill(resolve) for fill in parts])
+        return lambda resolve: [fill(resolve) for fill in parts]
+    if type(thing) is dict:
+        named = [(key, template(part)) for key, part in thing.items()]
+        return lambda resolve: {key: fill(resolve) for key, fill in named}
+    return lambda resolve: mapped(thing, resolve, Ref)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unisono.parallel.graph.call_structure import CallStructure, shown
-from unisono.parallel.graph.slots import Slot, slots_in
+from unisono.parallel.graph.call_structure import CallStructure, Slot, shown, slots_in
 from unisono.torch_internals.fake import is_fake, memory_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.containers import cast, tensors_in
-from unisono.parallel.graph.program import Ref, replayed
+from unisono.parallel.graph.program import Ref, replayed, template
 from unisono.parallel.graph.shapes import may_be_packed, single_texts
 from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
 from unisono.parallel.graph.stage_program import Item, StageProgram

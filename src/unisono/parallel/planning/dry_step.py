@@ -19,9 +19,9 @@ from unisono.errors import UnfitError
 from unisono.parallel.batches import micro_batches
 from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import local, squared_norm
-from unisono.parallel.graph.attention_call import gpu_attention
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.optimizer_groups import Parameters, optimizers_of
 from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters, steps_parts
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
