@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from unisono.torch_internals.fake import arguments_of
 
@@ -22,19 +23,9 @@ from .call_structure import Slot, slots_in
 from .containers import mapped, tensors_in
 
 __all__ = [
-    "Filler",
-    "Frame",
-    "FunctionCall",
-    "Graph",
-    "Node",
-    "Ref",
-    "Use",
-    "Value",
-    "refs",
-    "replayed",
-    "template",
-    "writes_of",
-]
+    "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "flops_of", "refs",
+    "replayed", "template", "writes_of",
+]  # fmt: skip
 
 
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
@@ -331,3 +322,41 @@ def template(thing: Any) -> Filler:
         named = [(key, template(part)) for key, part in thing.items()]
         return lambda resolve: {key: fill(resolve) for key, fill in named}
     return lambda resolve: mapped(thing, resolve, Ref)
+
+
+# ---- cost ----
+
+
+def flops_of(op: Any, args: tuple[Any, ...], output: Any) -> int:
+    """Floating-point operations: of products, convolutions, attention; one an element of what is elementwise.
+
+    A multiplication with an addition counts 2.
+
+    Example: aten.mm of [2, 3] and [3, 4]: 48.
+    """
+    name = str(op.overloadpacket)
+    known = FORMULAS.get(name)
+    if known is None and name.startswith("aten._scaled_dot_product"):
+        known = _attention
+    if known is not None:
+        return known([arg for arg in args if isinstance(arg, Tensor)], output)
+    return output.numel() if torch.Tag.pointwise in op.tags and isinstance(output, Tensor) else 0
+
+
+def _product(tensors: list[Tensor], output: Any) -> int:
+    return 2 * int(output.numel()) * int(tensors[-1].shape[-2])
+
+
+def _convolution(tensors: list[Tensor], output: Any) -> int:
+    return 2 * int(output.numel()) * math.prod(tensors[1].shape[1:])
+
+
+def _attention(tensors: list[Tensor], _output: Any) -> int:
+    q, k, v = tensors[:3]
+    return 2 * math.prod(q.shape) * int(k.shape[-2]) + 2 * math.prod(q.shape[:-1]) * math.prod(v.shape[-2:])
+
+
+FORMULAS: dict[str, Callable[[list[Tensor], Any], int]] = {
+    **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"), _product),
+    "aten.convolution": _convolution,
+}
