@@ -21,7 +21,7 @@ from torch import Tensor
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.torch_internals.fake import OperatorMode, fake_mode, is_fake, memory_of
 
-from .errors import ContextError
+from .call import ContextError
 
 __all__ = ["LossNumbers"]
 
@@ -126,9 +126,7 @@ class LossNumbers:
         """Raise ContextError for a loss that reads other numbers each time, such as a count of its calls."""
         if self.read(loss) != self.read(loss):
             raise ContextError(
-                "the loss reads another number each time that it is called, such as a count of its calls, "
-                "a clock or "
-                "a random number, and context= records it. Have the loop change that number between steps, "
-                "or give "
-                "it in the targets"
+                "the loss reads another number each time that it is called, such as a count of its calls, a "
+                "clock or a random number, and context= records it. Have the loop change that number between "
+                "steps, or give it in the targets"
             )

@@ -18,12 +18,7 @@ from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.graph.fused import is_hooked
 from unisono.parallel.graph.program import Ref
-from unisono.parallel.program_state import (
-    COUNTS,
-    ModuleSettings,
-    ProgramCache,
-    kinds_of,
-)
+from unisono.parallel.program_state import COUNTS, ModuleSettings, ProgramCache, kinds_of
 from unisono.parallel.recording import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.tensor_parallel import axis_of
@@ -168,10 +163,8 @@ class ContextModel:
             self._warned = True
             warnings.warn(
                 f"the loss of {self._name} reads a number that changes again and again: its program is "
-                f"recorded anew "
-                "for each value, which takes seconds. Give the number in the targets, as a tensor with a "
-                "row for each "
-                "of theirs",
+                "recorded anew for each value, which takes seconds. Give the number in the targets, as a "
+                "tensor with a row for each of theirs",
                 stacklevel=2,
             )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -68,7 +69,7 @@ class RecordedCut:
         """Note the next run in `recorder`."""
         self._recorder, self._open = recorder, False
 
-    # ---- as RngRegion: a region in which ranks draw other numbers ----
+    # ---- as RngRegion, for LocalForward: a region in which ranks draw other numbers ----
 
     def begin_region(self) -> bool:
         """A region begins; within one nothing happens, and False returns."""
@@ -88,13 +89,6 @@ class RecordedCut:
         self._open = False
 
 
-class _RecordedRegion:
-    """What LocalForward takes for an RngRegion."""
-
-    def __init__(self, recorded: RecordedCut) -> None:
-        self.begin, self.end = recorded.begin_region, recorded.end_region
-
-
 class _RecordedForward(LocalForward):
     """The forward of a module of the copy."""
 
@@ -107,7 +101,7 @@ class _RecordedForward(LocalForward):
         axis: TensorAxis,
         recorded: RecordedCut,
     ) -> None:
-        region: Any = _RecordedRegion(recorded)
+        region: Any = SimpleNamespace(begin=recorded.begin_region, end=recorded.end_region)
         super().__init__(path, module, dims, cut, axis, region)
 
     def _part(self, leaf: str, _dim: int) -> Tensor:
