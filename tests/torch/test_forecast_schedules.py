@@ -19,8 +19,7 @@ from unisono.parallel.costs.stage_starts import StageStarts
 from unisono.parallel.costs.step_parts import ParameterSizes, StepParts
 from unisono.parallel.costs.step_time import COMPARED, REPEATED, REPLAYED, step_forecast
 from unisono.parallel.costs.traced_step import TracedOperator, TracedStep
-from unisono.parallel.pipeline.schedule import Action
-from unisono.parallel.pipeline.timeline import predict
+from unisono.parallel.pipeline.schedule import Action, predict
 from unisono.parallel.prediction import proved_schedule
 from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 from unisono.planner.operator_costs import CostTable, roofline

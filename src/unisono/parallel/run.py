@@ -51,8 +51,7 @@ from .optimizer_scope import limits_of
 from .optimizer_step import has_cut_parameters, step, steps_parts, tell_of_hooks
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
-from .pipeline.schedule import Schedule
-from .pipeline.timeline import Span, Timeline
+from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule

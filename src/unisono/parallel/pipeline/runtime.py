@@ -20,8 +20,7 @@ from unisono.torch_internals import training
 from unisono.torch_internals.group_use import within
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
-from .schedule import Action, Schedule, StageMessage
-from .timeline import Span
+from .schedule import Action, Schedule, Span, StageMessage
 from .weight_paths import weights_join_once
 
 if TYPE_CHECKING:
