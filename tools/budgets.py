@@ -22,6 +22,8 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/context/attention.py": "attention over ranks: two ways to run one call of it",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
+    "src/unisono/parallel/pipeline/program_stage.py": "a stage of a program: what it has and runs",
+    "src/unisono/parallel/pipeline/runtime.py": "one rank's step: its actions and their messages",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",
     "src/unisono/parallel/graph/capture.py": "one run of a recorder: what hooks, modes and the stack tell it",
     "src/unisono/parallel/graph/rules.py": "the rule of each operator, and their table",
