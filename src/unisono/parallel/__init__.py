@@ -16,7 +16,7 @@ from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastWarning
 from .costs.link import Link
 from .costs.predictor import StepPredictor
-from .elastic.change import Change
+from .elastic.handover import Change
 from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
 from .graph.cut import Cut

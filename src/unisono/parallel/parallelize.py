@@ -15,7 +15,7 @@ from .arguments import check_arguments, check_compiled, check_memory, check_on_c
 from .batches import check_layouts
 from .costs.forecast import StepForecast
 from .costs.forecast_check import check_prediction
-from .elastic.change import Change
+from .elastic.handover import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts

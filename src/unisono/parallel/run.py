@@ -24,7 +24,7 @@ from .arguments import check_gradients, check_trained, raise_changed, raise_writ
 from .batches import RankBatches, rows_of
 from .checkpoint import RunState, WeightAverage, states
 from .checkpoint_folder import CheckpointWriter, newest
-from .compression.checkpoint import CompressionCheckpoint
+from .compression.reducer import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
 from .costs.link import Link
