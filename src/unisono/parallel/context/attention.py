@@ -108,7 +108,7 @@ def _by_heads(
     assert how.keys is not None
 
     def moves(span: PositionSpan) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        told = {"span": span, "ranks": ranks, "label": how.label}
+        told: dict[str, Any] = {"span": span, "ranks": ranks, "label": how.label}
         return partial(_to_heads, **told), partial(_to_positions, **told)
 
     q = exchanged(q, *moves(how.queries))
