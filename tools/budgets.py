@@ -26,6 +26,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/pipeline/runtime.py": "one rank's step: its actions and their messages",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",
     "src/unisono/parallel/graph/capture.py": "one run of a recorder: what hooks, modes and the stack tell it",
+    "src/unisono/parallel/graph/stage_program.py": "the stages of a program: where they begin, what they run",
     "src/unisono/parallel/graph/rules.py": "the rule of each operator, and their table",
     "src/unisono/parallel/run.py": "Run: every call of the user; mostly signatures and docstrings",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",

@@ -38,7 +38,7 @@ from .rules import ATTENTION, WholeMemory, run_rule
 if TYPE_CHECKING:
     from unisono.parallel.costs.link import Link
     from unisono.parallel.graph.program import Frame, Graph, Node
-    from unisono.parallel.graph.stage_choice import StageStart
+    from unisono.parallel.graph.stage_program import StageStart
 
     from .exchange import ContextGroup
 

@@ -27,8 +27,7 @@ from unisono.torch.control_data import on_every_rank
 from .exchange import ContextGroup, whole
 from .loss_numbers import LossNumbers
 from .program import ContextError, ContextProgram
-from .replay import ForwardCall, ReplayModel
-from .tensor_axis import CutParts
+from .replay import CutParts, ForwardCall, ReplayModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

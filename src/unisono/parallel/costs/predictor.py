@@ -21,8 +21,7 @@ from unisono.parallel.graph.cut import KnownCuts
 from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
-from unisono.parallel.graph.stage_choice import choose_starts
-from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.graph.stage_program import StageProgram, choose_starts
 from unisono.parallel.loss_parameters import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_check import check_model

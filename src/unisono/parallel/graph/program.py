@@ -10,7 +10,7 @@ line of the user's program, such as `x.view(b, t, 12, -1)`; operators know their
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,8 +23,8 @@ from .call_structure import Slot, slots_in
 from .containers import mapped, tensors_in
 
 __all__ = [
-    "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "flops_of", "refs",
-    "replayed", "template", "writes_of",
+    "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "columns", "flops_of",
+    "refs", "replayed", "template", "writes_of",
 ]  # fmt: skip
 
 
@@ -247,17 +247,23 @@ class Graph:
                     ", ".join(map(str, shapes)),
                 )
             )  # fmt: skip
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(
-                text.ljust(width) if column in (0, 1, 7) else text.rjust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        return columns(rows, right=range(2, 7))
 
     def __str__(self) -> str:
         return f"{self.model}: {len(self.nodes)} operators, {self.flops / 1e9:.4g} GFLOP\n{self.table()}"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """A table as text. right: columns that end alike."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def writes_of(node: Node) -> list[tuple[int, int]]:

@@ -14,8 +14,7 @@ from unisono.parallel.graph.call_structure import CallStructure, Slot, shown, sl
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.program import Ref, replayed, template
 from unisono.parallel.graph.shapes import may_be_packed, single_texts
-from unisono.parallel.graph.stage_choice import StageError, StageStart, choose_starts
-from unisono.parallel.graph.stage_program import Item, StageProgram
+from unisono.parallel.graph.stage_program import Item, StageError, StageProgram, StageStart, choose_starts
 from unisono.parallel.program_state import ModuleSettings, ProgramCache, kinds_of
 from unisono.parallel.recording import ModelRecorder
 from unisono.torch.control_data import on_every_rank, on_rank_0
