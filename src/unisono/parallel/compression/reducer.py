@@ -1,7 +1,8 @@
 """Averages gradients bucket by bucket by the settings: for DistributedDataParallel, and for a plan.
 
 A bucket's parameters are exact, coded or of low rank. Each kind is one vector, so a bucket is one message,
-plus the further ones for codes and factors. The next bucket's first message is under way meanwhile.
+plus the further ones for codes and factors. The next bucket's first message is under way meanwhile. What a
+rank keeps for the next step is saved by it, and in checkpoints that any plan loads.
 """
 
 from __future__ import annotations

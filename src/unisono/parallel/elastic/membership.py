@@ -1,6 +1,7 @@
 """The ranks of an elastic run: an engine's group that shrinks and grows, and is PyTorch's default group.
 
-A newcomer is alone at first. It joins where its program first needs the others, when its model is made.
+A newcomer is alone at first. It joins where its program first needs the others, when its model is made. The
+loss of a rank ends no call: it is no failure of the run.
 """
 
 from __future__ import annotations

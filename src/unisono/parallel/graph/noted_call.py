@@ -1,4 +1,8 @@
-"""A call that a recorded program has as one operator, whatever PyTorch makes of it."""
+"""A call that a recorded program has as one operator, whatever PyTorch makes of it.
+
+PyTorch makes other operators of scaled_dot_product_attention by device, mask and dropout; one that is cut
+must be known as what it is.
+"""
 
 from __future__ import annotations
 

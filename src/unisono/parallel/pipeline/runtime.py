@@ -325,14 +325,12 @@ class PipelineRuntime:
         inputs, targets = step.step_input.micros[micro]
         if self.context is not None:
             return self.context.digest(inputs, targets, step.step_input.recorded_loss(micro))
-        return _shape(inputs), next(iter(root.stages.values())).program_of(inputs)
-
-    def _stage(self, stage: int) -> Any:
-        root: Any = self._root
-        return root.stages[str(stage)]
+        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
+        return shapes, next(iter(root.stages.values())).program_of(inputs)
 
     def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
-        found: Iterator[nn.Parameter] = self._stage(stage).parameters()
+        root: Any = self._root
+        found: Iterator[nn.Parameter] = root.stages[str(stage)].parameters()
         return found
 
 
@@ -343,11 +341,6 @@ def _nothing(output: Any) -> Tensor:
     zeros = ((t * 0.0).nan_to_num().sum() for t in reals if t.is_floating_point())
     total: Tensor = sum(zeros)  # type: ignore[assignment]
     return total
-
-
-def _shape(inputs: Any) -> Hashable:
-    """The shapes that determine those of all stages."""
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
 
 
 def _guard_of_loss(ranks: Sequence[int]) -> Callable[[], contextlib.AbstractContextManager[None]]:
