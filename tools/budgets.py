@@ -20,6 +20,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/context/attention.py": "attention over ranks: two ways to run one call of it",
+    "src/unisono/parallel/context/runtime.py": "one model: its programs, what they depend on, their runs",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
     "src/unisono/parallel/pipeline/program_stage.py": "a stage of a program: what it has and runs",

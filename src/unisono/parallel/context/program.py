@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from .exchange import ContextGroup
 
-__all__ = ["ContextError", "ContextProgram"]
+__all__ = ["ContextProgram"]
 
 STATE = ("parameter", "buffer")
 NEW = {  # operators that make memory -> the place of its sizes among their arguments
