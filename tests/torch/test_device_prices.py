@@ -16,7 +16,7 @@ from unisono.parallel.costs.step_time import StageTime
 from unisono.parallel.costs.trace import trace_update
 from unisono.parallel.costs.traced_step import NO_UNIT, TracedOperator, TracedStep
 from unisono.parallel.graph.shapes import Shapes
-from unisono.parallel.optimizer_groups import Parameters
+from unisono.parallel.optimizers import Parameters
 from unisono.parallel.planning.device_costs import LOW, POINTS
 from unisono.planner import operator_costs
 from unisono.planner.compute_calibration import ComputeCalibration

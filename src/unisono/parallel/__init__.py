@@ -25,7 +25,7 @@ from .layouts.redistribute import Record, record
 from .layouts.shard import Sharded, shard, whole
 from .materialize import materialize
 from .metrics import Average, Progress
-from .optimizer_groups import Parameters
+from .optimizers import Parameters
 from .parallelize import parallelize
 from .plan import OuterSGD, Plan
 from .planning.choice import ModelChoice
@@ -34,7 +34,7 @@ from .planning.planner import plan
 from .planning.search import NoPlanFitsError
 from .run import Run
 from .spill import Disk, Host
-from .swapped_model import Swapped
+from .swap import Swapped
 from .weight_average import EMA
 
 __all__ = [

@@ -2,15 +2,16 @@
 previous one whole.
 
 A folder holds `step-00000020`, `step-00000040`, ... What is being written is called `.partial` until all
-ranks are done.
-Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint. Under
-Plan(local_steps=...) replicas have optimizer states of their own: that of the first one has the usual names,
-those of the others begin with `replica.N`.
+ranks are done. Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint.
+Under Plan(local_steps=...) replicas have optimizer states of their own: that of the first one has the usual
+names, those of the others begin with `replica.N`.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 import warnings
 from functools import partial
 from pathlib import Path
@@ -22,20 +23,26 @@ import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
+from unisono.torch.checkpoint_work import CheckpointWork
+from unisono.torch.control_data import on_rank_0
 from unisono.torch_internals.checkpoints import CheckpointReader
+from unisono.torch_internals.training import offsets
 
-from .fused_names import FusedLayer, FusedNames, fill_part
 from .gradients import local
+from .mesh import new_group
 from .sharded_parameters import reshard
+from .weights import FusedLayer, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
 
     from .compression.reducer import CompressionCheckpoint
     from .outer_optimizer import OuterOptimizer
+
 
 JSON = "json:"
 """Before the name of what an optimizer's state has and is no tensor, such as a count of steps."""
@@ -91,18 +98,20 @@ class RunState:
         }
         self._outer, self._moments_at = outer, f"replica.{replica}.optimizer" if replica else "optimizer"
 
+    def _values(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        found = {f"model.{name}": self.value(p) for name, p in self._named.items()}
+        return found | {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
         reshard(self._root)
-        found: dict[str, Tensor] = {f"model.{name}": self.value(p) for name, p in self._named.items()}
-        found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        found = self._values()
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
             for key, value in state.items():
-                whole = isinstance(value, Tensor)
-                found[f"{self._moments_at}.{name}.{key if whole else JSON + key}"] = (
-                    value if whole else _bytes(value)
-                )
+                written = (key, value) if isinstance(value, Tensor) else (JSON + key, _bytes(value))
+                found[f"{self._moments_at}.{name}.{written[0]}"] = written[1]
         found |= {} if self._outer is None else self._outer.tensors()
         found |= {key: value for key, (_, value) in self._averages.items()}
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
@@ -119,10 +128,9 @@ class RunState:
         described = reader.read_metadata()
         others = self._others(reader, beside)
         moved = dict(others.moved(self._named))
-        wanted: dict[str, Tensor] = {
-            f"model.{name}": self.value(p) for name, p in self._named.items() if name not in moved
-        }
-        wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        wanted = self._values()
+        for name in moved:
+            del wanted[f"model.{name}"]
         wanted["run"] = _room(described, "run")
         moments_at = self._moments_at
         if not any(key.startswith(f"{moments_at}.") for key in described.state_dict_metadata):
@@ -217,8 +225,7 @@ class RunState:
         Args:
             sharded: names of those that are cut as their parameters are.
         """
-        own = {f"model.{name}": self.value(p) for name, p in self._named.items()}
-        own |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        own = self._values()
         for name, dtype, shape in kinds:
             kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
             if name not in own and name in sharded:
@@ -336,8 +343,185 @@ def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Te
     found = {}
     for key, item in described.state_dict_metadata.items():
         if key.rpartition(".")[0] == start and isinstance(item, TensorStorageMetadata):
-            like = item.size == parameter.shape and parameter.dim() > 0
-            found[key] = (
-                torch.zeros_like(parameter, dtype=item.properties.dtype) if like else _room(described, key)
-            )
+            found[key] = room = _room(described, key)
+            if room.shape == parameter.shape and parameter.dim() > 0:
+                found[key] = torch.zeros_like(parameter, dtype=room.dtype)
     return found
+
+
+# ---- fused layers ----
+
+
+class FusedNames:
+    """Reads parameters, and their optimizer state, by the names that this model has, whatever those of the
+    checkpoint are: some plans have several layers in place of one, see graph/fused.py.
+
+    | the checkpoint has | the model has | what is read |
+    |---|---|---|
+    | attn.in_proj_weight | attn.q.weight, attn.k.weight, attn.v.weight | the one, and a part of it is taken |
+    | attn.q.weight, attn.k.weight, attn.v.weight | attn.in_proj_weight | all three, one after the other |
+
+    A layer is read whole by each rank that has a part of it, one after the other.
+
+    Args:
+        here, there: fused layers of this model, and of the one that was saved.
+        saved: whether the checkpoint has a parameter of this name.
+    """
+
+    def __init__(
+        self, here: Iterable[FusedLayer], there: Iterable[FusedLayer], saved: Callable[[str], bool]
+    ) -> None:
+        self._parts = parts_of(here)
+        self._there = {f"{layer.path}.{leaf}": (layer, leaf) for layer in there for leaf in layer.leaves}
+        self._saved = saved
+
+    def sources(self, name: str) -> list[str]:
+        """The saved parameters of which this one is made; empty: there are none."""
+        layer, leaf, _ = self._parts.get(name, (None, "", 0))
+        if self._saved(name) and (layer is None or not self._other(layer, leaf)):
+            return [name]
+        whole = name if layer is None else f"{layer.path}.{leaf}"
+        if self._saved(whole):
+            return [whole]
+        found = self._there.get(whole)
+        return [] if found is None else found[0].parts(found[1])
+
+    def _other(self, layer: FusedLayer, leaf: str) -> bool:
+        """Whether the saved model has other layers in place of this one."""
+        found = self._there.get(f"{layer.path}.{leaf}")
+        return found is not None and found[0].about() != layer.about()
+
+    def made(self, name: str, values: list[Tensor]) -> Tensor:
+        """The whole parameter `name`, from those that `sources` names."""
+        layer, leaf, place = self._parts.get(name, (None, "", 0))
+        whole = name if layer is None else f"{layer.path}.{leaf}"
+        value = self._there[whole][0].join(values) if len(values) > 1 else values[0]
+        return value if layer is None else layer.cut(place, value)
+
+    def moved(self, names: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+        """Those of `names` that are not saved as they are, with what they are made of."""
+        for name in names:
+            sources = self.sources(name)
+            if sources and sources != [name]:
+                yield name, sources
+
+
+def fill_part(value: Tensor, whole: Tensor) -> None:
+    """Give a parameter, or this rank's part of one, its values from a whole one."""
+    if isinstance(value, DTensor):
+        begins, local = offsets(value), value.to_local()
+        for dim, (begin, size) in enumerate(zip(begins, local.shape, strict=True)):
+            whole = whole.narrow(dim, begin, size) if size else whole[:0]
+        value = local
+    if value.numel():
+        value.copy_(whole)
+
+
+# ---- the folder ----
+
+
+class CheckpointWriter:
+    """Saves of one run, one at a time."""
+
+    def __init__(self, group: Any = None) -> None:
+        """group: of all ranks, for the saves only; None: made at the first one."""
+        self._group = group
+        self._pending: threading.Thread | None = None
+        self._failed: list[BaseException] = []
+
+    def save(self, state: RunState, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
+        """Write `folder/step-N`; all ranks call this. In the background it writes the values at the time of
+        the call.
+
+        Raises:
+            RuntimeError: a rank could not write.    OSError: rank 0 could not make or rename the folder.
+        """
+        self.wait()
+        if self._group is None:
+            self._group = new_group()
+        final = path_of(folder, step)
+        partial = final.with_suffix(".partial")
+        on_rank_0(lambda: _empty(partial), self._group)
+        work = CheckpointWork(state.tensors, partial, self._group)
+        if not background:
+            work.write(lambda: _publish(partial, final, keep))
+            return
+        work.copy()
+        self._pending = threading.Thread(target=self._finish, args=(work, partial, final, keep))
+        self._pending.start()
+
+    def wait(self) -> None:
+        """Wait for the save in the background; raise its error."""
+        if self._pending is not None:
+            self._pending.join()
+            self._pending = None
+        if self._failed:
+            raise self._failed.pop()
+
+    def _finish(self, work: CheckpointWork, partial: Path, final: Path, keep: int | None) -> None:
+        try:
+            work.write(lambda: _publish(partial, final, keep))
+        except BaseException as error:  # noqa: BLE001  (raised by wait, in the caller's thread)
+            self._failed.append(error)
+
+
+def _empty(partial: Path) -> None:
+    """Make a new folder."""
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _publish(partial: Path, final: Path, keep: int | None) -> None:
+    """Rename the folder after all ranks have written, and delete old checkpoints.
+
+    At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
+    moved aside first, and deleted last.
+    """
+    aside = _aside(final)
+    if final.exists():
+        _delete(aside)  # of a save that was interrupted after its last rename
+        final.rename(aside)
+    partial.rename(final)
+    _delete(aside)
+    for old in _steps(final.parent)[:-keep] if keep else []:
+        _delete(old)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint after so many steps is."""
+    return folder / f"step-{step:08}"
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest whole checkpoint in `folder`, or `folder` if it is one.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if _is_whole(folder):
+        return folder
+    steps = _steps(folder)
+    if not steps:
+        raise FileNotFoundError(f"{folder} has no checkpoint: no step-N that was written to its end")
+    return steps[-1]
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The whole checkpoints, oldest first."""
+    finals = {Path(path.with_suffix("")) for path in folder.glob("step-????????*")}
+    found = (final if _is_whole(final) else _aside(final) for final in sorted(finals))
+    return [path for path in found if _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    return (path / ".metadata").exists()  # written last, deleted first
+
+
+def _aside(final: Path) -> Path:
+    """Where a checkpoint is while another one of the same step takes its place."""
+    return final.with_suffix(".old")
+
+
+def _delete(path: Path) -> None:
+    (path / ".metadata").unlink(missing_ok=True)  # the rest is no longer a checkpoint
+    shutil.rmtree(path, ignore_errors=True)

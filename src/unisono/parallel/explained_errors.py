@@ -16,9 +16,9 @@ from torch import nn
 
 from unisono.errors import Mismatch
 
-from .plain_class import plain_class
 from .plan import AUTOCAST_NEEDS
 from .sharded_parameters import TYPES
+from .structure import plain_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,24 +36,20 @@ class _Rule(NamedTuple):
     says: str
 
 
-def _is_low(plan: Plan) -> bool:
-    return plan.low
-
-
 MIXED = r"same dtype|expected scalar type|[Ii]nput type .* and (weight|bias) type|mixed dtype"
 MISSING = r"BFloat16|Half|[Ll]ow precision"
 LOW_PATTERN = f"{MIXED}|{MISSING}"
 RULES = (
     _Rule(
         MIXED,
-        _is_low,
+        lambda plan: plan.low,
         ValueError,
         "precision={plan.precision!r}: {place} mixes {plan.precision} with another type, as of a buffer or "
         "of a tensor that it makes: {line}. {remedy}",
     ),
     _Rule(
         MISSING,
-        _is_low,
+        lambda plan: plan.low,
         ValueError,
         "precision={plan.precision!r}: {place} runs what PyTorch does not have in {plan.precision}: {line}. "
         "{remedy}",
@@ -173,21 +169,18 @@ def _place(error: BaseException, model: nn.Module) -> tuple[nn.Module, str]:
     found, place = model, plain_class(model).__name__
     for frame, line in traceback.walk_tb(error.__traceback__):
         module: Any = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and module in paths and not _of_torch(frame):
-            named = (
-                f'"{paths[module]}" ({plain_class(module).__name__})'
-                if paths[module]
-                else plain_class(module).__name__
-            )
+        if isinstance(module, nn.Module) and module in paths and not _is_of(frame, "torch."):
+            kind, path = plain_class(module).__name__, paths[module]
+            named = f'"{path}" ({kind})' if path else kind
             found, place = module, f"{named}, at {frame.f_code.co_filename}:{line},"
     return found, place
 
 
-def _of_torch(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("torch.")
+def _is_of(frame: FrameType, package: str) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(package)
 
 
 def is_ours(error: BaseException) -> bool:
     """Whether code of Unisono has raised it, not that of the model, its optimizer or PyTorch."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__", "")).startswith("unisono.")
+    return _is_of(frame, "unisono.")

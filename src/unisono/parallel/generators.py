@@ -70,10 +70,8 @@ class RngRegion:
         if self._kept is not None:
             return False
         seed = seed_of(int(torch.randint(2**62, (), device="cpu")), self._place)
-        generators = default_generators(self._device_type)
-        self._kept = [generator.get_state() for generator in generators]
-        for generator in generators:
-            generator.manual_seed(seed)
+        self._kept = [generator.get_state() for generator in default_generators(self._device_type)]
+        reseed(seed, self._device_type)
         return True
 
     def end(self) -> None:

@@ -7,25 +7,19 @@ overflows them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.torch_internals.training import copy_each_, multiply_each_
 
 from .graph.cut import Cut
 from .mesh import PlanMesh, group_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from .mesh import PlanMesh
-
 
 SUMS = "up::sums"
 
@@ -47,6 +41,19 @@ class TiedParameter(NamedTuple):
 def local(value: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, or the tensor itself."""
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that all ranks have whole, cut as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def wide_copy(parameter: Tensor) -> Tensor:
+    """Return a copy of this rank's part: in f32, or in the parameter's own type where that one holds more."""
+    value = local(parameter.detach())
+    return value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
 
 
 def gradient(parameter: Tensor) -> Tensor | None:

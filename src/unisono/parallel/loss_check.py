@@ -1,27 +1,39 @@
-"""Tries in the first step whether a loss is the mean of its parts, into which a plan cuts the rows.
+"""Refuses a loss that a plan would not train as one process does.
 
-The loss of some rows is compared with those of their parts, in several splits: one may hide the difference.
-It counts only where the order of the rows does not matter: then rows of the output belong to rows of the
-targets, and the loss draws no numbers.
+The first step tries whether it is the mean of its parts, into which a plan cuts the rows. The loss of some
+rows is compared with those of their parts, in several splits: one may hide the difference. It counts only
+where the order of the rows does not matter: then rows of the output belong to rows of the targets, and the
+loss draws no numbers.
+
+It may not take parameters beside the output of the model: its own, which nothing trains, or those that the
+plan cuts. On the tensor axis the gradients of parameters of the model that a loss takes are whole on every
+rank, those through the model are parts: no sum is right. In a pipeline the parameters of other stages are not
+there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from unisono.torch_internals.fake import is_fake
+from unisono.torch_internals.fsdp import GatheredParameter
+from unisono.torch_internals.training import hooks_of, sequence_of
 
 from .batches import rows_of
 from .generators import drawing
 from .graph.containers import mapped, tensors_in
-from .loss_weights import count_of, kept_of, mean, pair
-
-__all__ = ["LossCheck"]
+from .loss_weights import count, kept_of, mean, pair
+from .model_buffers import buffers_kept
 
 ROWS = 8  # that are tried
 SEED = 0x5EED
@@ -105,9 +117,9 @@ class LossCheck:
         if self._weigh == "counted":
             counts = [pair(self.loss(*part))[1] for part in (whole, *parts)]
             return [sum(values) if abs(counts[0] - sum(counts[1:])) < 0.5 else float("inf")]
-        count = count_of(self._weigh) if callable(self._weigh) else rows_of
-        ways = [[count(part[1] if callable(self._weigh) else list(part[1:])) for part in parts]]
-        if self._weigh is None:
+        weigh = self._weigh
+        ways = [[count(weigh(y)) if callable(weigh) else rows_of([y]) for _, y in parts]]
+        if weigh is None:
             ways.append(
                 [kept_of(part[1], self._ignored) * rows for part, rows in zip(parts, ways[0], strict=True)]
             )
@@ -123,9 +135,8 @@ def not_a_mean(problem: str) -> str:
         f"the loss is no mean of its parts, into which the plan cuts the rows: "
         f"{problem or 'another rank found it'}. "
         "Write parallelize(..., weigh=targets -> the number by which it divides), such as weigh=lambda "
-        "targets: "
-        'class_weights[targets].sum(); or weigh="counted", with a loss that returns (sum, count); or give '
-        'nn.CrossEntropyLoss(...) itself. weigh="rows" takes the mean of the parts, as DDP does'
+        'targets: class_weights[targets].sum(); or weigh="counted", with a loss that returns (sum, count); '
+        'or give nn.CrossEntropyLoss(...) itself. weigh="rows" takes the mean of the parts, as DDP does'
     )
 
 
@@ -169,17 +180,156 @@ def _untouched(loss: Any) -> Iterator[None]:
     """What the loss changes meanwhile is as before afterwards: attributes, buffers, Python's generators."""
     held = [*loss.modules()] if isinstance(loss, nn.Module) else [loss] if hasattr(loss, "__dict__") else []
     kept = [(vars(one), dict(vars(one))) for one in held]
-    buffers = [
-        (b, b.clone()) for one in held if isinstance(one, nn.Module) for b in one.buffers(recurse=False)
-    ]
     numbers = random.getstate(), np.random.get_state()
     try:
-        yield
+        with buffers_kept(one for one in held if isinstance(one, nn.Module)):
+            yield
     finally:
         random.setstate(numbers[0])
         np.random.set_state(numbers[1])
         for now, before in kept:
             now.clear()
             now.update(before)
-        for buffer, values in buffers:
-            buffer.copy_(values)
+
+
+# ---- parameters ----
+
+
+# the WrittenParameters of all runs: a loss may call their models
+OF_RUNS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class LossParameters:
+    """What a loss may not take.
+
+    Args:
+        sums: names of parameters whose gradients are summed over the tensor axis.
+        whole: ranks have whole parameters of the model, which the loss may take.
+    """
+
+    def __init__(self, model: nn.Module, sums: Iterable[str], tensor: int, *, whole: bool) -> None:
+        self._model, self._sums, self._tensor, self._whole = model, frozenset(sums), tensor, whole
+
+    def may_end(self, loss: object) -> bool:
+        """Whether one check is enough: a loss takes in later steps what it takes in the first one."""
+        own = loss.parameters() if isinstance(loss, nn.Module) else ()
+        return self._whole and not any(one.requires_grad and not _is_of_run(one) for one in own)
+
+    def begin(self) -> int:
+        """Note that the model has run, and the loss follows."""
+        return sequence_of(torch.zeros((), requires_grad=True).clone().grad_fn)
+
+    def check(self, loss: Tensor, begun: int, came: Sequence[Tensor] = ()) -> None:
+        """Follow `loss` back to what the model has computed.
+
+        Args:
+            begun: what `begin` returned.
+            came: from the stage before, which the model may return.
+        Raises:
+            ValueError: a parameter that is cut, or summed, or of the loss itself, is on the way.
+        """
+        for leaf in _leaves(loss, begun):
+            if not any(leaf is one for one in came):
+                self._refuse(leaf)
+
+    def _refuse(self, leaf: Tensor) -> None:
+        if leaf.is_meta:
+            raise ValueError(
+                "the loss takes a parameter of the model itself, which is on another stage of the pipeline. "
+                "Compute it in the forward of the model, and return it"
+            )
+        if not _is_of_run(leaf):
+            raise ValueError(
+                f"the loss takes a tensor of its own that requires a gradient, {list(leaf.shape)}, and no "
+                "rank would train it. Make it a parameter of the model, whose forward returns it or what "
+                "needs it; or, if it does not train, call requires_grad_(False) of it, or of its module"
+            )
+        for name, parameter in self._model.named_parameters():
+            if parameter is leaf and (name in self._sums or isinstance(leaf, DTensor)):
+                raise ValueError(
+                    f'the loss takes the parameter "{name}" itself, beside the output of the model, and '
+                    f"tensor={self._tensor} gives each rank a part of its gradient. Compute it in the "
+                    f'forward of the model, or write cuts={{"{name.rpartition(".")[0] or "*"}": "whole"}}'
+                )
+
+
+def _is_of_run(leaf: Tensor) -> bool:
+    """Whether a run trains it, or a plan has put another one in its place: then its gradient says so."""
+    hooks = hooks_of(leaf, "hooks of gradients") or {}
+    old = any(getattr(hook, "func", None) is refuse_replaced for hook in hooks.values())
+    return old or isinstance(leaf, GatheredParameter) or any(id(leaf) in run.numbers for run in OF_RUNS)
+
+
+@contextlib.contextmanager
+def replaced_parameters_raise(model: nn.Module) -> Iterator[None]:
+    """What is a parameter of `model` before the block, and none after it, raises RuntimeError in backward.
+
+    Example: w = model.head.weight before; a loss with w.pow(2) under Plan(data=2, zero=3).
+    """
+    before = [(name, weakref.ref(value), dict(vars(value))) for name, value in model.named_parameters()]
+    yield
+    named = dict(model.named_parameters(remove_duplicate=False))
+    now = {id(parameter) for parameter in named.values()}
+    for name, reference, attributes in before:
+        parameter, new = reference(), named.get(name)
+        for attribute, value in attributes.items() if new is not None and new is not parameter else ():
+            if not hasattr(new, attribute):
+                setattr(new, attribute, value)
+        if parameter is not None and parameter.requires_grad and id(parameter) not in now:
+            parameter.register_hook(partial(refuse_replaced, name))
+
+
+def refuse_replaced(name: str, _gradient: Tensor) -> None:
+    """The hook of a parameter that the model had before a plan has put another one in its place."""
+    raise RuntimeError(
+        f'a gradient came to the parameter "{name}" that the model had before parallelize: the plan has put '
+        "another one in its place, so this value is old, and nothing trains it. The loss, a hook or a "
+        "closure holds it: compute what needs it in the forward of the model, from the module's attribute, "
+        "and return it"
+    )
+
+
+# ---- the leaves of a loss ----
+
+
+class UnchangedLoss:
+    """A loss, called in steps without values; `restore` gives its own parameters the gradients that they had.
+
+    Attributes:
+        loss: the user's.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any]) -> None:
+        self.loss = loss
+        self._before: dict[Tensor, Tensor | None] = {}
+
+    def __call__(self, output: Any, targets: Any) -> Any:
+        value = self.loss(output, targets)
+        total = value[0] if isinstance(value, tuple) else value
+        if isinstance(total, Tensor):
+            for leaf in _leaves(total):
+                if not is_fake(leaf) and not leaf.is_meta:
+                    self._before.setdefault(leaf, leaf.grad)
+        return value
+
+    def restore(self) -> None:
+        """Call it after the last step."""
+        for leaf, grad in self._before.items():
+            leaf.grad = grad
+        self._before.clear()
+
+
+def _leaves(value: Tensor, begun: int = -2) -> Iterator[Tensor]:
+    """Yield the leaves of autograd's graph to which what was computed after `begun` leads."""
+    seen: set[Any] = {None}
+    left: list[Any] = [value.grad_fn]
+    while left:
+        function = left.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        leaf = getattr(function, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif sequence_of(function) > begun:
+            left += [before for before, _ in function.next_functions]

@@ -10,6 +10,8 @@ that is a mean over labels, some of which are ignored, needs the number of those
 | "tokens" | a mean over its labels that are not ignored |
 | a function of the targets | a mean over as many labels as it returns |
 | "counted" | a sum, which the loss returns with the number over which it is one: (sum, count) |
+
+Several calls of `step` that add up before one update are weighed as one large batch.
 """
 
 from __future__ import annotations
@@ -30,14 +32,13 @@ from .batches import fingerprint, micro_batches, rows_of, stand_in
 from .graph.containers import tensors_in
 
 if TYPE_CHECKING:
+    from .batches import DataComparison
     from .mesh import PlanMesh
-    from .same_data import DataComparison
+
 
 Weigh = Callable[[Any], "float | Tensor"] | str | None
 EVEN = 1e-9
 IGNORED = -100  # what PyTorch's losses and Hugging Face's models ignore
-
-
 WORDS = ("rows", "tokens", "counted")
 SUM = "sum"  # of a loss of PyTorch that says so
 
@@ -83,7 +84,7 @@ def resolved(weigh: Weigh, ignored: int, model: object, loss: object) -> Weigh:
     )
 
     def tokens(targets: Any) -> int:
-        labels = [t for t in tensors_in(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+        labels = _labels(targets)
         if not labels:
             raise ValueError(
                 'weigh="tokens" counts integer labels, and this batch has none; write weigh= as a function'
@@ -142,8 +143,7 @@ def own_loss(output: Any, _labels: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise TypeError(
             f"loss=None takes the loss of the model's output, and this {type(output).__name__} has none: "
-            "give "
-            'the model labels, as batch["labels"], or write loss=fn'
+            'give the model labels, as batch["labels"], or write loss=fn'
         )
     return found.reshape(())
 
@@ -157,10 +157,9 @@ def pair(value: Any) -> tuple[Tensor, float]:
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor)):
         raise TypeError(
             f'weigh="counted": the loss returned a {type(value).__name__}, expected (sum, count), a tensor '
-            "and the "
-            "number of labels in it"
+            "and the number of labels in it"
         )
-    return one_value(value[0]), count(value[1])
+    return _one_value(value[0]), count(value[1])
 
 
 def mean(value: Any) -> Tensor:
@@ -172,18 +171,12 @@ def mean(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(
             f"the loss returned a {type(value).__name__}, expected a tensor, the mean over the rows. One "
-            "that "
-            'returns (sum, count) needs parallelize(..., weigh="counted")'
+            'that returns (sum, count) needs parallelize(..., weigh="counted")'
         )
-    return one_value(value)
+    return _one_value(value)
 
 
-def one_value(value: Tensor) -> Tensor:
-    """A loss, which is one number.
-
-    Raises:
-        ValueError: it is several.
-    """
+def _one_value(value: Tensor) -> Tensor:
     if value.numel() != 1:
         raise ValueError(
             f"the loss returned {list(value.shape)} values, expected one: the mean over the rows, as of "
@@ -283,11 +276,9 @@ def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
         raise ValueError(
             f"this batch has ignored labels ({ignored}), more in some parts than in others: the mean of the "
             'parts\' means is not the mean over labels. Write parallelize(..., weigh="tokens") if the loss '
-            "divides by "
-            "the labels that are not ignored; weigh=lambda targets: the number by which it divides, such "
-            "as the sum "
-            f'of class weights, weight[targets[targets != {ignored}]].sum(); weigh="rows" if it is a mean '
-            f"over rows"
+            "divides by the labels that are not ignored; weigh=lambda targets: the number by which it "
+            f"divides, such as the sum of class weights, weight[targets[targets != {ignored}]].sum(); "
+            'weigh="rows" if it is a mean over rows'
         )
 
 
@@ -326,9 +317,9 @@ def _checked(table: Tensor, mesh: PlanMesh, *, forward: bool) -> list[int]:
     everyone = table.flatten()
     if bool((table != table[:1, :, :1]).any()):
         raise ValueError(
-            f"ranks of one pipeline, context or tensor group have different numbers of rows: "
-            f"{everyone.tolist()} on ranks 0 to "
-            f"{mesh.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
+            "ranks of one pipeline, context or tensor group have different numbers of rows: "
+            f"{everyone.tolist()} on ranks 0 to {mesh.plan.ranks - 1}. Give them the same part of each "
+            "batch; run.shard(loader) does"
         )
     empty = (everyone == 0).nonzero().flatten().tolist()
     if len(empty) == len(everyone):
@@ -348,10 +339,8 @@ def _check_alike(batch: Any, read: int, mesh: PlanMesh) -> None:
     if bool((table[..., 1] != table[0, 0, 1]).any()):
         raise ValueError(
             "the loss reads other numbers on some ranks than on others, such as a weight that the loop "
-            "changes: "
-            f"{table[..., 1].flatten().tolist()} on ranks 0 to {mesh.plan.ranks - 1}, as fingerprints. "
-            f"Change it on "
-            "all ranks alike"
+            f"changes: {table[..., 1].flatten().tolist()} on ranks 0 to {mesh.plan.ranks - 1}, as "
+            "fingerprints. Change it on all ranks alike"
         )
     for row, marks in enumerate(table[..., 0].tolist()):
         if len(set(marks)) > 1:
@@ -360,11 +349,6 @@ def _check_alike(batch: Any, read: int, mesh: PlanMesh) -> None:
                 f"ranks {first} to {first + together - 1} share their sequences, and have different "
                 "batches. Give each of them the same rows, whole; run.shard(loader) does"
             )
-
-
-def count_of(weigh: Callable[[Any], Any]) -> Callable[[Any], float]:
-    """The function of a user, checked."""
-    return lambda targets: count(weigh(targets))
 
 
 def count(given: object) -> float:
@@ -380,8 +364,65 @@ def count(given: object) -> float:
     return float(given)
 
 
+def _labels(targets: Any) -> list[Tensor]:
+    return [t for t in tensors_in(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+
+
 def kept_of(targets: Any, ignored: int) -> float:
     """The share of labels that are not ignored; 1.0 where targets have no labels."""
-    labels = [t for t in tensors_in(targets) if not t.is_floating_point() and t.dtype != torch.bool]
+    labels = _labels(targets)
     total = sum(label.numel() for label in labels)
     return sum(int((label != ignored).sum()) for label in labels) / total if total else 1.0
+
+
+# ---- several calls of a step ----
+
+
+class GradientAccumulation:
+    """The calls of `step` since the last update, which trains on their batches as on one.
+
+    The first call sets the unit: the rows or labels by which its losses are divided. Later calls divide by
+    the same number. What is added up is too large by (all rows or labels) / unit, and the update divides by
+    that. Example: 8 rows, then 4 rows: unit 8; the losses of the second call are divided by 8; the sum times
+    8 / 12 is the mean over all 12.
+
+    Args:
+        sums: losses are sums, which add up as they are.
+    Attributes:
+        calls: how many have added their gradients.
+    """
+
+    def __init__(self, *, sums: bool = False) -> None:
+        self.calls, self._sums = 0, sums
+        self._unit = self._total = 0.0
+        self._kept = (1.0, 1.0)  # the least and the largest share of labels that count, over all parts
+
+    def weights(self, cut: CutBatch) -> list[float]:
+        """The weight of each micro-batch of the next call, in units of the first call.
+
+        Raises:
+            ValueError: without `weigh`, this batch ignores another share of its labels than those before.
+        """
+        if self._sums:
+            return cut.weights
+        if self.calls == 0:
+            self._unit, self._total, self._kept = cut.total, 0.0, cut.kept
+            return cut.weights
+        check_even(min(self._kept[0], cut.kept[0]), max(self._kept[1], cut.kept[1]))
+        return [weight * cut.total / self._unit for weight in cut.weights]
+
+    def ratio(self, count: float) -> float:
+        """What the loss of the present call is multiplied by. `count`: its rows or labels, of all ranks."""
+        if count == 0:
+            raise ValueError("no label of this batch counts: the loss returned (sum, 0) for all of it")
+        return 1.0 if self._sums else self._unit / count
+
+    def add(self, count: float) -> float:
+        """Count the present call; return what all gradients so far are multiplied by."""
+        self.calls += 1
+        self._total += count
+        return 1.0 if self._sums else self._unit / self._total
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.calls = 0

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from unisono.torch_internals.training import module_at
 
+from .gradients import cut_like
 from .graph.fused import Split, like
 from .structure import entries
 
@@ -119,19 +119,16 @@ class Initializer:
         Args:
             kept: called with the first path and each new parameter, once its group is complete.
         """
-        made: dict[Tensor, Tensor] = {}  # what stands for it now: tied parameters stay one
-        for number, places in sorted(self._wanted(top.modules()).items()):
-            self._fill(number, places, made)
-            if kept is not None:
-                for first, value in {place.first: made[place.value] for place in places}.items():
-                    if isinstance(value, nn.Parameter):
-                        kept(first, value)
+        self.fill_own(top.modules(), kept)
 
-    def fill_own(self, modules: Iterable[nn.Module]) -> None:
+    def fill_own(self, modules: Iterable[nn.Module], kept: Kept | None = None) -> None:
         """Give these modules' own parameters and buffers their values, not those of modules in them."""
-        made: dict[Tensor, Tensor] = {}
+        made: dict[Tensor, Tensor] = {}  # what stands for it now: tied parameters stay one
         for number, places in sorted(self._wanted(modules).items()):
             self._fill(number, places, made)
+            for first, value in {place.first: made[place.value] for place in places}.items():
+                if kept is not None and isinstance(value, nn.Parameter):
+                    kept(first, value)
 
     def _wanted(self, modules: Iterable[nn.Module]) -> dict[int, list[_TensorSlot]]:
         """What has no values in these modules, by the group that makes them."""
@@ -283,8 +280,5 @@ def _unwritten(value: Tensor) -> bool:
 
 def _in_place_of(meta: Tensor, value: Tensor) -> Tensor:
     """Return the replacement of `meta`: a parameter if it is one, cut if it is cut."""
-    if isinstance(meta, DTensor):
-        value = distribute_tensor(value, meta.device_mesh, meta.placements, src_data_rank=None)
-    if not isinstance(meta, nn.Parameter):
-        return value
-    return like(meta, value)
+    value = cut_like(value, meta)
+    return like(meta, value) if isinstance(meta, nn.Parameter) else value

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import persistent
 
+from .arguments import agree, check_model, same_everywhere
 from .context.runtime import ContextModel
 from .experts.axis import ExpertAxis
 from .experts.spread import ExpertCheck, spread
 from .gradients import TiedParameter, sums_of, ties_of
 from .graph.capture import CaptureError
 from .graph.fused import split_
-from .loss_parameters import LossParameters
+from .loss_check import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
-from .model_buffers import ModelBuffers
-from .model_check import agree, check_model, same_everywhere
+from .model_buffers import ModelBuffers, sync_batch_norms
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
 from .pipeline.program_stage import ProgramStage, StagePrograms
@@ -35,7 +35,6 @@ from .sharded_parameters import TYPES, shard_units
 from .shared import Decision
 from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
-from .sync_batch_norm import sync_batch_norms
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
@@ -87,18 +86,18 @@ class ModelSetup:
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""
-        inside = [
-            (path, module) for path, module in self.model.named_modules() if module not in self.elsewhere
-        ]
-        return ModelBuffers(inside, self.structure.units if self.mesh.plan.recompute else (), mesh)
+        return ModelBuffers(self._inside, self.structure.units if self.mesh.plan.recompute else (), mesh)
+
+    @property
+    def _inside(self) -> list[tuple[str, nn.Module]]:
+        return [(path, one) for path, one in self.model.named_modules() if one not in self.elsewhere]
 
     @property
     def buffers(self) -> dict[str, Tensor]:
         """Every persistent buffer of this rank's stages by its name in the user's model."""
         return {
             f"{path}.{name}".lstrip("."): buffer
-            for path, module in self.model.named_modules()
-            if module not in self.elsewhere
+            for path, module in self._inside
             for name, buffer in module.named_buffers(recurse=False)
             if persistent(module, name)
         }
@@ -181,7 +180,8 @@ def set_up(
     built.seed, built.trial, built.region, built.decision = begun.drawn, trial, region, decision
     built.compared = compared
     _follow(built, context, sample)
-    built.experts, built.runtime.loss_parameters = axis, _loss_parameters(model, plan, decision)
+    sums, whole = [] if decision is None else decision.cut.sums, plan.tensor == plan.pipeline == 1
+    built.experts, built.runtime.loss_parameters = axis, LossParameters(model, sums, plan.tensor, whole=whole)
     built.runtime.runs_twice = axis is not None and axis.runs_twice
     if decision is not None:
         decision.note(model)
@@ -194,7 +194,8 @@ def _complete(built: ModelSetup, region: RngRegion | None) -> None:
     if isinstance(built.units, ReplicatedParameters):
         built.units.compress(built.named)
     if region is not None and built.mesh.plan.recompute:
-        _leave_regions(built.structure.units, region)
+        for unit in built.structure.units:  # the last recomputation may have ended within a region
+            unit.register_forward_pre_hook(lambda *_: region.forget())
 
 
 def _decided(
@@ -217,11 +218,6 @@ def _cut(model: nn.Module, decision: Decision, mesh: PlanMesh) -> RngRegion:
     return cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers, alone=alone)
 
 
-def _leave_regions(units: Sequence[nn.Module], region: RngRegion) -> None:
-    for unit in units:  # the last recomputation may have ended within a region
-        unit.register_forward_pre_hook(lambda *_: region.forget())
-
-
 def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:
     """Run the model by its programs from now on."""
     if context is None:
@@ -230,11 +226,6 @@ def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> Non
     units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
     context.follow(units, sample)
     built.runtime.context = context
-
-
-def _loss_parameters(model: nn.Module, plan: Plan, decision: Decision | None) -> LossParameters:
-    whole, sums = plan.tensor == plan.pipeline == 1, [] if decision is None else decision.cut.sums
-    return LossParameters(model, sums, plan.tensor, whole=whole)
 
 
 def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:

@@ -28,11 +28,14 @@ from unisono.errors import UnfitError
 from unisono.torch_internals.training import without_hooks
 
 from .generators import default_generators, drawing
-from .optimizer_step import ELEMENTWISE
-
-__all__ = ["OptimizerScope", "ScopeLimits", "limits_of", "refuse_closure", "scope_of", "takes_closure"]
+from .graph.containers import tensors_in
 
 VALUE, PARAMETER, ALL = range(3)
+# known as VALUE: the state of a parameter is numbers, and tensors that are cut as the parameter is
+ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.Adadelta, optim.Adagrad, optim.Adamax, optim.ASGD, optim.NAdam,
+    optim.RAdam, optim.RMSprop, optim.Rprop,
+)  # fmt: skip
 SIZES = {1: 8, 2: 6}  # the largest dimension of a stand-in, by its number of dimensions
 WIDE = {1: 32, 2: 130}  # some optimizers take small matrices for vectors
 STEPS, WIDE_STEPS = 12, 2
@@ -91,9 +94,8 @@ class ScopeLimits(NamedTuple):
             refuse_closure(optimizer)
         if self.part and found.scope == ALL:
             raise UnfitError(
-                f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a "
-                f"rank has "
-                f"{self.part}. {use}, or data= and zero=, where it sees all"
+                f"{name} looks at all parameters in a step, such as for a norm, and under {self.plan} a rank "
+                f"has {self.part}. {use}, or data= and zero=, where it sees all"
             )
         if self.part and found.draws:
             raise UnfitError(
@@ -108,14 +110,12 @@ class ScopeLimits(NamedTuple):
         if self.fused and found.cut:
             raise UnfitError(
                 f'{name} looks at whole matrices, and {self.plan} has cut "{self.fused}" into several. '
-                f"{use}, or "
-                f'write cuts={{"{self.fused}": "whole"}}'
+                f'{use}, or write cuts={{"{self.fused}": "whole"}}'
             )
         if found.unknown and (self.part or self.units or self.fused):
             warnings.warn(
-                f"{name} could not be tried on small parameters ({found.unknown}). If it looks at more "
-                f"than one "
-                f"value at a time, it may step otherwise than in one process under {self.plan}",
+                f"{name} could not be tried on small parameters ({found.unknown}). If it looks at more than "
+                f"one value at a time, it may step otherwise than in one process under {self.plan}",
                 stacklevel=2,
             )
 
@@ -240,7 +240,9 @@ class _ScopeTrial:
         every = [*_optimizers(optimizer)]
         memo: dict[int, Any] = {id(p): _stand_in(p, sizes) for one in every for p in _all(one)}
         shapes = {p.shape for one in every for p in _all(one)}
-        blanks = {id(t): _blank(t, sizes) for one in every for t in _tensors(vars(one)) if t.shape in shapes}
+        blanks = {
+            id(t): _blank(t, sizes) for one in every for t in tensors_in(vars(one)) if t.shape in shapes
+        }
         memo = blanks | memo | {id(one): object.__new__(type(one)) for one in every}
         for one in every:
             memo[id(one)].__dict__.update(copy.deepcopy(without_hooks(one), memo))
@@ -362,15 +364,6 @@ def _late(optimizer: Any) -> frozenset[str]:
 
 def _all(optimizer: Any) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _tensors(held: Any) -> Iterator[Tensor]:
-    """Tensors in nested dicts and lists."""
-    for value in held.values() if isinstance(held, dict) else held:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (dict, list, tuple)):
-            yield from _tensors(value)
 
 
 def _sizes(like: Tensor, sizes: dict[int, int]) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from .compression.reducer import Compression
-from .gradients import local
-from .replicated_parameters import BUCKET_BYTES, like
+from .gradients import local, wide_copy
+from .replicated_parameters import bucket_indices, like
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,33 +33,32 @@ MOMENTUM = "momentum_buffer"  # its key in SGD's state
 
 
 class DifferenceBucket:
-    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved."""
+    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved.
+
+    Attributes:
+        parts: of the buffer: the difference of each parameter.
+    """
 
     def __init__(self, parameters: list[Tensor], anchors: list[nn.Parameter], number: int) -> None:
         self.parameters, self.anchors, self.number = parameters, anchors, number
         self._flat = anchors[0].data.new_empty(sum(anchor.numel() for anchor in anchors))
         parts = self._flat.split([anchor.numel() for anchor in anchors])
-        self._parts = [part.view(anchor.shape) for part, anchor in zip(parts, anchors, strict=True)]
+        self.parts = [part.view(anchor.shape) for part, anchor in zip(parts, anchors, strict=True)]
         self._work: Any = None
-
-    @property
-    def parts(self) -> list[Tensor]:
-        """The difference of each parameter."""
-        return self._parts
 
     def begin(self, group: dist.ProcessGroup, compression: Compression | None) -> None:
         """Begin to average the differences over the replicas."""
         self.fill()
         label = f"bucket {self.number}"
         if compression is not None:
-            compression.begin(list(zip(self.parameters, self._parts, strict=True)), self._flat, label=label)
+            compression.begin(list(zip(self.parameters, self.parts, strict=True)), self._flat, label=label)
             return
         with record_function(f"up::meeting|{label}"):
             self._work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
 
     def fill(self) -> None:
         """Take how far the parameters of this rank have moved."""
-        for part, anchor, parameter in zip(self._parts, self.anchors, self.parameters, strict=True):
+        for part, anchor, parameter in zip(self.parts, self.anchors, self.parameters, strict=True):
             torch.sub(anchor, local(parameter), out=part)
 
     def finish(self) -> None:
@@ -67,7 +66,7 @@ class DifferenceBucket:
         work, self._work = self._work, None
         if work is not None:
             work.wait()
-        for part, anchor in zip(self._parts, self.anchors, strict=True):
+        for part, anchor in zip(self.parts, self.anchors, strict=True):
             anchor.grad = part
 
     def reset(self) -> None:
@@ -92,8 +91,11 @@ class OuterOptimizer:
         self._group, self._buffers = mesh.everyone.group("replica"), buffers
         self._names = list(trained)
         self._parameters = list(trained.values())
-        self._anchors = [nn.Parameter(_copy(parameter)) for parameter in self._parameters]
-        self._buckets = list(_buckets(self._parameters, self._anchors))
+        self._anchors = [nn.Parameter(wide_copy(parameter)) for parameter in self._parameters]
+        self._buckets = [
+            DifferenceBucket([self._parameters[i] for i in held], [self._anchors[i] for i in held], number)
+            for number, held in enumerate(bucket_indices(self._anchors))
+        ]
         options: Any = {"momentum": sgd.momentum, "nesterov": sgd.nesterov and sgd.momentum > 0}
         self._sgd = torch.optim.SGD(self._anchors, lr=sgd.rate, **options) if self._anchors else None
         self.compression: Compression | None = None
@@ -118,7 +120,10 @@ class OuterOptimizer:
         try:
             self._exchange()
         except BaseException:
-            self._reset()
+            if self.compression is not None:
+                self.compression.reset()
+            for bucket in self._buckets:
+                bucket.reset()
             raise
         if self._sgd is not None:
             self._sgd.step()
@@ -134,13 +139,6 @@ class OuterOptimizer:
             self.compression.finish()
         for bucket in self._buckets:
             bucket.finish()
-
-    def _reset(self) -> None:
-        """Clean up after a meeting that ended with an error."""
-        if self.compression is not None:
-            self.compression.reset()
-        for bucket in self._buckets:
-            bucket.reset()
 
     # ---- what is saved: the anchors are the parameters at a meeting ----
 
@@ -169,27 +167,3 @@ class OuterOptimizer:
         assert self._sgd is not None
         found: Tensor | None = self._sgd.state[anchor].get(MOMENTUM)
         return torch.zeros_like(anchor.data) if found is None else found
-
-
-def _copy(parameter: Tensor) -> Tensor:
-    """An anchor: in f32, or in the parameter's own type where that one holds more."""
-    value = local(parameter.detach())
-    return value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
-
-
-def _buckets(parameters: list[Tensor], anchors: list[nn.Parameter]) -> list[DifferenceBucket]:
-    """Cut them into buckets, each of one type and device, in their order."""
-    kinds: dict[Any, list[int]] = {}
-    for index, anchor in enumerate(anchors):
-        kinds.setdefault((anchor.dtype, anchor.device), []).append(index)
-    found: list[DifferenceBucket] = []
-    for indices in kinds.values():
-        held, nbytes = [], 0
-        for index in indices:
-            held.append(index)
-            nbytes += anchors[index].nbytes
-            if nbytes >= BUCKET_BYTES or index == indices[-1]:
-                mine = [parameters[i] for i in held], [anchors[i] for i in held]
-                found.append(DifferenceBucket(*mine, len(found)))
-                held, nbytes = [], 0
-    return found

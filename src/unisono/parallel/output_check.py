@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .pipeline.schedule import Schedule
     from .plan import Plan
 
-__all__ = ["OutputCheck"]
-
 ROWS = 4  # of a batch
 SEED = 0x5EED
 TOLERANCE = 1e-3  # of the largest value; what is right differs by 1e-6, what is wrong by 1e-1
@@ -84,7 +82,7 @@ class OutputCheck:
         """What has to be compared; None: nothing, or the plan has no such axis."""
         if check and (plan.pipeline > 1 or plan.context > 1):
             return cls(model, fill, structure.output)
-        if check is None and plan.pipeline > 1 and structure.given:
+        if check is None and plan.pipeline > 1 and structure.spreads:
             return cls(model, fill, structure.output, _PiecesProof(model, structure))
         return None
 
@@ -107,9 +105,9 @@ class OutputCheck:
             ValueError: the outputs differ.
         """
         few = cut_rows(inputs, 0, min(ROWS, rows_of([inputs])))
-        if self._proof is not None:
-            _raise_any(self._proof.wrong(few, self._copy), mesh)
-            if self._proof.holds_on_all(mesh):
+        if (proof := self._proof) is not None:
+            _raise_any(proof.wrong(few, self._copy), mesh)
+            if not any(on_every_rank(lambda: proof.differs, mesh.world)):
                 return
         outputs: list[Any] = []
 
@@ -209,10 +207,6 @@ class _PiecesProof:
 
     def _program(self, forward: Callable[[Any], Any], inputs: Any) -> Graph:
         return Recorder(self._shapes).run(self._shapes.model, inputs, forward)
-
-    def holds_on_all(self, mesh: PlanMesh) -> bool:
-        """Whether the programs are equal on all ranks."""
-        return not any(on_every_rank(lambda: self.differs, mesh.world))
 
 
 def _operators(graph: Graph) -> list[tuple[Any, ...]]:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from unisono.torch_internals.training import hooks_of, set_hooks
 
+from .gradients import cut_like
+
 if TYPE_CHECKING:
     from .plan import Plan
-
-__all__ = ["ParameterHooks"]
 
 OF_GRADIENTS, AFTER = "hooks of gradients", "hooks after gradients"
 OURS = __name__.partition(".")[0] + "."
@@ -88,11 +88,12 @@ class ParameterHooks:
                 continue
             hooks = [*kinds.get(OF_GRADIENTS, {}).values()]
             if hooks:
-                whole = _whole(parameter.grad) / scale
+                grad = parameter.grad
+                whole = (grad.full_tensor() if isinstance(grad, DTensor) else grad) / scale
                 for hook in hooks:
                     made = hook(whole)
                     whole = whole if made is None else made
-                parameter.grad = _part(whole * scale, parameter)
+                parameter.grad = cut_like(whole * scale, parameter)
             for hook in [*kinds.get(AFTER, {}).values()]:
                 with torch.enable_grad():
                     hook(parameter)
@@ -140,14 +141,3 @@ def _check(name: str, kind: str, plan: Plan, weigh: object) -> None:
             f'"{name}" has a hook of {function}, and {why}. Remove it: clip by Plan(clip=...), and multiply '
             "by a mask in the forward. Or use data= with zero=0"
         )
-
-
-def _whole(gradient: Tensor) -> Tensor:
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-
-
-def _part(whole: Tensor, parameter: nn.Parameter) -> Tensor:
-    """This rank's part of a gradient, which all ranks have whole."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -20,6 +20,7 @@ AUTOCAST_NEEDS = (
     ("keep_f32", (), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
     ("reduce", "f32", "its gradients are f32"),
 )
+_COUNTS = ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
 
 
@@ -146,7 +147,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UnfitError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
@@ -171,8 +172,7 @@ class Plan:
         self._check_context()
 
     def _check_types(self) -> None:
-        numbers = ("data", "tensor", "pipeline", "context", "zero", "micro_batches", "expert", "copy_every")
-        for name in (*numbers, *_OPTIONAL):
+        for name in ("zero", *_COUNTS, *_OPTIONAL):
             value = getattr(self, name)
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
@@ -193,11 +193,14 @@ class Plan:
             raise TypeError(f"Plan: cuts is {cuts!r}, expected a tuple of int or None")
 
     def _check_autocast(self) -> None:
-        for name, only, why in AUTOCAST_NEEDS:
-            if self.precision == "autocast" and getattr(self, name) != only:
-                raise UnfitError(
-                    f"Plan: precision='autocast' needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
-                )
+        if self.precision == "autocast":
+            self._check_needs("precision='autocast'", *AUTOCAST_NEEDS)
+
+    def _check_needs(self, what: str, *needs: tuple[str, object, str]) -> None:
+        """Refuse other settings beside `what`. needs: (name, the only value that goes with it, why)."""
+        for name, only, why in needs:
+            if getattr(self, name) != only:
+                raise UnfitError(f"Plan: {what} needs {name}={only!r}, not {getattr(self, name)!r}: {why}")
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -215,16 +218,13 @@ class Plan:
             raise TypeError(
                 f"Plan: swap is {self.swap!r}, expected 'disk', 'memory', a folder's name or None"
             )
-        for name, only, why in (
+        self._check_needs(
+            f"swap={self.swap!r}",
             ("tensor", 1, "parts of matrices are not swapped"),
             ("pipeline", 1, "stages are not swapped"),
             ("zero", 0, "what data ranks share is not swapped: each rank swaps all of its own"),
             ("precision", "f32", "low copies of parameters are not swapped"),
-        ):
-            if getattr(self, name) != only:
-                raise UnfitError(
-                    f"Plan: swap={self.swap!r} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
-                )
+        )
 
     def _check_schedule(self) -> None:
         split = self.schedule in SPLIT_BACKWARD and self.pipeline > 1
@@ -298,16 +298,13 @@ class Plan:
         if self.copies % self.expert:
             of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
             raise UnfitError(f"Plan: expert={self.expert} does not divide {of}")
-        for name, only, why in (
+        self._check_needs(
+            f"expert={self.expert}",
             ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
             ("compression", None, "it averages over all data ranks, and experts differ there"),
             ("local_steps", None, "replicas that train on their own exchange no rows"),
             ("elastic", False, "a rank that dies takes the only copy of its experts with it"),
-        ):
-            if getattr(self, name) != only:
-                raise UnfitError(
-                    f"Plan: expert={self.expert} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
-                )
+        )
         shards = self.shards * self.context if self.zero else 1
         if shards % self.expert and self.expert % shards:
             raise UnfitError(
@@ -323,18 +320,15 @@ class Plan:
             )
         if not self.elastic:
             return
-        for name, only, why in (
+        self._check_needs(
+            "elastic=True",
             ("tensor", 1, "a rank that dies takes the only copy of its part of each matrix with it"),
             ("pipeline", 1, "a rank that dies takes the only copy of its stage with it"),
             ("swap", None, "a newcomer gets values from memory"),
             ("compression", None, "what a rank has not sent yet is its own, and dies with it"),
             ("local_steps", None, "replicas that train on their own have no common state between meetings"),
             ("sync_batch_norm", False, "its sums are over fixed ranks"),
-        ):
-            if getattr(self, name) != only:
-                raise UnfitError(
-                    f"Plan: elastic=True needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
-                )
+        )
         if self.buffers == "own":
             raise UnfitError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
         if self.zero == 0 and self.low:
@@ -346,7 +340,8 @@ class Plan:
     def _check_context(self) -> None:
         if self.context == 1:
             return
-        for name, only, why in (
+        self._check_needs(
+            f"context={self.context}",
             (
                 "sequence",
                 False,
@@ -358,11 +353,7 @@ class Plan:
             ("compression", None, "what a rank has not sent yet is saved for data ranks only"),
             ("local_steps", None, "replicas meet over data ranks only"),
             ("elastic", False, "a rank that dies takes the only copy of its positions with it"),
-        ):
-            if getattr(self, name) != only:
-                raise UnfitError(
-                    f"Plan: context={self.context} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
-                )
+        )
 
     def resized(self, data: int) -> Plan:
         """The plan with so many data ranks. `shard` grows to the next number that divides them.

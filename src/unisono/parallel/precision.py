@@ -53,9 +53,8 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
                 f'are called, and not itself. Write "{path}.*"'
             )
         found |= called
-    found |= {
-        module: path for path, module in model.named_modules() if isinstance(module, BATCH_NORM) and path
-    }
+    modules = model.named_modules()
+    found |= {module: path for path, module in modules if path and isinstance(module, BATCH_NORM)}
     if found and plan.uneven_use:
         raise UnfitError(
             f'"{next(iter(found.values()))}" keeps f32, and its gradients are reduced by themselves, which '
@@ -116,7 +115,6 @@ class LossScaler:
         self.scale *= self.shrink
         if self.scale < 2.0**-14:
             raise FloatingPointError(
-                f"gradients still overflow with the loss scaled by {self.scale:.1e}: a parameter or a "
-                f"batch is not "
-                "finite, or the training diverged"
+                f"gradients still overflow with the loss scaled by {self.scale:.1e}: a parameter or a batch "
+                "is not finite, or the training diverged"
             )

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .model_setup import ModelSetup
     from .plan import Plan
 
-__all__ = ["joined", "prediction", "proved_schedule"]
-
 
 @contextlib.contextmanager
 def evaluating() -> Iterator[None]:
@@ -88,7 +86,8 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
     if mesh.plan.pipeline > 1:
         last = schedule(mesh.plan.schedule, mesh.plan.pipeline, 1, mesh.plan.chunks).rank_of[-1]
         source = mesh.peer(last)
-        error, template = broadcast_data((error, _template(result)), mesh.group("pipeline"), last)
+        template = mapped(result, lambda value: _Room(tuple(value.shape), value.dtype))
+        error, template = broadcast_data((error, template), mesh.group("pipeline"), last)
         given = tensors_in(result)
         result = mapped(template, lambda room: _sent(room, next(given, None), source, mesh), _Room)
     if error:
@@ -102,10 +101,6 @@ class _Room:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-
-def _template(result: Any) -> Any:
-    return mapped(result, lambda value: _Room(tuple(value.shape), value.dtype))
 
 
 def _sent(room: Any, value: Tensor | None, source: int, mesh: Any) -> Tensor:

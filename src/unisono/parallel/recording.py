@@ -16,8 +16,6 @@ from .graph.containers import strange_in, tensors_in
 from .graph.program import Graph, Ref
 from .program_state import FAR, ModuleSettings, set_counter
 
-__all__ = ["ModelRecorder"]
-
 TURNS = 3  # more runs of a model that changes itself: turns of up to four are seen
 
 

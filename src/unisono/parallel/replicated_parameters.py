@@ -30,7 +30,7 @@ from .compression.reducer import Compression
 from .gradients import gradient, local
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .experts.axis import ExpertAxis
     from .mesh import PlanMesh
@@ -161,7 +161,7 @@ class ReplicatedParameters:
         self._buckets = buckets_of(self.root, mesh, self._experts)
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
+            parameter.register_post_accumulate_grad_hook(partial(call_alive, counter, number))
             for number, bucket in enumerate(self._buckets)
             for parameter in bucket.parameters
         ]
@@ -229,7 +229,8 @@ class ReplicatedParameters:
             self._next += 1
 
 
-def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
+def call_alive(method: weakref.WeakMethod[Any], *args: Any) -> None:
+    """Call a method of an object that is still there: a hook that keeps nothing alive."""
     alive = method()
     if alive is not None:
         alive(*args)
@@ -251,42 +252,34 @@ def buckets_of(
     """
     if mesh.plan.copies == 1:
         return []
-    held = set() if experts is None else experts.parameters()
-    found = list(_buckets(root, mesh.group(axis), leave=held.union(leave)))
+    left, held = set(leave), set() if experts is None else experts.parameters()
+    named = [(name, value) for name, value in root.named_parameters() if value not in left]
+    trained = [(name, value) for name, value in named if value.requires_grad]
+    kinds = [(mesh.group(axis), [pair for pair in trained if pair[1] not in held], "")]
     if experts is not None and experts.mesh.plan.data > 1:
-        others = set(root.parameters()).difference(held).union(leave)
-        group = experts.mesh.group(axis)
-        found += _buckets(root, group, leave=others, first=len(found), of="experts, ")
+        kinds.append((experts.mesh.group(axis), [pair for pair in trained if pair[1] in held], "experts, "))
+    found: list[GradientBucket] = []
+    for group, some, of in kinds:
+        for indices in bucket_indices([value for _, value in some], backward=True):  # as backward comes to it
+            found.append(GradientBucket([some[index] for index in indices], len(found), group, of))
     return found
 
 
-def _buckets(
-    root: nn.Module, group: dist.ProcessGroup, *, leave: Container[nn.Parameter], first: int = 0, of: str = ""
-) -> Iterator[GradientBucket]:
-    """Cut what is trained into buckets, in the order in which backward comes to it: the last one first.
-
-    Args:
-        leave: parameters that are in no bucket.
-        first: number of the first bucket.
-        of: what its label in a trace begins with.
-    """
-    number = first
-    named = [(name, value) for name, value in root.named_parameters() if value not in leave]
-    named = [(name, value) for name, value in named if value.requires_grad]
-    for dtype in dict.fromkeys(value.dtype for _, value in named):
-        held: list[tuple[str, nn.Parameter]] = []
-        nbytes = 0
-        for name, value in reversed(named):
-            if value.dtype != dtype:
-                continue
-            held.append((name, value))
-            nbytes += local(value).nbytes
+def bucket_indices(values: Sequence[Tensor], *, backward: bool = False) -> Iterator[list[int]]:
+    """Yield the tensors of each bucket, of one type and device, in their order; backward: the last first."""
+    kinds: dict[Any, list[int]] = {}
+    for index, value in enumerate(values):
+        kinds.setdefault((value.dtype, value.device), []).append(index)
+    for indices in kinds.values():
+        held, nbytes = [], 0
+        for index in reversed(indices) if backward else indices:
+            held.append(index)
+            nbytes += local(values[index]).nbytes
             if nbytes >= BUCKET_BYTES:
-                yield GradientBucket(held, number, group, of)
-                held, nbytes, number = [], 0, number + 1
+                yield held
+                held, nbytes = [], 0
         if held:
-            yield GradientBucket(held, number, group, of)
-            number += 1
+            yield held
 
 
 def like(part: Tensor, parameter: Tensor) -> Tensor:

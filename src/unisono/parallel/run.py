@@ -19,36 +19,35 @@ from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.assignments import version_of
 from unisono.torch_internals.dtensor import handle_parts
 
-from .accumulation import GradientAccumulation
-from .arguments import check_gradients, check_trained, raise_changed, raise_written, two
-from .batches import RankBatches, rows_of
-from .checkpoint import RunState, WeightAverage, states
-from .checkpoint_folder import CheckpointWriter, newest
+from .arguments import check_gradients, two
+from .batches import DataComparison, RankBatches, rows_of
+from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, states
 from .compression.reducer import CompressionCheckpoint
 from .costs.forecast import StepForecast
 from .costs.forecast_check import ForecastCheck
 from .costs.link import Link
 from .explained_errors import explained
 from .failures import RunFailures
-from .fused_names import fused_layers
 from .generators import drawing, reseed, seed_of
 from .gradients import add_up, local, scale_, squared_norm
-from .hugging_face import save_pretrained, write_configuration
 from .layouts.shard import planned
 from .loss_check import LossCheck, not_a_mean
-from .loss_weights import SUM, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
-from .model_changes import ModelChanges
+from .loss_weights import SUM, GradientAccumulation, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
+from .model_changes import ModelChanges, TrainedFlags, check_trained, why_fixed
 from .model_setup import ModelSetup
-from .optimizer_groups import (
+from .optimizer_scope import limits_of
+from .optimizers import (
     Optimizer,
     Parameters,
     check_groups,
     extend_optimizers,
+    has_cut_parameters,
     make_optimizers,
     optimizers_of,
+    step,
+    steps_parts,
+    tell_of_hooks,
 )
-from .optimizer_scope import limits_of
-from .optimizer_step import has_cut_parameters, step, steps_parts, tell_of_hooks
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule, Span, Timeline
@@ -56,14 +55,12 @@ from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
 from .replicated_parameters import ReplicatedParameters
-from .same_data import DataComparison
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .trained_flags import TrainedFlags, why_fixed
-from .weights import blanks_of, copy_weights, export, places_in, weights_of
-from .written_parameters import WrittenParameters
+from .weights import copy_weights, export, fused_layers, save_pretrained, weights_of, write_configuration
+from .written_parameters import WrittenParameters, raise_written
 
 
 class Run:
@@ -264,15 +261,9 @@ class Run:
             alone = self._accumulation()
             made, work, total = self._work(batch, alone, train=False)
             loss, count, _ = self._built.runtime.run(made, work)
-            changed = self._statistics.changed()
-            name = self._statistics.lasting(changed)
             problem, tried = self._loss_problem()
-            changes = [name is not None, bool(problem), tried]
-            mean, _, count, moved = self._agree(loss, count, norm=False, changes=changes)
-            self._check_loss(problem, found=moved[1], tried=moved[2])
-            if moved[0]:
-                self._statistics.synchronize(changed)
-                raise_changed(name)
+            mean, count, moved = self._agree_unchanged(loss, count, [bool(problem), tried])
+            self._check_loss(problem, found=moved[0], tried=moved[1])
             return mean * alone.ratio(count if work.counts else total)
 
     def explain(self, link: Link | None = None) -> CommunicationReport:
@@ -332,12 +323,7 @@ class Run:
             self._confirm(work.micros, loss=False)
             self._built.runtime.run(made, work)
             result = joined(outputs, self._built, rows_of([inputs]))
-            changed = self._statistics.changed()
-            name = self._statistics.lasting(changed)
-            *_, moved = self._agree(0.0, 0.0, norm=False, changes=[name is not None, False])
-            if moved[0]:
-                self._statistics.synchronize(changed)
-                raise_changed(name)
+            self._agree_unchanged(0.0, 0.0, [])
             return result
 
     def weights(self) -> Iterator[tuple[str, Tensor | None]]:
@@ -375,9 +361,7 @@ class Run:
         if not (model is None or isinstance(model, nn.Module)):
             raise TypeError(f"copy_to: model is a {type(model).__name__}, expected an nn.Module, or None")
         self._check_settled("copy_to")
-        blanks = blanks_of(self._built)
-        places = places_in(model, blanks, self._built.names, self.mesh)
-        copy_weights(self.weights(), blanks, places, self.mesh)
+        copy_weights(self.weights(), model, self._built)
 
     def export(self, folder: str | Path, *, shard_bytes: int = 5_000_000_000) -> None:
         """Write safetensors in Hugging Face's layout, with the model's configuration if it has one.
@@ -405,7 +389,7 @@ class Run:
         """
         self._check_settled("save_pretrained")
         size = _bytes(shard_bytes)
-        save_pretrained(self.model, self.weights, blanks_of(self._built), Path(folder), size)
+        save_pretrained(self._built, self.weights, Path(folder), size)
 
     def save(
         self,
@@ -574,12 +558,8 @@ class Run:
             if self.swap is not None:
                 self.swap.check()
             if self._flags is None:
-                check_trained(
-                    self._named,
-                    self._trained,
-                    self._fixed,
-                    follows=self._outer is None and isinstance(self._built.units, ReplicatedParameters),
-                )
+                replicas = self._outer is None and isinstance(self._built.units, ReplicatedParameters)
+                check_trained(self._named, self._trained, self._fixed, follows=replicas)
             with planned(self.plan):
                 yield
         except BaseException as error:
@@ -769,7 +749,7 @@ class Run:
             self._built.decision.confirm(given for given, _ in micros)
 
     def _agree(
-        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool = True
+        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool
     ) -> tuple[float, float | None, float, list[bool]]:
         """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, the count.
         Also return whether some rank has these changes.
@@ -787,13 +767,29 @@ class Run:
         mean, squared, total, *moved = both.tolist()
         return mean, squared if wanted else None, total, [one > 0 for one in moved]
 
+    def _agree_unchanged(
+        self, loss: Tensor | float, count: float, changes: list[bool]
+    ) -> tuple[float, float, list[bool]]:
+        """The same after an evaluation, which may change no buffer that a checkpoint has."""
+        changed = self._statistics.changed()
+        name = self._statistics.lasting(changed)
+        changes = [name is not None, *changes]
+        mean, _, total, (wrong, *moved) = self._agree(loss, count, norm=False, changes=changes)
+        if wrong:
+            self._statistics.synchronize(changed)
+            what = f"buffer {name!r}" if name else "a buffer of another rank"
+            raise RuntimeError(
+                f"the evaluation has changed {what}. Call run.model.eval() before run.evaluate"
+            )
+        return mean, total, moved
+
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:
             return self.swap.squared_norm(self.plan.data)
         spread = {} if self.experts is None else {"spread": self.experts.spread}
         return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
 
-    def _update(self, squared: float | None, ratio: float = 1.0) -> None:
+    def _update(self, squared: float | None, ratio: float) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed.
 
         Args:
@@ -821,10 +817,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                if self._cut:
-                    step(optimizer)
-                else:
-                    optimizer.step()
+                step(optimizer, cut=self._cut)
 
     def _clear(self) -> None:
         self._accumulated.clear()

@@ -34,10 +34,9 @@ from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in
 from .plan import Plan
-from .recomputation import recompute
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
-from .unit_outputs import own_memory, shows_tensors
+from .unit_hooks import own_memory, recompute, shows_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,11 +153,6 @@ def _nbytes(module: nn.Module) -> int:
     return sum(local(parameter).nbytes for parameter in module.parameters())
 
 
-def scalars_of(root: nn.Module) -> set[nn.Parameter] | None:
-    """The parameters that `fully_shard` leaves whole; None: there are none."""
-    return {parameter for parameter in root.parameters() if _is_scalar(parameter)} or None
-
-
 def _is_scalar(parameter: nn.Parameter) -> bool:
     """Whether nothing of it can be cut: it has no dimension, no element, or is complex, which travels with
     no other type.
@@ -215,7 +209,7 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
-    plan, whole = mesh.plan, scalars_of(module)
+    plan, whole = mesh.plan, set(filter(_is_scalar, module.parameters())) or None
     if plan.zero == 0:
         fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy, ignored_params=whole)
         return
@@ -248,13 +242,6 @@ def _wrap_expert(module: nn.Module, mesh: PlanMesh) -> None:
         return Shard(fits[0])
 
     _wrap(module, mesh, policy, shard_placement_fn=place)
-
-
-def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
-    """Gather the next unit's parameters while one computes."""
-    fsdp.gather_ahead(root)
-    for unit, following in itertools.pairwise(units):
-        unit.set_modules_to_forward_prefetch([following])
 
 
 class ShardedParameters:
@@ -308,8 +295,10 @@ class ShardedParameters:
         self._scalars = self._scalar_buckets()
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
-        if self._units and mesh.axes.size(2) > 1:
-            _gather_ahead(self.root, self._units)
+        if self._units and mesh.axes.size(2) > 1:  # gather the next unit's parameters while one computes
+            fsdp.gather_ahead(self.root)
+            for unit, following in itertools.pairwise(self._units):
+                unit.set_modules_to_forward_prefetch([following])
 
     def _scalar_buckets(self) -> list[GradientBucket]:
         """Those of scalars, for one axis after the other."""

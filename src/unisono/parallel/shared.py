@@ -19,8 +19,6 @@ from .plan import Plan
 from .program_state import ModuleSettings, ProgramCache, kinds_of
 from .structure import ModelStructure, chained
 
-__all__ = ["Decision"]
-
 
 class Decision:
     """How the tensor axis cuts a model. All ranks get the same cut.

@@ -12,19 +12,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from .graph.capture import call
 from .graph.fused import has_hooks
 from .graph.layers import KINDS
 
-__all__ = ["ModelStructure", "chained", "entries", "identity", "run_pieces", "structure_of", "writes_input"]
-
-GIVE_LOGITS = (
-    "GPT2LMHeadModel",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-)  # of `transformers`
+# of `transformers`
+GIVE_LOGITS = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 def identity(output: Any) -> Any:
@@ -41,7 +36,8 @@ class ModelStructure:
         units: modules that run, whose parameters are gathered and reduced together.
         kinds: path of a module -> how the caller's `cuts` say that it is cut.
         output: of the model -> what the loss takes.
-        spreads: a tuple that a piece returns is the arguments of the next one, and not one argument.
+        spreads: the pieces are the caller's: a tuple that one returns is the arguments of the next one, and
+            not one argument.
     """
 
     pieces: list[nn.Module] = field(default_factory=list)
@@ -49,11 +45,6 @@ class ModelStructure:
     kinds: dict[str, str] = field(default_factory=dict)
     output: Callable[[Any], Any] = identity
     spreads: bool = False
-
-    @property
-    def given(self) -> bool:
-        """Whether the pieces are the caller's."""
-        return self.spreads
 
     def left_out(self, model: nn.Module) -> list[str]:
         """The parameters of a model that no piece has."""
@@ -171,3 +162,8 @@ def _paths(model: nn.Module, pattern: str, kind: str) -> list[str]:
     if not paths:
         raise ValueError(f'cuts: no module of {type(model).__name__} is called "{pattern}"')
     return paths
+
+
+def plain_class(model: nn.Module) -> type:
+    """The class that the user made; fully_shard puts one of its own before it."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))

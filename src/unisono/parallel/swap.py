@@ -7,15 +7,19 @@ finds its bytes again.
 
     forward: each unit in, out      backward: each unit in, its gradients to the store, out
     finish: each unit's gradients averaged over the data ranks      update: each unit in, stepped, out
+
+`Plan(swap=...)` has it in a run; `Swapped` trains a model by it in one process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -23,10 +27,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .batches import micro_batches as cut
+from .batches import rows_of
 from .gradients import norm_of, same_bits, sum_of_squares
+from .graph.capture import call
 from .graph.containers import tensors_in
-from .replicated_parameters import GradientBucket
+from .replicated_parameters import GradientBucket, call_alive
 from .spill import Disk, Host, Key, SpillStorage, is_spilled, mark_spilled, unmark_spilled
+from .structure import entries
+
+FORWARDS = 8  # at first, whose parameters are compared with the store
 
 
 def store_of(swap: str) -> SpillStorage:
@@ -235,9 +245,8 @@ class ParameterSwap:
             for p, value in values.items()
             if is_spilled(p) and p.device.type == "cpu"
         }
-        seen: dict[
-            tuple[nn.Parameter, str], tuple[Tensor, Tensor]
-        ] = {}  # where it is kept, and what stands for it
+        # where it is kept, and what stands for it
+        seen: dict[tuple[nn.Parameter, str], tuple[Tensor, Tensor]] = {}
         for parameter, number in self._number.items():
             for name, value in _state_of(optimizer, parameter):
                 seen[parameter, name] = self._store.view((number, name), value), value
@@ -284,13 +293,14 @@ class ParameterSwap:
     # ---- forward and backward ----
 
     def _hook_all(self) -> Iterator[Any]:
+        spill = partial(call_alive, weakref.WeakMethod(self._spill))
         for unit in self._units:  # before the caller's hooks, which may need the values
             before = self._before_use(unit)
             yield unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             yield unit.module.register_forward_hook(self._after_use(unit), always_call=True)
         for parameter in self._number:
             if parameter.requires_grad:
-                yield parameter.register_post_accumulate_grad_hook(_spilling(weakref.ref(self)))
+                yield parameter.register_post_accumulate_grad_hook(spill)
         yield self.root.register_forward_pre_hook(self._forward_begins, prepend=True)
         yield self.root.register_forward_hook(self._forward_ends, always_call=True)
 
@@ -480,17 +490,6 @@ def _on_stream(stream: Any, move: Callable[[Key, Tensor], None], key: Key, tenso
         move(key, tensor)
 
 
-def _spilling(swap: weakref.ref[ParameterSwap]) -> Callable[[Tensor], None]:
-    """A hook that keeps nothing alive: the hooks of a parameter are no part of its garbage collection."""
-
-    def spill(parameter: Tensor) -> None:
-        alive = swap()
-        if alive is not None:
-            alive._spill(parameter)
-
-    return spill
-
-
 class _GradientCallback(torch.autograd.Function):
     """The identity, with a callback when the gradient arrives."""
 
@@ -529,3 +528,91 @@ def _fill(tensor: Tensor) -> None:
     """Give an emptied tensor its memory back, without content."""
     unmark_spilled(tensor)
     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+
+
+# ---- in one process ----
+
+
+class Swapped:
+    """A model that trains with little memory, in one process. For several there is `Plan(swap=...)`.
+
+    Args:
+        model: an nn.Sequential, a model with containers of blocks, or one that a rule knows; other
+            parameters stay in memory during a step.
+        optimizer: makes the optimizer from all parameters. Each is stepped on its own, as torch.optim's
+            optimizers but LBFGS allow.
+        store: Disk(folder) or Host().
+        clip: largest global norm of gradients.
+        units: the modules to bring in one after the other; None: by the model's rule.
+    Attributes:
+        step_s: seconds of the last step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        loss: Callable[[Any, Any], Tensor],
+        store: SpillStorage | None = None,
+        clip: float | None = None,
+        units: Sequence[nn.Module] | None = None,
+    ) -> None:
+        self.model, self._loss, self._clip = model, loss, clip
+        self.optimizer = optimizer(list(model.parameters()))
+        modules = entries(model) if units is None else units
+        self._swap = ParameterSwap(model, modules, store or Disk())
+        self._swap.watched = FORWARDS
+        self.step_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of the last step in which compute waited for the store."""
+        return self._swap.waited_s
+
+    def mapped(self) -> AbstractContextManager[object]:
+        """Have the parameters and moments where the store has them, to be read or written there."""
+        return self._swap.mapped(self.optimizer)
+
+    def step(self, batch: tuple[Any, Any], *, micro_batches: int = 1) -> float:
+        """Train on one batch of (inputs, targets); return its mean loss.
+
+        The losses are bit for bit those of `optimizer.zero_grad(); loss.backward(); optimizer.step()` on the
+        same parts.
+        """
+        self._swap.check()
+        began, rows, mean = time.perf_counter(), rows_of(list(batch)), 0.0
+        self._swap.waited_s = 0.0
+        try:
+            for inputs, targets in cut(batch, micro_batches):
+                share = rows_of([inputs, targets]) / rows
+                given = (inputs,) if isinstance(inputs, list) else inputs
+                loss = self._loss(call(self.model, given), targets)
+                self._swap.before_backward(last=False)
+                (loss * share).backward()
+                mean += loss.item() * share
+            self._swap.finish()
+            self._swap.update(self.optimizer, self._factor())
+        except BaseException:
+            self._swap.reset()
+            raise
+        self.step_s = time.perf_counter() - began
+        return mean
+
+    def _factor(self) -> float:
+        if self._clip is None:
+            return 1.0
+        return min(1.0, self._clip / (math.sqrt(self._swap.squared_norm()) + 1e-6))
+
+    def close(self) -> None:
+        """Bring the parameters back into memory for good, and give the store up. The optimizer's state is
+        dropped.
+        """
+        self._swap.close()
+        self.optimizer.state.clear()
+
+    def __enter__(self) -> Swapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .gradients import local
+from .gradients import local, wide_copy
 from .replicated_parameters import like
 from .run import Run
-
-__all__ = ["EMA"]
 
 
 class EMA:
@@ -91,8 +89,7 @@ class EMA:
     def begin(self, trained: Mapping[str, nn.Parameter]) -> None:
         """Average these parameters, too, from their present values on: the run calls it."""
         for name, parameter in trained.items():
-            value = local(parameter.detach())
-            self._averages[name] = value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
+            self._averages[name] = wide_copy(parameter)
 
 
 def _check(run: object, decay: object) -> None:

@@ -1,12 +1,16 @@
 """The weights of a run, whole, one after the other on rank 0: by the names of the user's model.
 
-No rank holds more than one of them whole, but for what the caller keeps.
+No rank holds more than one of them whole, but for what the caller keeps. What Hugging Face's
+`save_pretrained` writes is streamed, too: a model of `transformers` gives its weights with its configuration,
+one of `peft` its adapters only. Neither library is imported here: the model brings it.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +22,14 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
-from .fused_names import FusedLayer, fused_layers
+from .graph.fused import Split
+from .structure import plain_class
 
 if TYPE_CHECKING:
-    from .mesh import PlanMesh
     from .model_setup import ModelSetup
 
-__all__ = ["FirstRankWriter", "blanks_of", "copy_weights", "export", "places_in", "weights_of"]
 
+Weights = Iterator[tuple[str, "Tensor | None"]]
 INDEX = "model.safetensors.index.json"  # Hugging Face's name
 
 
@@ -64,9 +68,7 @@ def blanks_of(built: ModelSetup) -> dict[str, Tensor]:
     return {name: value for name, value in pairs if value is not None}
 
 
-def weights_of(
-    built: ModelSetup, value_of: Callable[[nn.Parameter], Tensor]
-) -> Iterator[tuple[str, Tensor | None]]:
+def weights_of(built: ModelSetup, value_of: Callable[[nn.Parameter], Tensor]) -> Weights:
     """Yield the name and the value of each parameter and persistent buffer. All ranks iterate to the end.
 
     A value is whole and on the CPU on rank 0, and None on the others. Fused layers are as the user made them.
@@ -110,14 +112,12 @@ class _Joiner:
     """Puts the one in place of the several that stand for a fused layer."""
 
     def __init__(self, layers: list[FusedLayer]) -> None:
-        self._of = {
-            name: (layer, leaf) for layer in layers for leaf in layer.leaves for name in layer.parts(leaf)
-        }
+        self._of = parts_of(layers)
         self._parts: dict[str, dict[str, Tensor | None]] = {}
 
-    def take(self, name: str, value: Tensor | None) -> Iterator[tuple[str, Tensor | None]]:
+    def take(self, name: str, value: Tensor | None) -> Weights:
         """Take one; yield what is complete."""
-        layer, leaf = self._of.get(name, (None, ""))
+        layer, leaf, _ = self._of.get(name, (None, "", 0))
         if layer is None:
             yield name, value
             return
@@ -131,12 +131,7 @@ class _Joiner:
             yield whole, layer.join(there).contiguous() if there else None
 
 
-def export(
-    weights: Iterator[tuple[str, Tensor | None]],
-    folder: Path,
-    shard_bytes: int,
-    about: Callable[[], object] = lambda: None,
-) -> None:
+def export(weights: Weights, folder: Path, shard_bytes: int, about: Callable[[], object]) -> None:
     """Write weights as safetensors, in Hugging Face's layout. All ranks call this.
 
     Args:
@@ -145,7 +140,9 @@ def export(
     Raises:
         RuntimeError: rank 0 could not write; on all ranks.
     """
-    shards = _Shards(folder, shard_bytes, _safetensors())  # whose absence is an error before a byte moves
+    from safetensors.torch import save_file  # its absence is an error before a byte moves
+
+    shards = _Shards(folder, shard_bytes, save_file)
     writer = FirstRankWriter(folder)
     for name, value in weights:
         if value is not None:
@@ -223,46 +220,45 @@ class _Shards:
                 old.unlink(missing_ok=True)
 
 
-def _safetensors() -> Any:
-    from safetensors.torch import save_file
-
-    return save_file
-
-
 # ---- copies into a plain model ----
 
 
-Places = dict[str, list[Tensor]]
-
-
-def places_in(
-    model: nn.Module | None, blanks: Mapping[str, Tensor], names: Mapping[str, str], mesh: PlanMesh
-) -> Places:
-    """Where each weight goes in a plain model. All ranks call this.
+@torch.no_grad()
+def copy_weights(weights: Weights, model: nn.Module | None, built: ModelSetup) -> None:
+    """Fill a plain model of each rank. All ranks call this.
 
     Args:
+        weights: whole on rank 0, None on other ranks.
         model: None: this rank wants none.
-        blanks: each weight on the meta device, by its name.
-        names: every path of a parameter -> its name, where it is tied.
     Raises:
         ValueError: the model of some rank is another one; on all ranks.
     """
-    found: Places = {}
+    blanks, mesh = blanks_of(built), built.mesh
+    places: dict[str, list[Tensor]] = {}
 
     def find() -> None:
         try:
-            found.update({} if model is None else _places(model, blanks, names))
+            places.update({} if model is None else _places(model, blanks, built.names))
         except ValueError as error:
             raise ValueError(f"copy_to: the model of rank {dist.get_rank()} {error}") from error
 
     on_every_rank(find, mesh.everyone.world)
-    return found
+    for name, value in weights:
+        sent = torch.empty_like(blanks[name], device=mesh.axes.device_type)
+        if value is not None:
+            sent.copy_(value)
+        dist.broadcast(sent, src=0, group=mesh.everyone.world)
+        for place in places.get(name, ()):
+            place.copy_(sent)
 
 
-def _places(model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, str]) -> Places:
+def _places(
+    model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, list[Tensor]]:
+    """Where each weight goes in a plain model."""
     if any(isinstance(value, DTensor) for value in model.parameters()):
         raise ValueError("belongs to a run. Make another one as the first was made")
-    found: Places = {}
+    found: dict[str, list[Tensor]] = {}
     for path, value in model.state_dict(keep_vars=True).items():
         name = path if path in blanks else names.get(path, path)
         if name not in blanks:
@@ -281,23 +277,116 @@ def _places(model: nn.Module, blanks: Mapping[str, Tensor], names: Mapping[str, 
     return found
 
 
-@torch.no_grad()
-def copy_weights(
-    weights: Iterator[tuple[str, Tensor | None]],
-    blanks: Mapping[str, Tensor],
-    places: Places,
-    mesh: PlanMesh,
+# ---- what save_pretrained writes ----
+
+
+def save_pretrained(
+    built: ModelSetup, weights: Callable[[], Weights], folder: Path, shard_bytes: int
 ) -> None:
-    """Fill `places` of every rank. All ranks call this.
+    """See `Run.save_pretrained`. `weights`: of the run."""
+    model, blanks = built.model, blanks_of(built)
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    adapters = _adapters(model, blanks)
+    if adapters is None:
+        kept = ((name, value) for name, value in weights() if name not in ignored)
+        export(kept, folder, shard_bytes, lambda: write_configuration(model, folder))
+        return
+    found = {name: value for name, value in weights() if value is not None and name in adapters}
+    library: Any = model
+    writer = FirstRankWriter(folder)
+    writer.do(lambda: library.save_pretrained(folder, state_dict=found))
+    writer.end()
+
+
+def write_configuration(model: nn.Module, folder: Path) -> None:
+    """Write the model's configurations, as far as it has any, with the name of its class and its type."""
+    config: Any = copy.deepcopy(getattr(model, "config", None))
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [plain_class(model).__name__]
+        config.dtype = str(getattr(model, "dtype", torch.float32)).removeprefix("torch.")
+        config.save_pretrained(folder)
+    generation: Any = getattr(model, "generation_config", None)
+    if hasattr(generation, "save_pretrained"):
+        generation.save_pretrained(folder)
+
+
+def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None:
+    """The names of what a model of `peft` saves; None: it is a model of another kind.
+
+    Raises:
+        ValueError: it is a model of no kind that has `save_pretrained`.
+    """
+    peft: Any = sys.modules.get("peft")
+    if peft is not None and isinstance(model, peft.PeftModel):
+        asked = {id(blank): name for name, blank in blanks.items()}
+        states = [peft.get_peft_model_state_dict(model, dict(blanks), one) for one in model.peft_config]
+        return {asked[id(value)] for state in states for value in state.values() if id(value) in asked}
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"save_pretrained: the {plain_class(model).__name__} got adapters by add_adapter. Make it by "
+            "peft.get_peft_model, whose adapters are saved alone; or use run.state_dict()"
+        )
+    if not hasattr(getattr(model, "config", None), "save_pretrained"):
+        raise ValueError(
+            f"save_pretrained: a {plain_class(model).__name__} has no configuration of Hugging Face, which "
+            "from_pretrained needs. Use run.export(folder), or run.state_dict()"
+        )
+    return None
+
+
+# ---- fused layers ----
+
+
+class FusedLayer:
+    """One layer that several stand for.
 
     Args:
-        weights: whole on rank 0, None on other ranks.
+        path: of it.
+        names: of the several, in it.
+        sizes: output features of each.
+        leaves: parameter of the one -> of each of the several.
+        turned: the one is [in, out].
     """
-    for name, value in weights:
-        blank = blanks[name]
-        sent = torch.empty(blank.shape, dtype=blank.dtype, device=mesh.axes.device_type)
-        if value is not None:
-            sent.copy_(value)
-        dist.broadcast(sent, src=0, group=mesh.everyone.world)
-        for place in places.get(name, ()):
-            place.copy_(sent)
+
+    def __init__(
+        self, path: str, names: Iterable[str], sizes: Iterable[int], leaves: Mapping[str, str], turned: object
+    ) -> None:
+        self.path, self.names, self.sizes = path, tuple(names), tuple(sizes)
+        self.leaves, self.turned = dict(leaves), bool(turned)
+
+    def about(self) -> dict[str, Any]:
+        """Itself as JSON."""
+        return dict(vars(self))
+
+    def parts(self, leaf: str) -> list[str]:
+        """The names of what stands for a parameter of the one."""
+        return [f"{self.path}.{name}.{self.leaves[leaf]}" for name in self.names]
+
+    def cut(self, place: int, whole: Tensor) -> Tensor:
+        """What the several have of a parameter of the one: that at `place`."""
+        part: Tensor = whole.split(self.sizes, -1 if self.turned else 0)[place]
+        return part.t() if self.turned and part.dim() == 2 else part
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The parameter of the one, from those of the several."""
+        turned = [part.t() if self.turned and part.dim() == 2 else part for part in parts]
+        return torch.cat(turned, -1 if self.turned else 0)
+
+
+def fused_layers(model: nn.Module) -> list[FusedLayer]:
+    """The layers of a model for which several stand."""
+    return [
+        FusedLayer(path, module.names, module._sizes, module.fused, module._turned)
+        for path, module in model.named_modules()
+        if isinstance(module, Split)
+    ]
+
+
+def parts_of(layers: Iterable[FusedLayer]) -> dict[str, tuple[FusedLayer, str, int]]:
+    """Name of a parameter of one of the several -> (layer, parameter of the one, place in it)."""
+    return {
+        name: (layer, leaf, place)
+        for layer in layers
+        for leaf in layer.leaves
+        for place, name in enumerate(layer.parts(leaf))
+    }

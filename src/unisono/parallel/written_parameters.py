@@ -30,16 +30,14 @@ from unisono.torch_internals.fsdp import GatheredCopies
 from unisono.torch_internals.random_draws import draw_whole
 
 from .gradients import bits_of, local
-from .loss_parameters import OF_RUNS
+from .loss_check import OF_RUNS
 from .sharded_parameters import ShardedParameters
-from .swap import ParameterSwap
+from .swap import FORWARDS, ParameterSwap
 
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
 
-__all__ = ["WrittenParameters"]
-
-STEPS, FORWARDS = 3, 8  # of a run, in which bits are compared
+STEPS = 3  # of a run, in which bits are compared
 Sums = dict[str, int]
 REMEDY = (
     "Write no parameter in the forward: compute what it needs from the parameter (as "
@@ -205,3 +203,18 @@ class WrittenParameters:
         names = [*names]
         sums = [bits_of(local(self._named[name])).sum(dtype=torch.int64) for name in names]
         return dict(zip(names, torch.stack(sums).tolist() if sums else [], strict=True))
+
+
+def raise_written(name: str | None, lost: str) -> None:
+    """Raise, on all ranks, the error of a step whose forward has written what one process keeps otherwise.
+
+    Args:
+        name: a buffer that changed in both forwards of a unit.    lost: why a parameter is wrong now.
+    """
+    if lost:
+        raise RuntimeError(lost)
+    what = f"buffer {name!r}" if name else "a buffer of another rank"
+    raise RuntimeError(
+        f"recompute= runs each unit's forward again in backward, and has changed {what} twice. Leave out "
+        "recompute, or use a layer without such buffers, such as GroupNorm or LayerNorm"
+    )

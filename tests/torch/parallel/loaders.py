@@ -156,10 +156,8 @@ def check_whole_loaders_are_accepted(folder: Path) -> None:
 
 
 def check_a_rank_that_looks_alone_goes_on(folder: Path) -> None:
-    from unisono.parallel import same_data
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(same_data, "WAIT_S", 0.1)
+        patch.setattr("unisono.parallel.batches.WAIT_S", 0.1)
         run = run_of()
         batches = run.shard(list(loader()))
         if dist.get_rank() == 0:

@@ -23,7 +23,7 @@ _ROOMS = {
 _NAMES = {
     "checking": "engine.base.validation",
     "parallel.replicas": "parallel.replicated_parameters",
-    "parallel.swapped": "parallel.swapped_model",
+    "parallel.swapped": "parallel.swap",
     "parallel.tensor": "parallel.tensor_parallel",
     "parallel.units": "parallel.sharded_parameters",
     "parallel.watch": "parallel.step_trace",

@@ -12,7 +12,7 @@ from torch import nn
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
-from unisono.parallel.arguments import two
+from unisono.parallel.arguments import check_model, two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
 from unisono.parallel.graph.capture import Recorder, Shapes
@@ -22,10 +22,9 @@ from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_program import StageProgram, choose_starts
-from unisono.parallel.loss_parameters import UnchangedLoss
+from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
-from unisono.parallel.model_check import check_model
-from unisono.parallel.optimizer_groups import Parameters
+from unisono.parallel.optimizers import Parameters
 from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32

@@ -25,8 +25,7 @@ from unisono.parallel.graph.cut import Cut, ModuleMove
 from unisono.parallel.graph.fused import split_
 from unisono.parallel.graph.local_model import ModuleMoves, narrow_
 from unisono.parallel.graph.written import Written
-from unisono.parallel.optimizer_groups import optimizers_of
-from unisono.parallel.optimizer_step import chooses_lists
+from unisono.parallel.optimizers import chooses_lists, optimizers_of
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
 from unisono.torch_internals.training import module_at, next_sequence, sequence_of
 

@@ -19,7 +19,7 @@ from unisono.parallel.batches import cut_rows
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.shapes import model_copy
-from unisono.parallel.optimizer_groups import Parameters
+from unisono.parallel.optimizers import Parameters
 
 if TYPE_CHECKING:
     from .operator_prices import OperatorPrices

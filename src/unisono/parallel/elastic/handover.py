@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.parallel.model_check import describe
+from unisono.parallel.arguments import describe
 
 from .batches import DrawnOrder
 from .shards import HeldCopy

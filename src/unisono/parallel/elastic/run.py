@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from unisono.parallel.checkpoint import states
-from unisono.parallel.checkpoint_folder import path_of
+from unisono.parallel.checkpoint import path_of, states
 
 from .batches import ElasticBatches
 from .transactions import TransactionalRun

@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from unisono.engine.group.departure import Departure
 from unisono.errors import GroupError
-from unisono.parallel.checkpoint import states
-from unisono.parallel.checkpoint_folder import CheckpointWriter, newest
+from unisono.parallel.checkpoint import CheckpointWriter, newest, states
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.run import Run
 
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from unisono.parallel.loss_weights import Weigh
     from unisono.parallel.model_buffers import BufferKind
     from unisono.parallel.model_setup import ModelSetup
-    from unisono.parallel.optimizer_groups import Optimizer
+    from unisono.parallel.optimizers import Optimizer
     from unisono.parallel.plan import Plan
 
 __all__ = ["TransactionalRun"]

@@ -32,7 +32,7 @@ from unisono.parallel.graph.shapes import model_copy
 from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, relative_difference
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.structure import identity
-from unisono.parallel.unit_outputs import own_memory
+from unisono.parallel.unit_hooks import own_memory
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.training import module_at
 

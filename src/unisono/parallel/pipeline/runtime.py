@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from unisono.parallel.context.runtime import ContextModel
-    from unisono.parallel.loss_parameters import LossParameters
+    from unisono.parallel.loss_check import LossParameters
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.sharded_parameters import DataAxis
 

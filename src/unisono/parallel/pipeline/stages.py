@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from unisono.errors import UnfitError
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
-from unisono.parallel.plain_class import plain_class
+from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.plan import Plan
-from unisono.parallel.structure import ModelStructure, run_pieces
+from unisono.parallel.structure import ModelStructure, plain_class, run_pieces
 from unisono.torch.control_data import on_rank_0
 from unisono.torch_internals.random_draws import StandIn
 from unisono.torch_internals.training import module_at
@@ -222,7 +221,7 @@ def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> li
     """
     pieces = structure.pieces
     costs = [float("inf")] * len(pieces)
-    with torch.random.fork_rng(), _buffers_kept(pieces):
+    with torch.random.fork_rng(), buffers_kept(module for piece in pieces for module in piece.modules()):
         for _ in range(rounds):
             value = inputs
             for index, piece in enumerate(pieces):
@@ -238,18 +237,6 @@ def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> li
                 costs[index] = min(costs[index], time.perf_counter() - start)
                 value = mapped(value, lambda t: t.detach().requires_grad_(t.requires_grad))
     return costs
-
-
-@contextlib.contextmanager
-def _buffers_kept(pieces: Sequence[nn.Module]) -> Iterator[None]:
-    places = [
-        (module._buffers, leaf) for piece in pieces for module in piece.modules() for leaf in module._buffers
-    ]
-    kept = [(held, leaf, value, value.clone()) for held, leaf in places if (value := held[leaf]) is not None]
-    yield
-    with torch.no_grad():
-        for held, leaf, value, was in kept:
-            held[leaf] = value.copy_(was)
 
 
 def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:

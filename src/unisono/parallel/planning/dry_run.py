@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UnfitError
+from unisono.parallel.arguments import check_model
 from unisono.parallel.batches import rows_of, sizes
 from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.shapes import Shapes, may_be_packed, single_texts
 from unisono.parallel.graph.stage_program import StageProgram, choose_starts
-from unisono.parallel.model_check import check_model
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.schedule import schedule

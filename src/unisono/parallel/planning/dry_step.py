@@ -22,16 +22,20 @@ from unisono.parallel.gradients import local, squared_norm
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.graph.noted_call import gpu_attention
-from unisono.parallel.optimizer_groups import Parameters, optimizers_of
-from unisono.parallel.optimizer_step import chooses_lists, refuse_cut_parameters, steps_parts
+from unisono.parallel.optimizers import (
+    Parameters,
+    chooses_lists,
+    optimizers_of,
+    refuse_cut_parameters,
+    steps_parts,
+)
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
 from unisono.parallel.pipeline.schedule import Action, schedule
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import kept_in_f32
-from unisono.parallel.recomputation import recompute
 from unisono.parallel.sharded_parameters import apart, gathered_units, own_units
-from unisono.parallel.unit_outputs import own_memory
+from unisono.parallel.unit_hooks import own_memory, recompute
 from unisono.torch_internals.fake import is_about_data
 
 from .allocator import CachingAllocator, allowed
@@ -49,8 +53,6 @@ if TYPE_CHECKING:
 
     from .dry_context import DryContext
     from .task import TrainingTask
-
-__all__ = ["DryStep", "RankModel", "StepSize"]
 
 DryAxis = DryReplicas | DryShards | DrySwap
 Specs = tuple[TensorSpec, ...]
@@ -222,8 +224,7 @@ class DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            attention = gpu_attention(on_gpu=self._real)
-            with self._shapes.mode, self._watch, attention:
+            with self._shapes.mode, self._watch, gpu_attention(on_gpu=self._real):
                 yield
         except Exception as error:
             if is_about_data(error):
@@ -330,8 +331,7 @@ class DryStep:
         """What was reduced, which is counted already, as gradients."""
         for value in held.values():
             if value.requires_grad:
-                grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
-                value.grad = grad
+                value.grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
 
     def _optimizers(self, units: DryAxis, held: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""

@@ -16,9 +16,9 @@ from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.loss_parameters import UnchangedLoss
+from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import check_weigh
-from unisono.parallel.optimizer_groups import Optimizer
+from unisono.parallel.optimizers import Optimizer
 from unisono.parallel.plan import Plan
 from unisono.planner.cluster import Hosts
 from unisono.planner.planner import NoPlanFitsError

@@ -18,11 +18,11 @@ from unisono.parallel.graph.cut import Cut, KnownCuts
 from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.shapes import Shapes, searches_packed_texts, single_texts
 from unisono.parallel.loss_weights import own_loss
+from unisono.parallel.model_buffers import statistics_stand_apart
 from unisono.parallel.model_setup import forget_caches
-from unisono.parallel.optimizer_groups import Optimizer, Parameters
+from unisono.parallel.optimizers import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.structure import ModelStructure, structure_of
-from unisono.parallel.sync_batch_norm import statistics_stand_apart
 
 from .dry_tensor import cut_of_program
 from .memory_account import MemoryPeak
@@ -173,7 +173,7 @@ class TrainingTask:
     def changed_buffer(self, rows: int) -> str:
         """A buffer that a forward changes, which recomputation would change twice; "": there is none.
 
-        A BatchNorm moves its statistics in the first forward only: see recomputation.py.
+        A BatchNorm moves its statistics in the first forward only: see unit_hooks.py.
         """
         norms = {path: module for path, module in self.model.named_modules() if _counts_rows(module)}
         apart = {path for path, module in norms.items() if statistics_stand_apart(module)}

@@ -1,4 +1,4 @@
-"""Activation checkpointing of one unit: what backward finds, and what it computes again.
+"""The hooks around a unit's forward: activation checkpointing, and what other axes need of what it returns.
 
 `recompute=True` keeps a unit's inputs. `recompute="selective"` also keeps the results of matrix products,
 convolutions and attention: they take most of the time and a part of the memory. Source: Korthikanti et al.,
@@ -22,12 +22,10 @@ from unisono.errors import UnfitError
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode, arguments_of
 
-from .graph.containers import tensors_in
-from .plain_class import plain_class
+from .graph.containers import mapped, strange_in, tensors_in
+from .model_buffers import buffers_kept, statistics_stand_apart
 from .precision import BATCH_NORM
-from .sync_batch_norm import statistics_stand_apart
-
-__all__ = ["recompute"]
+from .structure import plain_class
 
 TAKEN = "_unisono_taken"  # the attribute of a unit while it runs
 DEAR = {
@@ -77,14 +75,8 @@ def _contexts(norms: list[nn.Module], selective: bool) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def _statistics_stay(norms: list[nn.Module], inner: Any = None) -> Iterator[None]:
     """The statistics of a BatchNorm are afterwards as they were before."""
-    moving = [norm for norm in norms if statistics_stand_apart(norm)]
-    before = [(buffer, buffer.clone()) for norm in moving for buffer in norm.buffers(recurse=False)]
-    try:
-        with inner or contextlib.nullcontext():
-            yield
-    finally:
-        for buffer, value in before:
-            buffer.data.copy_(value)  # no new version: autograd may have saved the buffer
+    with buffers_kept(filter(statistics_stand_apart, norms)), inner or contextlib.nullcontext():
+        yield
 
 
 def _kept(*_: Any, **__: Any) -> CheckpointPolicy:
@@ -119,3 +111,30 @@ def _draws(operator: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
         return False
     given = dict(zip((argument.name for argument in arguments_of(operator)), args, strict=False)) | named
     return bool(given.get("dropout_p", 0.0))
+
+
+# ---- what a unit returns ----
+
+
+def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
+    the tensor axis forbids it.
+    """
+    if any(map(training.is_view, tensors_in(output))):
+        return mapped(output, lambda tensor: tensor.clone() if training.is_view(tensor) else tensor)
+    return output
+
+
+def shows_tensors(module: nn.Module, _args: Any, output: Any) -> None:
+    """Refuse an output that hides its tensors, as a distribution does: fully_shard would begin no backward.
+
+    Raises:
+        ValueError: the text names the object.
+    """
+    if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors_in(output)):
+        for hiding in strange_in(output):
+            raise UnfitError(
+                f"{plain_class(module).__name__} returns a {type(hiding).__name__}, which hides its tensors, "
+                "so gradients would not be reduced. Return tensors in a tuple, dict or dataclass, and make "
+                'the object in the loss; or use zero=0 with precision="f32"'
+            )
