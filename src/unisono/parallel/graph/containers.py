@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,11 +96,9 @@ def rebuilt(thing: Any, parts: dict[Any, Any]) -> Any:
     if isinstance(thing, Mapping) and not isinstance(thing, MutableMapping):
         return thing
     changed = copy.copy(thing)
+    put = changed.__setitem__ if isinstance(thing, Mapping) else partial(object.__setattr__, changed)
     for key, part in parts.items():
-        if isinstance(thing, Mapping):
-            changed[key] = part
-        else:
-            object.__setattr__(changed, key, part)
+        put(key, part)
     return changed
 
 
